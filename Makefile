@@ -1,0 +1,51 @@
+# make demo       the debugger's main job on the embedded model, told as a story
+# make test       linters, types, architecture, and every test that takes no minutes
+# make test-all   the slow tests as well; those for a GPU or llama.cpp where there is one
+#
+# PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+QUICK := not slow and not gpu and not llamacpp
+# One thread a process: two workers and their ranks already fill a small machine. Nothing is to be downloaded.
+TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+PYTEST := $(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: demo test test-all lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	@$(BIN)/lockstep demo
+
+test: lint
+	@$(PYTEST) -m "$(QUICK)"
+
+test-all: lint
+	@$(PYTEST)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+# The stamps make the second run quick; what the project needs stands in pyproject.toml.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)

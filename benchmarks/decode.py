@@ -1,0 +1,145 @@
+"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU, one sequence.
+
+    python -m benchmarks.decode [--tp 1 2] [--steps 12] [--rounds 4] [--threads N] [--json]
+
+Every round runs each contender in turn, so that what else the machine does falls on all alike; the figure is
+the median over all rounds' tokens, measured where a user would (engine: at the host, the messages to the rank
+processes included; transformers: a forward with its own cache, and argmax). GB/s counts the weights' bytes,
+which a token reads once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks.model import half_billion
+from engine.client import Client
+from engine.config import EngineConfig
+from engine.sampling import Sampling
+
+PROMPT = list(range(100, 164))
+WARM_UP = 2
+
+#: Runs the prompt and so many tokens; returns the seconds of each token.
+Contender = Callable[[int], list[float]]
+
+
+def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], Contender]]:
+    """A running engine; called with whether statistics are on, a contender."""
+    config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=1)
+    client = Client(config, program="engine.rank")
+    client.load(path)
+
+    def contender(statistics_on: bool) -> Contender:
+        def run(steps: int) -> list[float]:
+            client.call("watch", statistics=statistics_on, full=[], last=[])
+            client.call("add", seq=0, ids=PROMPT, sampling=asdict(Sampling()))
+            seconds = []
+            for _ in range(1 + WARM_UP + steps):
+                started = time.perf_counter()
+                client.call("step", forced={}, pause=None)
+                seconds.append(time.perf_counter() - started)
+            client.call("remove", seq=0)
+            return seconds[1 + WARM_UP :]
+
+        return run
+
+    return client, contender
+
+
+def reference(path: Path) -> Contender:
+    """transformers with its defaults, in this process."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def run(steps: int) -> list[float]:
+        cache = DynamicCache(config=model.config)
+        logits = model(torch.tensor([PROMPT]), past_key_values=cache, logits_to_keep=1).logits
+        seconds = []
+        for _ in range(WARM_UP + steps):
+            started = time.perf_counter()
+            token = int(logits[0, -1].argmax())
+            logits = model(torch.tensor([[token]]), past_key_values=cache, logits_to_keep=1).logits
+            seconds.append(time.perf_counter() - started)
+        return seconds[WARM_UP:]
+
+    return run
+
+
+def measure(contenders: dict[str, Contender], steps: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds a token of each contender, in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        order = list(contenders) if turn % 2 == 0 else list(reversed(contenders))
+        for name in order:
+            seconds[name] += contenders[name](steps)
+    return seconds
+
+
+def report(seconds: dict[str, list[float]], weight_bytes: int, baseline: str) -> list[dict[str, Any]]:
+    """One row a contender: milliseconds a token (median, least), GB/s, speed over the baseline's."""
+    base = statistics.median(seconds[baseline])
+    rows = []
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        rows.append({
+            "name": name, "ms": round(1e3 * median, 1), "least_ms": round(1e3 * min(values), 1),
+            "gb_per_s": round(weight_bytes / median / 1e9, 2), "speed": round(base / median, 2),
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="in all, for each contender")
+    parser.add_argument("--directory", type=Path, help="where the checkpoint is made (default: the temp dir)")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    path = half_billion(arguments.directory)
+    torch.set_num_threads(arguments.threads)
+    contenders: dict[str, Contender] = {"transformers": reference(path)}
+    clients = []
+    for tp in arguments.tp:
+        client, contender = engine(path, tp, arguments.threads)
+        clients.append(client)
+        contenders[f"lockstep tp={tp}"] = contender(False)
+        contenders[f"lockstep tp={tp}, statistics"] = contender(True)
+    try:
+        seconds = measure(contenders, arguments.steps, arguments.rounds)
+    finally:
+        for client in clients:
+            client.close()
+    weight_bytes = 2 * (path / "model.safetensors").stat().st_size  # bfloat16 on disk, float32 in memory
+    rows = report(seconds, weight_bytes, "transformers")
+    if arguments.json:
+        json.dump({"threads": arguments.threads, "rows": rows}, sys.stdout, indent=1)
+        return
+    print(f"{arguments.threads} threads, load average {os.getloadavg()[0]:.1f}")
+    for row in rows:
+        print(
+            "{name:28} {ms:7.1f} ms/token (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  {speed:.2f} x".format(
+                **row
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

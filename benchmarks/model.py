@@ -1,0 +1,39 @@
+"""The model that is measured: Qwen2.5-0.5B's shape with random weights, written once to a directory.
+
+The real configuration is read from `../shared/data/qwen2.5-0.5b-instruct` where it is at hand; the numbers
+below are the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+REAL = Path(__file__).parents[2] / "shared" / "data" / "qwen2.5-0.5b-instruct"
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+    "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "bos_token_id": 151643, "eos_token_id": 151645,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}  # fmt: skip
+
+
+def half_billion(directory: Path | None = None, **changes: Any) -> Path:
+    """The checkpoint in bfloat16 (1 GB), made if it is not there; `changes` make another shape of it."""
+    name = "lockstep-bench-0.5b" + "".join(f"-{key}-{value}" for key, value in sorted(changes.items()))
+    path = (directory or Path(tempfile.gettempdir())) / name
+    if not (path / "model.safetensors").is_file():
+        config = AutoConfig.from_pretrained(REAL) if REAL.is_dir() else Qwen2Config(**SHAPE)
+        for key, value in changes.items():
+            setattr(config, key, value)
+        if changes:
+            config.layer_types = None  # one for each layer: of the wrong number now
+            config = type(config)(**{k: v for k, v in config.to_dict().items() if k != "layer_types"})
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+    return path

@@ -1,0 +1,152 @@
+"""What taps cost a decode step: off, off in code that has no tap checks at all, and statistics of every tap.
+
+    python -m benchmarks.taps [--rounds 8] [--steps 10] [--full] [--json]
+
+The code without checks is the engine's own, with every `if self.tap_…:` cut out of its syntax tree. The three
+take turns in one process on the same weights, on one thread; the figure is the median of the processor time a
+step, which other processes disturb less than the wall clock. By default the model has the 0.5B shape's 24
+layers but a fifteenth of its width, so that the work between the taps is small; `--full` takes the 0.5B shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import os
+import statistics
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from benchmarks.model import half_billion
+from engine import model
+from engine.comm import Comm
+from engine.config import EngineConfig
+from engine.layers import attention, embedding, linear, mlp
+from engine.loading import Loader
+from engine.rules import CORRECT
+from engine.runner import Runner
+from engine.sampling import Sampling
+from engine.taps.hub import CapturePolicy
+
+MODULES = (model, attention, embedding, linear, mlp)
+NARROW = {"hidden_size": 64, "intermediate_size": 320, "num_attention_heads": 4, "vocab_size": 4096}
+PROMPT = list(range(100, 164))
+
+
+class _WithoutTaps(ast.NodeTransformer):
+    """Cuts out `if self.tap_…:`."""
+
+    def __init__(self) -> None:
+        self.cut = 0
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        """An `if` whose test is a tap of self is dropped with all that hangs on it."""
+        test = node.test
+        if isinstance(test, ast.Attribute) and test.attr.startswith("tap"):
+            self.cut += 1
+            return None
+        return self.generic_visit(node)
+
+
+def _stripped(module: ModuleType) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """(class, method name, method without taps) of every method of a module's classes that has any."""
+    for owner in vars(module).values():
+        if not inspect.isclass(owner) or owner.__module__ != module.__name__:
+            continue
+        for name, method in list(vars(owner).items()):
+            if not inspect.isfunction(method):
+                continue
+            tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+            cutter = _WithoutTaps()
+            cutter.visit(tree)
+            if cutter.cut:
+                scope: dict[str, Any] = {}
+                exec(compile(ast.fix_missing_locations(tree), module.__name__, "exec"), vars(module), scope)
+                yield owner, name, scope[name]
+
+
+@contextmanager
+def no_taps() -> Iterator[int]:
+    """The layers without tap checks, while the block lasts; gives the number of methods changed."""
+    changed = [
+        (owner, name, getattr(owner, name), bare) for m in MODULES for owner, name, bare in _stripped(m)
+    ]
+    for owner, name, _, bare in changed:
+        setattr(owner, name, bare)
+    try:
+        yield len(changed)
+    finally:
+        for owner, name, original, _ in changed:
+            setattr(owner, name, original)
+
+
+def steps(runner: Runner, count: int, statistics_on: bool) -> list[float]:
+    """Processor seconds of so many decode steps."""
+    runner.reset(CORRECT)
+    runner.watch(CapturePolicy(statistics=statistics_on))
+    runner.add(0, PROMPT, Sampling())
+    for _ in range(3):
+        runner.step()
+    seconds = []
+    for _ in range(count):
+        started = time.process_time()
+        runner.step()
+        seconds.append(time.process_time() - started)
+    return seconds
+
+
+def measure(runner: Runner, rounds: int, count: int) -> dict[str, list[float]]:
+    """Processor seconds a step of the three, in turns."""
+    seconds: dict[str, list[float]] = {"no tap checks": [], "taps off": [], "statistics": []}
+    for _ in range(rounds):
+        with no_taps() as methods:
+            assert methods >= 8, f"only {methods} methods have taps: the search for them is broken"
+            seconds["no tap checks"] += steps(runner, count, False)
+        seconds["taps off"] += steps(runner, count, False)
+        seconds["statistics"] += steps(runner, count, True)
+    return seconds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--full", action="store_true", help="the whole 0.5B shape (2 GB of memory)")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    config = EngineConfig(max_tokens=512, max_sequences=1)
+    loader = Loader(half_billion(**({} if arguments.full else NARROW)), config, Comm())
+    runner = Runner(loader.model, config, Comm(), CORRECT, loader)
+    seconds = measure(runner, arguments.rounds, arguments.steps)
+    off = statistics.median(seconds["taps off"])
+    rows = [
+        {
+            "name": name,
+            "ms": round(1e3 * statistics.median(values), 3),
+            "of_off": round(statistics.median(values) / off, 3),
+        }
+        for name, values in seconds.items()
+    ]
+    if arguments.json:
+        json.dump(rows, sys.stdout, indent=1)
+        return
+    print(f"{len(runner.specs)} taps, one thread, load average {os.getloadavg()[0]:.1f}")
+    for row in rows:
+        print(f"{row['name']:16} {row['ms']:9.3f} ms/step  {row['of_off']:.3f} x taps off")
+
+
+if __name__ == "__main__":
+    main()

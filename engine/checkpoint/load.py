@@ -1,0 +1,210 @@
+"""From a checkpoint to one rank's tensors, one at a time: peak memory is the shards and one tensor.
+
+    for name, tensor in shards_of(source, model, tp, rank, dtype="bfloat16", device="cuda:0"):
+        parameters[name].copy_(tensor)
+
+With `shards_of` every rank reads its own slices; with `rank0_shards` rank 0 reads and the others receive.
+Both yield the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from engine import shards
+from engine.checkpoint.source import Source
+from engine.config import DTYPES, DType, ModelConfig
+from engine.errors import CheckpointError
+from engine.shards import Shard
+from engine.text import printable
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+Plan = Callable[[str, ModelConfig, int, int], Shard]
+Keep = Callable[[str], bool]
+Transform = Callable[[str, torch.Tensor], torch.Tensor]
+Named = tuple[str, torch.Tensor]
+
+_SHOWN = 5
+
+
+def keep_all(name: str) -> bool:
+    """The default `keep`: every parameter is loaded."""
+    return True
+
+
+def unchanged(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The default `transform`: tensors are used as they are in the checkpoint."""
+    return tensor
+
+
+def verify(source: Source, model: ModelConfig) -> tuple[str, ...]:
+    """Hold the checkpoint's tensors against the configuration, reading headers only.
+
+    One CheckpointError names what is missing, unexpected, misshapen or of a dtype that cannot be loaded (the
+    first few of each). Returns notes on what is ignored, as transformers ignores it: rotary frequencies that
+    old versions saved, and an lm_head beside tied embeddings.
+    """
+    expected = shards.parameters(model)
+    names = source.names()
+    surplus = names - expected.keys()
+    ignored = {name for name in surplus if _ignorable(name, model)}
+    problems = [
+        *_listed("missing", sorted(expected.keys() - names), lambda n: f"{n} {list(expected[n])}"),
+        *_listed(
+            "unexpected",
+            sorted(surplus - ignored),
+            lambda n: f"{printable(n)} (in {source.info(n).file.name})",
+        ),
+        *_listed(
+            "misshapen",
+            [n for n in expected if n in names and source.info(n).shape != expected[n]],
+            lambda n: (
+                f"{n} is {list(source.info(n).shape)} in {source.info(n).file.name}, "
+                f"the configuration expects {list(expected[n])}"
+            ),
+        ),
+        *_listed(
+            f"not {', '.join(DTYPES)}",
+            [n for n in expected if n in names and source.info(n).dtype not in DTYPES],
+            lambda n: f"{n} is {source.info(n).dtype} in {source.info(n).file.name}",
+        ),
+    ]
+    if problems:
+        where = sorted({str(source.info(name).file.parent) for name in names})[:1] or ["the checkpoint"]
+        hint = _hint(expected.keys() - names, surplus)
+        raise CheckpointError(
+            f"{where[0]}: tensors do not fit config.json ({model.family}): {'; '.join(problems)}{hint}"
+        )
+    return tuple(f"ignored {printable(name)}: {_ignorable(name, model)}" for name in sorted(ignored))
+
+
+def shards_of(
+    source: Source,
+    model: ModelConfig,
+    tp: int,
+    rank: int,
+    *,
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    keep: Keep = keep_all,
+    plan: Plan = shards.plan,
+    transform: Transform = unchanged,
+) -> Iterator[Named]:
+    """This rank's part of each parameter that `keep` accepts: (Hugging Face name, tensor), in forward order.
+
+    Reads only the slices that `plan` names. Each tensor is converted to `dtype`, moved to `device`, then
+    passed through `transform`. Verifies the checkpoint at once, before the first tensor is asked for.
+    """
+    verify(source, model)
+
+    def each() -> Iterator[Named]:
+        for name in filter(keep, shards.parameters(model)):
+            shard = plan(name, model, tp, rank)
+            yield name, transform(name, _read(source, name, shard, dtype, device))
+
+    return each()
+
+
+def rank0_shards(
+    source: Source | None,
+    model: ModelConfig,
+    tp: int,
+    rank: int,
+    *,
+    send: Callable[[torch.Tensor, int], None],
+    recv: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    keep: Keep = keep_all,
+    plan: Plan = shards.plan,
+    transform: Transform = unchanged,
+) -> Iterator[Named]:
+    """Like `shards_of`, but only rank 0 has a `source`: it reads each shard and sends it to its rank.
+
+    `send(tensor, rank)` must have copied the contiguous tensor when it returns; `recv(shape, dtype)` gives
+    the tensor that rank 0 sent, on `device`. Both sides go through the parameters in the same order and skip
+    empty shards. Rank 0 holds its shards and one more at a time.
+    """
+    if (rank == 0) != (source is not None):
+        raise ValueError(
+            f"rank {rank} {'needs a' if rank == 0 else 'must not have a'} source: rank 0 reads for all"
+        )
+    if source is not None:
+        verify(source, model)
+
+    def each() -> Iterator[Named]:
+        for name in filter(keep, shards.parameters(model)):
+            if source is not None:
+                mine = _read_and_send(
+                    source, name, [plan(name, model, tp, r) for r in range(tp)], send, dtype, device
+                )
+            else:
+                mine = _receive(plan(name, model, tp, rank).local_shape, recv, dtype, device)
+            yield name, transform(name, mine)
+
+    return each()
+
+
+def _read(source: Source, name: str, shard: Shard, dtype: DType, device: torch.device | str) -> torch.Tensor:
+    span = None if shard.dim is None else shard.span
+    return source.read(name, shard.dim, span).to(device=device, dtype=TORCH_DTYPES[dtype])
+
+
+def _read_and_send(
+    source: Source,
+    name: str,
+    plans: Sequence[Shard],
+    send: Callable[[torch.Tensor, int], None],
+    dtype: DType,
+    device: torch.device | str,
+) -> torch.Tensor:
+    """Rank 0's own shard, after every other rank was sent its one."""
+    mine = tensor = _read(source, name, plans[0], dtype, device)
+    for rank in range(1, len(plans)):
+        if plans[rank] != plans[rank - 1]:  # neighbours that hold the same shard are sent the same tensor
+            tensor = _read(source, name, plans[rank], dtype, device)
+        if tensor.numel():
+            send(tensor, rank)
+    return mine
+
+
+def _receive(
+    shape: tuple[int, ...],
+    recv: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
+    dtype: DType,
+    device: torch.device | str,
+) -> torch.Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device)
+    return recv(shape, TORCH_DTYPES[dtype])
+
+
+def _ignorable(name: str, model: ModelConfig) -> str:
+    """Why a tensor that is no parameter may stay unread; empty where it may not."""
+    if name.endswith("rotary_emb.inv_freq"):
+        return "rotary frequencies are computed from the configuration"
+    if name == "lm_head.weight" and model.tie_embeddings:
+        return "config.json ties the head to the embedding"
+    return ""
+
+
+def _listed(what: str, names: Sequence[str], describe: Callable[[str], str]) -> list[str]:
+    """At most one sentence: how many tensors have the problem, and the first few of them."""
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(describe(name) for name in names[:_SHOWN])}{more}"]
+
+
+def _hint(missing: set[str], surplus: set[str]) -> str:
+    """What most likely happened, for the mistakes that are made again and again."""
+    if any(f"model.{name}" in missing for name in surplus):
+        return ". The names lack `model.`: saved from the bare model, without its head; save the whole model"
+    if missing == {"lm_head.weight"}:
+        return ". If the head shares the embedding, config.json must say tie_word_embeddings: true"
+    if any(name.endswith((".qweight", ".weight_scale", ".scales")) for name in surplus):
+        return ". The weights are quantised; use the original ones"
+    return ""

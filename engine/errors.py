@@ -1,0 +1,27 @@
+"""The engine's errors: each says what, where, and what to do next (torch-free)."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of every error that the engine raises on purpose."""
+
+
+class ConfigError(EngineError, ValueError):
+    """A configuration that cannot work; the message names the numbers that would."""
+
+
+class CheckpointError(EngineError):
+    """A checkpoint that cannot be loaded; the message names the file, the tensor, what was expected."""
+
+
+class RequestError(EngineError, ValueError):
+    """A prompt or command that cannot be served (empty, too long, ids out of range, no free blocks)."""
+
+
+class RankError(EngineError):
+    """A rank raised, died, hung or fell out of step. Named by rank, with where each rank stood."""
+
+
+class RankTimeout(RankError):
+    """A rank did not answer in time."""

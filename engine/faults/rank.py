@@ -1,0 +1,9 @@
+"""A rank that knows the whole catalogue: `python -m engine.faults.rank SPEC`."""
+
+from __future__ import annotations
+
+from engine.faults.patches import resolve
+from engine.worker import serve
+
+if __name__ == "__main__":
+    serve(resolve)

@@ -1,0 +1,118 @@
+"""Typed access to a JSON object that somebody else wrote: every error names the place, key and value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.text import printable
+
+#: No size of a model is larger; keeps arithmetic and allocations sane on a hostile config.
+LARGEST = 2**31 - 1
+
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """A read-only view of one JSON object. `where` opens each message, e.g. `config.json`.
+
+    A key whose value is null counts as absent: that is how transformers writes "not set".
+    Without a default, an absent key raises ConfigError.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{where}: expected a JSON object, found {_kind(data)}")
+        self.data = data
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def error(self, key: str, problem: str) -> ConfigError:
+        """A ConfigError that names the place, the key and its value."""
+        value = printable(repr(self.data.get(key)))
+        return ConfigError(f"{self.where}: {key} is {value}: {problem}")
+
+    def _value(self, key: str, default: Any, wanted: str) -> Any:
+        if key in self:
+            return self.data[key]
+        if default is _REQUIRED:
+            raise ConfigError(f"{self.where}: {key} is missing (expected {wanted})")
+        return default
+
+    def size(self, key: str, default: int = _REQUIRED, *, least: int = 1, most: int = LARGEST) -> int:
+        """A whole number from `least` to `most`."""
+        value = self._value(key, default, "a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(key, f"expected a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, default: float = _REQUIRED, *, above: float = -math.inf) -> float:
+        """A finite number greater than `above`."""
+        value = self._value(key, default, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, f"expected a number, not {_kind(value)}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or number <= above:
+            raise self.error(
+                key, "expected a finite number" + (f" above {above:g}" if above > -math.inf else "")
+            )
+        return number
+
+    def optional_number(self, key: str, *, above: float = -math.inf) -> float | None:
+        """Like `number`, None where the key is absent."""
+        return self.number(key, above=above) if key in self else None
+
+    def flag(self, key: str, default: bool = _REQUIRED) -> bool:
+        """true or false."""
+        value = self._value(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.error(key, f"expected true or false, not {_kind(value)}")
+        return value
+
+    def word(self, key: str, default: str = _REQUIRED) -> str:
+        """A string."""
+        value = self._value(key, default, "a string")
+        if not isinstance(value, str):
+            raise self.error(key, f"expected a string, not {_kind(value)}")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: one whole number or a list of them; empty where the key is absent."""
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        ids = value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= LARGEST for i in ids):
+            raise self.error(key, "expected a token id (a whole number ≥ 0) or a list of them")
+        return tuple(dict.fromkeys(ids))
+
+    def words(self, key: str) -> list[str] | None:
+        """A list of strings, None where the key is absent."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "expected a list of strings")
+        return value
+
+    def object(self, key: str) -> Fields | None:
+        """A nested JSON object, None where the key is absent."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"expected a JSON object, not {_kind(value)}")
+        return Fields(value, f"{self.where}: {key}")
+
+
+def _kind(value: object) -> str:
+    """What JSON calls the type of `value`."""
+    names = {bool: "true/false", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return "null" if value is None else names.get(type(value), "an object")

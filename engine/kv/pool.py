@@ -1,0 +1,53 @@
+"""The paged KV pool: one pair of tensors a layer, allocated once; only KV heads are stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVPool:
+    """`keys[layer]` and `values[layer]`: [num_blocks * block_size, heads, head_dim]."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_rows: int,
+    ) -> None:
+        shape = (num_layers, num_blocks * block_size, heads, head_dim)
+        # Zeros, because a fault that reads a slot before it was written must read the same every time.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Where rows are gathered to before attention: one pair for all layers, which run in turn.
+        self._key_rows = torch.empty((max_rows, heads, head_dim), dtype=dtype, device=device)
+        self._value_rows = torch.empty_like(self._key_rows)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store new rows [T, heads, D] at `slots` [T]."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather the rows of `slots` [K] into the shared buffers: two views [K, heads, D], which the
+        next call overwrites."""
+        rows = slots.shape[0]
+        keys, values = self._key_rows[:rows], self._value_rows[:rows]
+        torch.index_select(self.keys[layer], 0, slots, out=keys)
+        torch.index_select(self.values[layer], 0, slots, out=values)
+        return keys, values
+
+    def erase(self, slots: Tensor) -> None:
+        """Make the rows of `slots` as new, in all layers."""
+        self.keys.index_fill_(1, slots, 0)
+        self.values.index_fill_(1, slots, 0)
+
+    def clear(self) -> None:
+        """Forget everything (a replay from the start must not see an earlier run's rows)."""
+        self.keys.zero_()
+        self.values.zero_()

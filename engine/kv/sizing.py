@@ -1,0 +1,20 @@
+"""How large the cache is (torch-free)."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig, ModelConfig
+
+#: Context provided for when nobody says how much is wanted.
+DEFAULT_CONTEXT = 2048
+
+
+def context_length(model: ModelConfig, config: EngineConfig) -> int:
+    """Tokens that one sequence may grow to."""
+    return min(config.max_tokens or DEFAULT_CONTEXT, model.max_position)
+
+
+def pool_blocks(model: ModelConfig, config: EngineConfig) -> int:
+    """Blocks in the pool: as configured, or enough for every sequence at full context."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    return config.max_sequences * -(-context_length(model, config) // config.block_size)

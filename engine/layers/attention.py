@@ -1,0 +1,154 @@
+"""Grouped-query attention over the paged cache.
+
+Two paths that agree: `scaled_dot_product_attention` when nobody looks, and the explicit
+scores -> probs -> context when a tap on scores or probs is on. Both take the same additive bias, so a
+wrong mask is wrong in both. A ragged batch runs sequence by sequence: what one sequence gets cannot
+depend on which others are in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine import shards
+from engine.batch import Batch, SequenceSpan
+from engine.config import ModelConfig
+from engine.kv.pool import KVPool
+from engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from engine.layers.wiring import Wiring
+
+
+class AttentionBias:
+    """The step's additive biases, one a sequence and window, made once and shared by all layers."""
+
+    def __init__(self, batch: Batch, wiring: Wiring, dtype: torch.dtype) -> None:
+        self._batch, self._rules, self._dtype = batch, wiring.rules, dtype
+        self._made: dict[tuple[int, int | None], Tensor] = {}
+
+    def __call__(self, index: int, window: int | None) -> Tensor:
+        """Bias [T, keys read] of the batch's sequence `index` under `window`."""
+        key = (index, window)
+        if key not in self._made:
+            span = self._batch.spans[index]
+            first = self._rules.cache_reuse(span.kv_len, span.stop - span.start)
+            allowed = self._rules.visible(span.q_positions, span.kv_positions[first:], window)
+            self._made[key] = self._rules.mask(allowed).to(self._dtype)
+        return self._made[key]
+
+
+class Attention:
+    """One layer's attention over this rank's heads."""
+
+    def __init__(
+        self,
+        layer: int,
+        model: ModelConfig,
+        qkv: QKVParallelLinear,
+        o_proj: RowParallelLinear,
+        norms: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        self.layer, self.model = layer, model
+        self.qkv, self.o_proj, self.norms = qkv, o_proj, norms
+        comm = o_proj.comm
+        self.heads = shards.heads(model, comm.size, comm.rank).size
+        self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
+        self.head_dim, self.eps = model.head_dim, model.rms_eps
+        self.window = model.windows[layer] if model.windows else None
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        self.rules = wiring.rules
+        self.scale = wiring.rules.scale(self.model)
+        self.qkv.bind(wiring)
+        self.o_proj.bind(wiring, "attn.o_proj")
+        names = ("q_proj", "k_proj", "v_proj")
+        self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+        self.tap_q_norm, self.tap_k_norm = wiring.tap("attn.q_norm"), wiring.tap("attn.k_norm")
+        self.tap_q_rope, self.tap_k_rope = wiring.tap("attn.q_rope"), wiring.tap("attn.k_rope")
+        self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
+        self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
+        self.tap_context = wiring.tap("attn.context")
+        self.explicit = bool(self.tap_scores or self.tap_probs)
+
+    def __call__(
+        self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], bias: AttentionBias, pool: KVPool
+    ) -> Tensor:
+        q, k, v = self._project(x)  # [T, heads, D], [T, kv_heads, D] twice
+        q, k = self._rotate(q, k, rope)
+        group = self.heads // self.kv_heads
+        stored = (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
+        pool.write(self.layer, batch.slots, *stored)
+        contexts = [
+            self._attend(index, span, q[span.start : span.stop], bias(index, self.window), pool)
+            for index, span in enumerate(batch.spans)
+        ]
+        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [T, heads * D]
+        if self.tap_context:
+            self.tap_context(context)
+        return self.o_proj(context)  # [T, H]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x)  # [T, q], [T, kv], [T, kv]
+        if self.tap_q:
+            self.tap_q(q)
+        if self.tap_k:
+            self.tap_k(k)
+        if self.tap_v:
+            self.tap_v(v)
+        q, k, v = (
+            self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
+        )
+        if self.norms is not None:  # Qwen3 normalises every head of q and k on its own
+            q, k = self.rules.norm(q, self.norms[0], self.eps), self.rules.norm(k, self.norms[1], self.eps)
+            if self.tap_q_norm:
+                self.tap_q_norm(q)
+            if self.tap_k_norm:
+                self.tap_k_norm(k)
+        return q, k, v
+
+    def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        q, k = self.rules.rope(q, *rope), self.rules.rope(k, *rope)
+        if self.tap_q_rope:
+            self.tap_q_rope(q)
+        if self.tap_k_rope:
+            self.tap_k_rope(k)
+        return q, k
+
+    def _attend(self, index: int, span: SequenceSpan, q: Tensor, bias: Tensor, pool: KVPool) -> Tensor:
+        """One sequence: q [T, heads, D] over its cached rows -> [T, heads * D]."""
+        first = self.rules.cache_reuse(span.kv_len, q.shape[0])
+        k, v = pool.read(self.layer, span.rows[first:])  # [K, kv_heads, D]
+        if self.tap_k_cache:
+            self.tap_k_cache(k, index)
+        if self.tap_v_cache:
+            self.tap_v_cache(v, index)
+        group = self.heads // self.kv_heads
+        q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
+        k = self.rules.expand_kv(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
+        v = self.rules.expand_kv(v, self.kv_heads, group)
+        attend = self._explicit if self.explicit else self._fused
+        return attend(index, q, k, v, bias).flatten(0, 1).transpose(0, 1).flatten(1)
+
+    def _fused(self, index: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """q [kv_heads, group, T, D] -> [kv_heads, group, T, D]."""
+        if q.shape[2] == 1:  # one token: query heads that share a KV head and their one row of bias
+            rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)
+            out = F.scaled_dot_product_attention(rows, k, v, attn_mask=bias, scale=self.scale)
+            return out.reshape(q.shape)
+        k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+
+    def _explicit(self, index: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """q [kv_heads, group, T, D] -> [kv_heads, group, T, D]. Query heads that share a KV head are rows of
+        one product, so that the shared rows are read once and never copied."""
+        rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)  # [kv_heads, n, group / n * T, D]
+        products = (rows @ k.transpose(-1, -2)).view(*q.shape[:3], -1)
+        scores = products * self.scale + bias  # [kv_heads, group, T, K]
+        if self.tap_scores:
+            self.tap_scores(scores.flatten(0, 1), index)
+        probs = scores.float().softmax(-1).to(q.dtype)
+        if self.tap_probs:
+            self.tap_probs(probs.flatten(0, 1), index)
+        return (probs.view(*rows.shape[:3], -1) @ v).view(q.shape)

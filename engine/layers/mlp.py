@@ -1,0 +1,34 @@
+"""The gated feed-forward block: one GEMM for gate and up, one for down."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from engine.layers.wiring import Wiring
+
+
+class MLP:
+    """down(silu(gate(x)) * up(x)) over this rank's share of the intermediate features."""
+
+    def __init__(self, gate_up: MergedColumnParallelLinear, down: RowParallelLinear) -> None:
+        self.gate_up = gate_up
+        self.down = down
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        self.act = wiring.rules.act
+        self.tap_gate, self.tap_up = wiring.tap("mlp.gate"), wiring.tap("mlp.up")
+        self.tap_act = wiring.tap("mlp.act")
+        self.down.bind(wiring, "mlp.down")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x)  # [T, I / tp] each
+        if self.tap_gate:
+            self.tap_gate(gate)
+        if self.tap_up:
+            self.tap_up(up)
+        hidden = self.act(gate, up)  # [T, I / tp]
+        if self.tap_act:
+            self.tap_act(hidden)
+        return self.down(hidden)  # [T, H]

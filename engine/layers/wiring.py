@@ -1,0 +1,44 @@
+"""What a layer is bound to: the rules in force and the taps that are on.
+
+Binding is separate from construction because it is cheap: a toggle or another capture policy rebinds
+the layers and leaves the weights where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.rules import Rules
+
+
+class Tap(Protocol):
+    """Sees a tensor as it passes; may pause the rank or overwrite the tensor in place."""
+
+    def __call__(self, x: Tensor, sequence: int | None = None) -> None:
+        """`sequence` is the index in the batch when the tensor is one sequence's alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One layer's view of rules and taps: `tap("attn.q_proj")` is None when that tap is off."""
+
+    rules: Rules
+    taps: Callable[[str], Tap | None]
+    places: Mapping[str, int]  # tap name -> index in execution order
+    prefix: str = ""
+
+    def tap(self, name: str) -> Tap | None:
+        """The tap of that name in this layer, None when it is off."""
+        return self.taps(self.prefix + name)
+
+    def place(self, name: str) -> int:
+        """What `Comm.enter` is told when the operation of that tap begins."""
+        return self.places[self.prefix + name]
+
+    def layer(self, index: int) -> Wiring:
+        """The view of one decoder layer."""
+        return Wiring(self.rules, self.taps, self.places, f"layers.{index}.")

@@ -1,0 +1,167 @@
+"""The decoder: one model for Qwen2, Qwen3, Llama and Mistral, by flags of `ModelConfig`.
+
+Reads top-down: `Decoder.forward` is the whole pass, `DecoderLayer` one block. The layers hold this
+rank's weights; rules and taps are bound on top and can be bound anew without touching them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from engine import shards
+from engine.batch import Batch
+from engine.comm import Comm
+from engine.config import EngineConfig, ModelConfig
+from engine.kv.pool import KVPool
+from engine.layers import rope
+from engine.layers.attention import Attention, AttentionBias
+from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from engine.layers.mlp import MLP
+from engine.layers.wiring import Tap, Wiring
+from engine.rules import Rules
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, attention: Attention, mlp: MLP, norms: tuple[Tensor, Tensor], eps: float, comm: Comm
+    ) -> None:
+        self.attention, self.mlp, self.comm = attention, mlp, comm
+        self.attn_norm, self.mlp_norm = norms
+        self.eps = eps
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        self.norm, self.residual = wiring.rules.norm, wiring.rules.residual
+        self.place = wiring.place("attn_norm")
+        self.tap_attn_norm, self.tap_mlp_norm = wiring.tap("attn_norm"), wiring.tap("mlp_norm")
+        self.tap_attn_residual = wiring.tap("attn_residual")
+        self.tap_mlp_residual = wiring.tap("mlp_residual")
+        self.attention.bind(wiring)
+        self.mlp.bind(wiring)
+
+    def __call__(
+        self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], bias: AttentionBias, pool: KVPool
+    ) -> Tensor:
+        self.comm.enter(self.place)
+        normed = self.norm(x, self.attn_norm, self.eps)  # [T, H]
+        if self.tap_attn_norm:
+            self.tap_attn_norm(normed)
+        x = self.residual(x, self.attention(normed, batch, angles, bias, pool))
+        if self.tap_attn_residual:
+            self.tap_attn_residual(x)
+        normed = self.norm(x, self.mlp_norm, self.eps)
+        if self.tap_mlp_norm:
+            self.tap_mlp_norm(normed)
+        x = self.residual(x, self.mlp(normed))
+        if self.tap_mlp_residual:
+            self.tap_mlp_residual(x)
+        return x
+
+
+class Decoder:
+    """One rank's share of the model."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, comm: Comm, rules: Rules) -> None:
+        self.model, self.config, self.comm = model, config, comm
+        self.dtype = TORCH_DTYPES[config.dtype]
+        self.device = comm.device
+        self._vectors: dict[str, Tensor] = {}  # norm weights by checkpoint name
+        vocab = shards.vocab(model.vocab_size, comm.size, comm.rank)
+        self.embed = VocabParallelEmbedding(vocab, model.hidden_size, comm, self.dtype, self.device)
+        self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
+        self.final_norm = self._vector("model.norm.weight", model.hidden_size)
+        self.head = VocabParallelHead(self._head_weight(vocab, rules))
+        self.head_name = rules.lm_head(model)
+
+    def _vector(self, name: str, size: int) -> Tensor:
+        self._vectors[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self._vectors[name]
+
+    def _head_weight(self, vocab: shards.Span, rules: Rules) -> Tensor:
+        source = rules.lm_head(self.model)
+        if source == "model.embed_tokens.weight":
+            return self.embed.weight
+        weight = torch.empty(vocab.size, self.model.hidden_size, dtype=self.dtype, device=self.device)
+        if source is None:  # as a framework initialises a head that no checkpoint fills; same every time
+            weight.normal_(0.0, 0.02, generator=torch.Generator(self.device).manual_seed(self.comm.rank))
+        return weight
+
+    def _layer(self, i: int, rules: Rules) -> DecoderLayer:
+        m, tp, rank = self.model, self.comm.size, self.comm.rank
+        name, where = f"model.layers.{i}", (self.dtype, self.device)
+        q_rows = shards.heads(m, tp, rank).scaled(m.head_dim)
+        mlp_rows = shards.intermediate(m, tp, rank)
+        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_plan(m, tp, rank), *where)
+        o_proj = RowParallelLinear(
+            f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, *where
+        )
+        norms = None
+        if m.qk_norm:
+            norms = (
+                self._vector(f"{name}.self_attn.q_norm.weight", m.head_dim),
+                self._vector(f"{name}.self_attn.k_norm.weight", m.head_dim),
+            )
+        attention = Attention(i, m, qkv, o_proj, norms)
+        gate_up = MergedColumnParallelLinear(
+            [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"],
+            [mlp_rows, mlp_rows],
+            m.hidden_size,
+            m.mlp_bias,
+            *where,
+        )
+        down = RowParallelLinear(
+            f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, *where
+        )
+        block_norms = (
+            self._vector(f"{name}.input_layernorm.weight", m.hidden_size),
+            self._vector(f"{name}.post_attention_layernorm.weight", m.hidden_size),
+        )
+        return DecoderLayer(attention, MLP(gate_up, down), block_norms, m.rms_eps, self.comm)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Checkpoint name -> this rank's share, as the very memory that the forward reads."""
+        params = {"model.embed_tokens.weight": self.embed.weight, **self._vectors}
+        for layer in self.layers:
+            parts = (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down)
+            for part in parts:
+                params |= part.parameters()
+        if self.head_name not in params and self.head_name is not None:
+            params[self.head_name] = self.head.weight
+        return params
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything that the forward reads: `parameters`, and a head that nothing was loaded into."""
+        tied = self.head.weight is self.embed.weight
+        return self.parameters() if tied else self.parameters() | {"lm_head.weight": self.head.weight}
+
+    def bind(self, rules: Rules, taps: Callable[[str], Tap | None], places: Mapping[str, int]) -> None:
+        """Put rules in force and switch taps on: cheap, no weight is touched."""
+        self.wiring = Wiring(rules, taps, places)
+        inv_freq, self.rope_factor = rules.rope_frequencies(self.model)
+        self.inv_freq = inv_freq.to(self.device)
+        self.norm = rules.norm
+        self.embed.bind(self.wiring)
+        for i, layer in enumerate(self.layers):
+            layer.bind(self.wiring.layer(i))
+        self.tap_final_norm = self.wiring.tap("final_norm")
+        self.head.bind(self.wiring)
+
+    def forward(self, batch: Batch, pool: KVPool) -> Tensor:
+        """This rank's logits [S, V / tp] of each sequence's last row."""
+        x = self.embed(batch.ids)  # [T, H]
+        angles = rope.cos_sin(batch.positions, self.inv_freq, self.rope_factor, self.dtype)
+        bias = AttentionBias(batch, self.wiring, self.dtype)
+        for layer in self.layers:
+            x = layer(x, batch, angles, bias, pool)
+        x = self.norm(x, self.final_norm, self.model.rms_eps)
+        if self.tap_final_norm:
+            self.tap_final_norm(x)
+        return self.head(x[batch.last])

@@ -1,0 +1,26 @@
+"""How a sequence's tokens are to be chosen (torch-free: the host speaks of it as well)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Temperature 0 is greedy; top_k 0 and top_p 1 are off. RequestError for values out of range."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or math.isinf(self.temperature):
+            raise RequestError(f"temperature must be a finite number >= 0, not {self.temperature}")
+        if self.top_k < 0:
+            raise RequestError(f"top-k must be >= 0 (0: off), not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top-p must be in (0, 1], not {self.top_p}")

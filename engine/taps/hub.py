@@ -1,0 +1,185 @@
+"""The taps of one rank: which are on, and what happens when a tensor passes one.
+
+In this order: the progress board is told, a patch may overwrite the tensor, the rank may pause (and be given
+another patch meanwhile), statistics are noted, and the tensor is captured if the policy asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.comm import Comm
+from engine.config import ModelConfig
+from engine.taps.ledger import StatisticsLedger
+from engine.taps.names import TapSpec
+from engine.taps.pausing import Pauser
+
+Cut = Literal["full", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePolicy:
+    """What a step leaves behind: statistics of every tap or none, and tensors of some taps.
+
+    `tensors[tap index]`: "full", or "last" for the row of the last token only.
+    """
+
+    statistics: bool = False
+    tensors: Mapping[int, Cut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Overwrite `index` of the tensor at a tap with `value`, in the step `step` of sequence `seq` only."""
+
+    tap: int
+    seq: int
+    step: int
+    index: tuple[slice, ...]
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One tensor that a step leaves behind."""
+
+    tap: int
+    seq: int
+    tensor: Tensor
+    cut: Cut
+
+
+class StatisticsTap:
+    """A tap that only measures, as a layer holds it: the way of every tap of a recorded run, kept short."""
+
+    __slots__ = ("add", "enter", "index", "masked", "volatile")
+
+    def __init__(self, hub: TapHub, index: int, volatile: bool) -> None:
+        self.index, self.volatile = index, volatile
+        self.enter, self.add, self.masked = hub.comm.enter, hub.ledger.add, hub.masked
+
+    def __call__(self, x: Tensor, sequence: int | None = None) -> None:
+        """Note the statistics of x."""
+        self.enter(self.index)
+        masked = 0 if sequence is None else self.masked(self.index, x)
+        self.add(self.index, x, masked, self.volatile)
+
+
+class RankTap:
+    """A tap that may do more than measure, as a layer holds it."""
+
+    __slots__ = ("hub", "index")
+
+    def __init__(self, hub: TapHub, index: int) -> None:
+        self.hub, self.index = hub, index
+
+    def __call__(self, x: Tensor, sequence: int | None = None) -> None:
+        """Let x pass: the whole packed batch's tensor, or that of the batch's sequence `sequence`."""
+        self.hub.see(self.index, x, sequence)
+
+
+class TapHub:
+    """All taps of one rank."""
+
+    def __init__(self, model: ModelConfig, specs: Sequence[TapSpec], comm: Comm) -> None:
+        self.specs = specs
+        self.comm = comm
+        self.places = {spec.name: i for i, spec in enumerate(specs)}
+        self.policy = CapturePolicy()
+        self.patches: list[Patch] = []
+        self.pauser: Pauser | None = None
+        self.ledger = StatisticsLedger(len(specs))
+        self._captured: list[Captured] = []
+        self._windows = {
+            self.places[f"layers.{i}.attn.scores"]: model.windows[i] if model.windows else None
+            for i in range(model.num_layers)
+        }
+
+    def tap(self, name: str) -> RankTap | StatisticsTap | None:
+        """The tap of that name, or None while nothing needs it."""
+        index = self.places.get(name)
+        if index is None:
+            return None
+        patched = any(patch.tap == index for patch in self.patches)
+        paused = self.pauser is not None and self.pauser.needs(index)
+        if patched or paused or index in self.policy.tensors:
+            return RankTap(self, index)
+        if self.policy.statistics:
+            # Once measured, sums are made in place of partials and the cache's rows share one buffer.
+            volatile = name.endswith((".partial", "_cache")) or bool(self.patches)
+            return StatisticsTap(self, index, volatile)
+        return None
+
+    def begin(self, batch: Batch) -> None:
+        """A forward pass starts."""
+        self._batch = batch
+        self._captured = []
+        if self.pauser:
+            self.pauser.begin(batch)
+
+    def see(self, index: int, x: Tensor, sequence: int | None) -> None:
+        """Tensor x passes tap `index`."""
+        self.comm.enter(index)
+        self._apply_patches(index, x, sequence)
+        masked = 0 if sequence is None else self.masked(index, x)
+        if self.pauser is not None:
+            before = self.patches
+            self.pauser.at(index, x, sequence, masked)
+            if self.patches is not before:  # given while paused here
+                self._apply_patches(index, x, sequence)
+        if self.policy.statistics:
+            self.ledger.add(index, x, masked)
+        if index in self.policy.tensors:
+            self._capture(index, x, sequence, self.policy.tensors[index])
+
+    def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
+        """The pass is over: statistics [taps, 8], checksums [taps], captured tensors."""
+        captured, self._captured = self._captured, []
+        if not self.policy.statistics:
+            return None, None, captured
+        stats, checksums = self.ledger.close()
+        return stats, checksums, captured
+
+    def abandon(self) -> None:
+        """The pass was broken off: drop what it left."""
+        self.ledger.clear()
+        self._captured = []
+
+    def parts(self, index: int, x: Tensor, sequence: int | None) -> list[tuple[int, Tensor]]:
+        """x cut into the batch's sequences, as (sequence id, tensor) pairs."""
+        spans = self._batch.spans
+        if sequence is not None:
+            return [(spans[sequence].seq, x)]
+        if self.specs[index].name == "logits":  # one row a sequence
+            return [(span.seq, x[i : i + 1]) for i, span in enumerate(spans)]
+        return [(span.seq, x[span.start : span.stop]) for span in spans]
+
+    def _capture(self, index: int, x: Tensor, sequence: int | None, cut: Cut) -> None:
+        token_axis = 1 if index in self._windows or index - 1 in self._windows else 0
+        for seq, part in self.parts(index, x, sequence):
+            kept = part if cut == "full" else part.narrow(token_axis, part.shape[token_axis] - 1, 1)
+            self._captured.append(Captured(index, seq, kept.clone(), cut))
+
+    def _apply_patches(self, index: int, x: Tensor, sequence: int | None) -> None:
+        for patch in self.patches:
+            if patch.tap == index and patch.step == self.comm.step:
+                for seq, part in self.parts(index, x, sequence):
+                    if seq == patch.seq:
+                        part[patch.index] = patch.value.to(x.device, x.dtype)
+
+    def masked(self, index: int, x: Tensor) -> int:
+        """Cells of one sequence's tensor that a correct causal or windowed mask puts to -inf: none, but in
+        scores [heads, T, K]."""
+        if index not in self._windows:
+            return 0
+        heads, new, keys = x.shape
+        window = self._windows[index] or keys
+        seen = sum(min(position, window) for position in range(keys - new + 1, keys + 1))
+        return heads * (new * keys - seen)

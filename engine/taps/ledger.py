@@ -1,0 +1,85 @@
+"""The step's statistics: what every tap has seen, measured once when the step is over."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.taps.measure import checksum, measure, merge, statistics, unmask
+
+#: Elements up to which a tensor is kept until the end of the step and measured with its equals.
+#: Larger ones are measured at once: keeping them would cost memory, and a kernel of their own is cheap.
+DEFERRED = 1 << 15
+
+
+class StatisticsLedger:
+    """Collects the tensors of one step; `close` returns the table of all taps."""
+
+    def __init__(self, num_taps: int) -> None:
+        self.num_taps = num_taps
+        self._deferred: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._order: dict[tuple[int, torch.dtype], list[int]] = defaultdict(list)
+        self._taps: list[int] = []  # tap of each entry, in the order seen
+        self._masked: list[int] = []  # infinities of each entry that the mask explains
+        self._measured: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(self, tap: int, x: Tensor, masked: int = 0, volatile: bool = True) -> None:
+        """Note tensor x at `tap`. `masked`: cells that a correct mask has put to -inf. `volatile`: x may be
+        overwritten before the step is over."""
+        entry = len(self._taps)
+        self._taps.append(tap)
+        self._masked.append(masked)
+        size = x.numel()
+        if size > DEFERRED:
+            row = x.reshape(1, -1)
+            self._measured[entry] = (measure(row), checksum(row))
+        else:
+            key = (size, x.dtype)
+            self._deferred[key].append(x.clone() if volatile else x)
+            self._order[key].append(entry)
+
+    def close(self) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+        """Statistics [taps, 8] and checksums [taps] of the step (NaN and 0 where a tap did not run);
+        the ledger is empty again."""
+        entries = len(self._taps)
+        parts, sums = np.zeros((entries, 8)), np.zeros(entries, dtype=np.int64)
+        for key, tensors in self._deferred.items():
+            rows = torch.stack([x.reshape(-1) for x in tensors])
+            where = self._order[key]
+            parts[where], sums[where] = measure(rows).cpu().numpy(), checksum(rows).cpu().numpy()
+        for entry, (part, total) in self._measured.items():
+            parts[entry], sums[entry] = part.cpu().numpy()[0], int(total[0])
+        parts = unmask(parts, self._masked)
+        stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
+        checksums = np.zeros(self.num_taps, dtype=np.uint64)
+        taps = np.array(self._taps, dtype=np.int64)
+        if len(set(self._taps)) == entries:
+            stats[taps] = statistics(parts)
+            checksums[taps] = sums.view(np.uint64)
+        else:
+            for tap in set(self._taps):
+                mine = np.flatnonzero(taps == tap)
+                stats[tap] = statistics(merge(parts[mine])[None])[0]
+                checksums[tap] = _chain(sums[mine].view(np.uint64))
+        self.clear()
+        return stats, checksums
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._deferred.clear()
+        self._order.clear()
+        self._taps.clear()
+        self._masked.clear()
+        self._measured.clear()
+
+
+def _chain(sums: NDArray[np.uint64]) -> int:
+    """Checksums of a tap's parts, in order -> one."""
+    total = 0
+    for part in sums.tolist():
+        total = (total * 1_000_003 + part) % (1 << 64)
+    return total

@@ -1,0 +1,91 @@
+"""The tap names: one stable namespace for engines, references and foreign engines (torch-free).
+
+A tap is a point of the forward pass at which a tensor can be seen. Each declares its *layout* in
+DTensor's terms, so that the tensor that one rank alone would have had can be rebuilt from all ranks.
+Shapes are those of one sequence of T new tokens with K positions attended to (K = cached + T):
+
+    hidden            [T, hidden]
+    *_proj, context   [T, heads * head_dim]
+    q_norm … k_rope   [T, heads, head_dim]
+    k_cache, v_cache  [K, kv_heads, head_dim]
+    scores, probs     [heads, T, K]
+    gate, up, act     [T, intermediate]
+    logits            [1, vocab]            the last token's row, the one that is sampled from
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
+#: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.
+STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one tap's tensor is spread over the ranks.
+
+    `replicate`: the same bits on every rank. `shard`: concatenate along `dim`; groups of `replicas`
+    neighbouring ranks hold the same shard (KV heads when tp > kv_heads). `partial`: sum over the ranks.
+    """
+
+    kind: Literal["replicate", "shard", "partial"]
+    dim: int = 0
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        if self.kind != "shard":
+            return self.kind
+        return f"shard({self.dim})" if self.replicas == 1 else f"shard({self.dim},replicas={self.replicas})"
+
+
+REPLICATE = Layout("replicate")
+PARTIAL = Layout("partial")
+
+
+@dataclass(frozen=True, slots=True)
+class TapSpec:
+    """One tap of one model: its full name and its layout."""
+
+    name: str
+    layout: Layout
+
+
+def layer_taps(*, qk_norm: bool, kv_replicas: int) -> dict[str, Layout]:
+    """The taps of one decoder layer (names without the `layers.{i}.` prefix) in execution order."""
+    columns, heads = Layout("shard", 1), Layout("shard", 0)
+    kv = Layout("shard", 1, kv_replicas)
+    taps = {"attn_norm": REPLICATE, "attn.q_proj": columns, "attn.k_proj": kv, "attn.v_proj": kv}
+    if qk_norm:
+        taps |= {"attn.q_norm": columns, "attn.k_norm": kv}
+    return taps | {
+        "attn.q_rope": columns,
+        "attn.k_rope": kv,
+        "attn.k_cache": kv,
+        "attn.v_cache": kv,
+        "attn.scores": heads,
+        "attn.probs": heads,
+        "attn.context": columns,
+        "attn.o_proj.partial": PARTIAL,
+        "attn.o_proj": REPLICATE,
+        "attn_residual": REPLICATE,
+        "mlp_norm": REPLICATE,
+        "mlp.gate": columns,
+        "mlp.up": columns,
+        "mlp.act": columns,
+        "mlp.down.partial": PARTIAL,
+        "mlp.down": REPLICATE,
+        "mlp_residual": REPLICATE,
+    }
+
+
+def tap_specs(*, num_layers: int, qk_norm: bool, kv_replicas: int) -> tuple[TapSpec, ...]:
+    """Every tap of a model in execution order. `kv_replicas` = ranks that share each KV head."""
+    block = layer_taps(qk_norm=qk_norm, kv_replicas=kv_replicas)
+    specs = [TapSpec("embed", REPLICATE)]
+    for i in range(num_layers):
+        specs += [TapSpec(f"layers.{i}.{name}", layout) for name, layout in block.items()]
+    specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", Layout("shard", 1))]
+    return tuple(specs)

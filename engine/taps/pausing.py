@@ -1,0 +1,182 @@
+"""Pausing: all ranks stop at the same tap, and only there.
+
+Whether to stop is decided from what every rank knows (the next operation, the next layer, a place) or,
+where a rank may know something of its own (a condition on its numbers, an interrupt that it saw first), by a
+collective at that tap, so that no rank goes on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.comm import Comm
+from engine.taps.measure import measure, merge, statistics, unmask
+from engine.taps.names import STATISTICS, TapSpec
+from engine.taps.predicate import evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Stop at any of `places` where `when` holds (None: always), on `rank` (None: on any rank)."""
+
+    id: int
+    places: frozenset[int]
+    when: Any = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSpec:
+    """When to stop next: at the next "operation", the next "layer", at "place", or only at breaks.
+
+    `keep`: what has passed stays readable at the stop. Without it only the tensor at the stop itself is,
+    and a long prefill costs no memory beside its own.
+    """
+
+    stop: Literal["never", "operation", "layer", "place"] = "never"
+    place: int = -1
+    breaks: Sequence[Break] = field(default_factory=tuple)
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Why and where a rank stands still."""
+
+    place: int
+    reason: Literal["step", "breakpoint", "interrupt"]
+    breaks: tuple[int, ...]  # ids of the breaks that hit, on any rank
+    here: tuple[int, ...]  # those that hit on this rank
+    names: Mapping[str, float] = field(default_factory=dict)  # the tap's statistics on this rank, and more
+
+
+#: What a condition may speak of: the tap's statistics on the rank that asks, and where that rank stands.
+NAMES = (*STATISTICS, "step", "rank", "position", "token", "kv_len")
+
+
+def check_condition(when: Any) -> None:
+    """RequestError for a condition that is malformed or speaks of unknown names."""
+    if when is not None:
+        evaluate(when, dict.fromkeys(NAMES, 1.0))
+
+
+class Abandon(Exception):
+    """The paused pass is to be broken off."""
+
+
+class Pauser:
+    """Watches the taps of one rank. `wait` blocks while paused and returns what to stop at next (or
+    raises Abandon)."""
+
+    def __init__(
+        self, specs: Sequence[TapSpec], comm: Comm, wait: Callable[[Pause], PauseSpec], spec: PauseSpec
+    ) -> None:
+        self._specs, self._comm, self._wait = specs, comm, wait
+        self.live: dict[tuple[int, int | None], Tensor] = {}
+        self._masked: dict[tuple[int, int | None], int] = {}
+        self.arm(spec)
+
+    def arm(self, spec: PauseSpec) -> None:
+        """Set what to stop at next."""
+        self.spec = spec
+        self._layer = ""  # where the last stop was; a pass begins outside every layer
+        self._agreed = ""  # the layer in which the ranks have last agreed on whether to be interrupted
+        self._breaks: dict[int, list[Break]] = {}
+        for one in spec.breaks:
+            for place in one.places:
+                self._breaks.setdefault(place, []).append(one)
+
+    def needs(self, place: int) -> bool:
+        """While a pause is possible every tap is on: what passed must be readable at the stop."""
+        return True
+
+    def begin(self, batch: Batch) -> None:
+        """A forward pass starts."""
+        self.live.clear()
+        self._masked.clear()
+        self._batch = batch
+        self._layer = self._agreed = ""
+
+    def at(self, place: int, x: Tensor, sequence: int | None, masked: int = 0) -> None:
+        """Tensor x, of which a correct mask has put `masked` cells to -inf, passes tap `place`: pause here if
+        it is time to."""
+        if not self.spec.keep and all(at != place for at, _ in self.live):
+            self.live.clear()
+        # A copy: reductions overwrite partial sums in place, and the cache's rows share one buffer.
+        self.live[(place, sequence)] = x.detach().clone()
+        self._masked[(place, sequence)] = masked
+        if sequence is not None and sequence < len(self._batch.spans) - 1:
+            return  # the tap is complete with the batch's last sequence
+        pause = self._reason(place)
+        if pause is not None:
+            self.arm(self._wait(replace(pause, names=self._names(place))))
+            self._layer = _layer_of(self._specs[place].name)
+
+    def _reason(self, place: int) -> Pause | None:
+        if self._interrupted(place):
+            return Pause(place, "interrupt", (), ())
+        all_hits, own_hits = self._hits(place)
+        if all_hits:
+            return Pause(place, "breakpoint", all_hits, own_hits)
+        layer = _layer_of(self._specs[place].name)
+        stepped = (
+            self.spec.stop == "operation"
+            or (self.spec.stop == "place" and place == self.spec.place)
+            or (self.spec.stop == "layer" and layer != self._layer)
+        )
+        return Pause(place, "step", (), ()) if stepped else None
+
+    def _interrupted(self, place: int) -> bool:
+        """Whether any rank was told to pause. Asked once a layer: it takes a collective."""
+        if self._comm.size == 1:
+            return self._comm.interrupted
+        layer = _layer_of(self._specs[place].name)
+        if layer == self._agreed:
+            return False
+        self._agreed = layer
+        return bool(self._comm.union(int(self._comm.interrupted)))
+
+    def _hits(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Breaks that hit here on any rank, and on this one."""
+        candidates = self._breaks.get(place, [])
+        if not candidates:
+            return (), ()
+        own = [one.rank in (None, self._comm.rank) and self._holds(one, place) for one in candidates]
+        everywhere = own
+        if any(one.when is not None or one.rank is not None for one in candidates):
+            # More than 62 conditional breaks at one tap share the last bit: all of those are reported.
+            bits = sum(1 << i for i, hit in enumerate(own[:62]) if hit) | (any(own[62:]) << 61)
+            union = self._comm.union(bits)
+            everywhere = [bool(union >> min(i, 61) & 1) for i in range(len(own))]
+        ids = [one.id for one in candidates]
+        hits = tuple(id for id, hit in zip(ids, everywhere, strict=True) if hit)
+        return hits, tuple(id for id, hit in zip(ids, own, strict=True) if hit)
+
+    def _holds(self, one: Break, place: int) -> bool:
+        return one.when is None or bool(evaluate(one.when, self._names(place)))
+
+    def _names(self, place: int) -> dict[str, float]:
+        """What a condition may speak of at this tap: its statistics on this rank, and where it stands."""
+        seen = {key: x for key, x in self.live.items() if key[0] == place}
+        parts = torch.cat([measure(x.reshape(1, -1)) for x in seen.values()]).cpu().numpy()
+        table = statistics(merge(unmask(parts, [self._masked[key] for key in seen]))[None])[0]
+        names = dict(zip(STATISTICS, table.tolist(), strict=True))
+        last = self._batch.spans[-1]
+        return names | {
+            "step": self._comm.step,
+            "rank": self._comm.rank,
+            "position": float(self._batch.positions[-1]),
+            "token": float(self._batch.ids[-1]),
+            "kv_len": last.kv_len,
+        }
+
+
+def _layer_of(tap: str) -> str:
+    """ "layers.3.attn.q_proj" -> "layers.3"; taps outside the layers stand for themselves."""
+    return ".".join(tap.split(".")[:2]) if tap.startswith("layers.") else tap

@@ -1,0 +1,54 @@
+"""The recording: one file a session. Needs numpy and zstandard; knows neither engine nor workbench."""
+
+from sessions.diff import Absent, Diff, TapDiff, diff
+from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
+from sessions.layouts import Layout, Rebuilt, rebuild
+from sessions.metrics import Metrics, metrics
+from sessions.pack import pack
+from sessions.reader import Session
+from sessions.records import (
+    JSON,
+    STATISTICS,
+    Branch,
+    Event,
+    SequenceStep,
+    StepRecord,
+    Tap,
+    TensorKey,
+    TensorRecord,
+    Verdict,
+)
+from sessions.text import clean
+from sessions.verify import verify
+from sessions.writer import SessionWriter
+
+__all__ = [
+    "JSON",
+    "STATISTICS",
+    "Absent",
+    "Branch",
+    "Diff",
+    "Event",
+    "IdsMismatch",
+    "Layout",
+    "LayoutError",
+    "Metrics",
+    "Rebuilt",
+    "SequenceStep",
+    "Session",
+    "SessionError",
+    "SessionWriteError",
+    "SessionWriter",
+    "StepRecord",
+    "Tap",
+    "TapDiff",
+    "TensorKey",
+    "TensorRecord",
+    "Verdict",
+    "clean",
+    "diff",
+    "metrics",
+    "pack",
+    "rebuild",
+    "verify",
+]

@@ -1,0 +1,208 @@
+"""Arrays to bytes and back: zstd over byte planes, every size checked before anything is allocated.
+
+Byte planes (all first bytes, then all second bytes, …; the "shuffle" filter of HDF5 and Blosc) bring the
+signs and exponents of floats together, which is what compresses in activations and statistics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from sessions.errors import broken
+
+#: The largest tensor and the longest list that a session may hold (uncompressed bytes).
+MAX_TENSOR_BYTES = 1 << 30
+MAX_LIST_BYTES = 1 << 26
+#: The statistics of all taps on all ranks at one step.
+MAX_STEP_BYTES = 1 << 26
+MAX_DIMS = 8
+
+#: The engine's dtype names, and the numpy type each is stored as. bfloat16 travels as its bits.
+STORED_AS: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "bool": np.dtype("?"),
+    **{f"float{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"int{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+}
+
+_FAST, _DENSE = 1, 3  # zstd levels: a step as it comes, a chunk at leisure
+_local = threading.local()  # zstd contexts are not safe to share between threads
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    name = f"compressor{level}"
+    if not hasattr(_local, name):
+        setattr(_local, name, zstandard.ZstdCompressor(level=level, write_checksum=True))
+    found: zstandard.ZstdCompressor = getattr(_local, name)
+    return found
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _local.decompressor
+    return found
+
+
+def pack(array: NDArray[Any], *, dense: bool = False) -> bytes:
+    """The array's little-endian bytes as byte planes, compressed. Keep shape and dtype elsewhere."""
+    return pack_many(array.reshape(1, -1), dense=dense)[0]
+
+
+def pack_many(arrays: NDArray[Any], *, dense: bool = False) -> list[bytes]:
+    """`pack` of each of `arrays` (the first axis), turned into planes at once."""
+    count, itemsize = len(arrays), arrays.dtype.itemsize
+    flat = np.ascontiguousarray(arrays, dtype=arrays.dtype.newbyteorder("<")).reshape(-1)
+    planes = flat.view(np.uint8).reshape(count, flat.size // max(1, count), itemsize)
+    rows = np.ascontiguousarray(planes.swapaxes(1, 2)).reshape(count, -1)
+    compressor = _compressor(_DENSE if dense else _FAST)
+    return [compressor.compress(row.data) for row in rows]
+
+
+def decompress(data: object, nbytes: int, where: str) -> bytes:
+    """`data`'s single zstd frame, which must declare and hold exactly `nbytes`."""
+    if not isinstance(data, bytes):
+        raise broken(where, f"expected a blob, found {type(data).__name__}")
+    try:
+        declared = zstandard.get_frame_parameters(data).content_size
+        if declared != nbytes:
+            raise broken(where, f"the blob declares {declared} bytes, {nbytes} were expected")
+        raw: bytes = _decompressor().decompress(data, max_output_size=nbytes, allow_extra_data=False)
+        return raw
+    except zstandard.ZstdError as error:
+        raise broken(where, f"the blob does not decompress ({error})") from error
+
+
+def unpack(data: object, dtype: np.dtype[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
+    """The inverse of `pack`; `SessionError` unless the blob holds exactly that much."""
+    array: NDArray[Any] = unpack_many([data], dtype, shape, where)[0]
+    return array
+
+
+def unpack_many(
+    blobs: Sequence[object], dtype: np.dtype[Any], shape: Sequence[int], where: str
+) -> NDArray[Any]:
+    """Several arrays of one shape, [len(blobs), *shape]: turned back at once, which is far quicker."""
+    return from_planes(planes_of(blobs, dtype, shape, where), dtype)
+
+
+def planes_of(
+    blobs: Sequence[object], dtype: np.dtype[Any], shape: Sequence[int], where: str
+) -> NDArray[np.uint8]:
+    """The byte planes of several arrays of one shape, [len(blobs), itemsize, *shape]: for who wants a few
+    elements of each, and would not turn back the rest."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = b"".join([decompress(data, size, where) for data in blobs])
+    return np.frombuffer(raw, np.uint8).reshape((len(blobs), dtype.itemsize, *shape))
+
+
+def from_planes(planes: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The elements whose bytes lie along axis 1: [n, itemsize, …] to [n, …]."""
+    array: NDArray[Any] = np.ascontiguousarray(np.moveaxis(planes, 1, -1)).view(dtype)[..., 0]
+    return array
+
+
+def pack_ints(values: Sequence[int]) -> bytes:
+    """Integers as compressed int64 differences: consecutive positions and blocks shrink to nothing."""
+    if len(values) == 0:
+        return b""
+    return pack(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))
+
+
+def unpack_ints(data: object, where: str) -> tuple[int, ...]:
+    """The inverse of `pack_ints`."""
+    if data == b"":
+        return ()
+    deltas = unpack(data, np.dtype("<i8"), (_list_length(data, where),), where)
+    return tuple(np.cumsum(deltas, dtype=np.int64).tolist())
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """Floats exactly, as compressed float64."""
+    return pack(np.asarray(values, np.float64)) if len(values) else b""
+
+
+def unpack_floats(data: object, where: str) -> tuple[float, ...]:
+    """The inverse of `pack_floats`."""
+    if data == b"":
+        return ()
+    return tuple(unpack(data, np.dtype("<f8"), (_list_length(data, where),), where).tolist())
+
+
+def _list_length(data: object, where: str) -> int:
+    """Elements of 8 bytes that a list's blob declares, if that is a size a list may have."""
+    if not isinstance(data, bytes):
+        raise broken(where, f"expected a blob, found {type(data).__name__}")
+    try:
+        declared = zstandard.get_frame_parameters(data).content_size
+    except zstandard.ZstdError as error:
+        raise broken(where, f"the blob is no zstd frame ({error})") from error
+    if declared % 8 or declared > MAX_LIST_BYTES:
+        raise broken(where, f"a list of {declared} bytes (at most {MAX_LIST_BYTES}, in eights)")
+    return int(declared) // 8
+
+
+def stored(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """`array` as its dtype is stored. `ValueError` when it is not of the declared dtype, or too large."""
+    kind = STORED_AS.get(dtype)
+    if kind is None:
+        raise ValueError(f"a session cannot hold dtype {dtype!r}; it knows {', '.join(sorted(STORED_AS))}")
+    if array.dtype.newbyteorder("<") != kind:
+        raise ValueError(f"a {dtype} tensor has to come as numpy {kind.name}, not {array.dtype}")
+    if array.nbytes > MAX_TENSOR_BYTES or array.ndim > MAX_DIMS:
+        raise ValueError(
+            f"a tensor of shape {array.shape} ({array.nbytes} bytes) is more than a session holds "
+            f"({MAX_TENSOR_BYTES} bytes, {MAX_DIMS} dimensions); capture a slice of it"
+        )
+    return np.asarray(array, dtype=kind, order="C")
+
+
+def tensor_hash(array: NDArray[Any], dtype: str) -> bytes:
+    """blake2b-128 of dtype, shape and bytes: the tensor's name in the session. Takes a `stored` array."""
+    digest = hashlib.blake2b(f"{dtype}{json.dumps(array.shape)}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+def parse_shape(text: object, dtype: object, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """A blob's declared dtype and shape, refused when they claim more than a tensor may have."""
+    kind = STORED_AS.get(dtype) if isinstance(dtype, str) else None
+    if kind is None:
+        raise broken(where, f"unknown dtype {str(dtype)[:40]!r}")
+    shape = parse_json(text, where)
+    if (
+        not isinstance(shape, list)
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or len(shape) > MAX_DIMS
+    ):
+        raise broken(where, f"{str(text)[:80]!r} is no shape")
+    if math.prod(shape) * kind.itemsize > MAX_TENSOR_BYTES:
+        raise broken(where, f"shape {str(shape)[:80]} claims more than {MAX_TENSOR_BYTES} bytes")
+    return kind, tuple(shape)
+
+
+def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """bfloat16 bits as the float32 of the same value; anything else as it is."""
+    if dtype != "bfloat16":
+        return array
+    return np.left_shift(array.astype(np.uint32), 16, dtype=np.uint32).view(np.float32)
+
+
+def parse_json(text: object, where: str) -> Any:
+    """JSON text from the file; `SessionError` on anything else."""
+    if not isinstance(text, str):
+        raise broken(where, f"expected JSON text, found {type(text).__name__}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise broken(where, f"not JSON ({str(error)[:80]})") from error

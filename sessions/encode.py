@@ -1,0 +1,106 @@
+"""Records as rows of the file: the inverse of `rows`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping
+
+from sessions import codec, packed
+from sessions.records import JSON, SequenceStep, StepRecord, TensorRecord
+from sessions.schema import CHECKSUMS, STATS
+
+
+def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
+    """A row of `steps`."""
+    return (
+        branch,
+        record.step,
+        record.phase,
+        real(record.wall_seconds),
+        record.free_blocks,
+        record.used_blocks,
+        json_text(list(record.dropped)),
+    )
+
+
+def sequence_row(branch: int, step: int, sequence: SequenceStep) -> tuple[object, ...]:
+    """A row of `sequences`."""
+    return (
+        branch,
+        step,
+        sequence.seq,
+        codec.pack_ints(sequence.ids),
+        codec.pack_ints(sequence.positions),
+        codec.pack_ints(sequence.kv_lens),
+        codec.pack_ints(sequence.block_table),
+        sequence.emitted,
+        int(sequence.forced),
+        codec.pack_ints(sequence.topk_ids),
+        codec.pack_floats(sequence.topk_logits),
+        real(sequence.logsumexp),
+        real(sequence.entropy),
+    )
+
+
+def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:
+    """The step's packed arrays by kind; `ValueError` when their shape is not the session's."""
+    arrays: dict[int, bytes] = {}
+    for kind, array in ((STATS, record.stats), (CHECKSUMS, record.checksums)):
+        if array is None:
+            continue
+        expected = (taps, *packed.row_shape(kind, ranks))
+        if array.shape != expected or array.dtype != packed.DTYPES[kind]:
+            raise ValueError(
+                f"{packed.NAMES[kind]} of step {record.step} are {array.dtype}{array.shape}; "
+                f"this session has {packed.DTYPES[kind]}{expected}"
+            )
+        arrays[kind] = codec.pack(array)
+    return arrays
+
+
+def insert_tensors(
+    connection: sqlite3.Connection,
+    branch: int,
+    step: int,
+    tensors: Iterable[TensorRecord],
+    tap_index: Mapping[str, int],
+    ranks: int,
+) -> None:
+    """Write tensors, each content once. Inside a transaction."""
+    for tensor in tensors:
+        tap = tap_index.get(tensor.tap)
+        if tap is None or not 0 <= tensor.rank < ranks:
+            raise ValueError(f"the session knows no tap {tensor.tap!r} on rank {tensor.rank}")
+        row = (branch, step, tap, tensor.seq, tensor.rank, tensor.slice, _blob(connection, tensor))
+        connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
+    """The id of the tensor's blob, written if no blob has this content yet."""
+    array = codec.stored(tensor.array, tensor.dtype)
+    name = codec.tensor_hash(array, tensor.dtype)
+    row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
+    if row is not None:
+        return int(row[0])
+    cursor = connection.execute(
+        "INSERT INTO blobs (hash, dtype, shape, data) VALUES (?, ?, ?, ?)",
+        (name, tensor.dtype, json.dumps(array.shape), codec.pack(array)),
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def real(value: float | None) -> float | str | None:
+    """SQLite turns NaN into NULL, which would read as "not recorded"; the text keeps it."""
+    return "nan" if value is not None and math.isnan(value) else value
+
+
+def utf8(value: str) -> str:
+    """Lone surrogates (undecodable bytes of a path, half a token) have no UTF-8 form: they become `?`."""
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def json_text(value: JSON) -> str:
+    """Compact JSON, escaped to ASCII so that any Python string survives."""
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,27 @@
+"""The errors of this room: each says what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class SessionError(Exception):
+    """A session that cannot be read (foreign, broken, hostile), or a question that it cannot answer."""
+
+
+class SessionWriteError(SessionError):
+    """A session that cannot be written (full disk, no permission). It is intact up to its last commit."""
+
+
+class LayoutError(SessionError, ValueError):
+    """Shards that cannot make up one tensor under the declared layout; the message gives the shapes."""
+
+
+class IdsMismatch(SessionError):
+    """Two sessions were not fed the same token ids at the same positions: no diff of them means anything."""
+
+
+def broken(where: str, what: str) -> SessionError:
+    """The error for content that contradicts the format."""
+    return SessionError(
+        f"broken session: {where}: {what}. It was damaged or not written by Lockstep; "
+        "`lockstep sessions verify` lists all that is wrong with it, recording it again replaces it."
+    )

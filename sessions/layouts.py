@@ -1,0 +1,214 @@
+"""The tensor that one rank alone would have had, from the tensors that all ranks had.
+
+    replicate               the same bits on every rank
+    shard(D)                concatenate along dimension D in rank order; shards may be uneven
+    shard(D,replicas=R)     groups of R neighbouring ranks hold the same shard
+    partial                 the sum over the ranks
+
+(PyTorch DTensor's placements; `replicas` is Megatron's duplication of KV heads when tp exceeds them.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.codec import widen
+from sessions.errors import LayoutError
+from sessions.records import TensorRecord
+
+_SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A parsed layout string; `str()` gives it back."""
+
+    kind: Literal["replicate", "shard", "partial"]
+    dim: int = 0
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        if self.kind != "shard":
+            return self.kind
+        return f"shard({self.dim})" if self.replicas == 1 else f"shard({self.dim},replicas={self.replicas})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A global tensor. `array` is None when the ranks that answered do not suffice (`missing_ranks`).
+
+    `disagreeing_ranks` differ, bit for bit, from the replicas they should equal: from the majority, or from
+    the lowest rank when there is none. `note` says all of it in words, "" when there is nothing to say.
+    `slice` is the part of the whole that was captured ("" = whole).
+    """
+
+    array: NDArray[Any] | None
+    disagreeing_ranks: tuple[int, ...] = ()
+    missing_ranks: tuple[int, ...] = ()
+    note: str = ""
+    slice: str = ""
+
+
+def parse(text: str) -> Layout:
+    """The layout that `text` names. `LayoutError` on anything else."""
+    if text == "replicate":
+        return Layout("replicate")
+    if text == "partial":
+        return Layout("partial")
+    match = _SHARD.fullmatch(text)
+    if match is None or (replicas := int(match[2] or 1)) < 1:
+        raise LayoutError(
+            f"{text[:60]!r} is no layout; use replicate, partial, shard(DIM) or shard(DIM,replicas=N)"
+        )
+    return Layout("shard", int(match[1]), replicas)
+
+
+def rebuild(
+    layout: Layout | str, arrays_by_rank: Mapping[int, NDArray[Any]], ranks: int | None = None
+) -> Rebuilt:
+    """The global tensor of `arrays_by_rank` (bfloat16 widened) among `ranks` ranks (default: those given).
+
+    Partial sums are taken in float64 and returned as float32. `LayoutError`, with the shapes, when they
+    cannot be parts of one tensor.
+    """
+    layout = parse(layout) if isinstance(layout, str) else layout
+    ranks = max(arrays_by_rank, default=-1) + 1 if ranks is None else ranks
+    missing = tuple(rank for rank in range(ranks) if rank not in arrays_by_rank)
+    if layout.kind == "partial":
+        return _sum(arrays_by_rank, missing)
+    groups = [range(ranks)] if layout.kind == "replicate" else shard_groups(layout, ranks)
+    shards, disagreeing = [], []
+    for group in groups:
+        held = {rank: arrays_by_rank[rank] for rank in group if rank in arrays_by_rank}
+        if held:
+            chosen, odd = agree(held)
+            shards.append(held[chosen])
+            disagreeing += odd
+    note = _note(disagreeing, missing)
+    if len(shards) < len(groups):
+        return Rebuilt(None, tuple(disagreeing), missing, note)
+    array = shards[0] if layout.kind == "replicate" else _concatenate(layout, shards, arrays_by_rank)
+    return Rebuilt(array, tuple(disagreeing), missing, note)
+
+
+def rebuild_records(layout: Layout | str, records: Mapping[int, TensorRecord], ranks: int) -> Rebuilt:
+    """`rebuild` from what each rank captured. Only parts cut alike go together: those like the lowest rank's."""
+    part = records[min(records)].slice if records else ""
+    arrays = {rank: widen(one.array, one.dtype) for rank, one in records.items() if one.slice == part}
+    return replace(rebuild(layout, arrays, ranks), slice=part)
+
+
+def shard_groups(layout: Layout, ranks: int) -> list[range]:
+    """The ranks that hold each distinct shard, in shard order."""
+    if ranks % layout.replicas:
+        raise LayoutError(
+            f"{layout} does not fit {ranks} ranks: they do not divide into groups of {layout.replicas}"
+        )
+    return [range(first, first + layout.replicas) for first in range(0, ranks, layout.replicas)]
+
+
+def agree(held: Mapping[int, NDArray[Any]]) -> tuple[int, list[int]]:
+    """The rank that speaks for the majority (the lowest of them), and the ranks whose bits differ from it."""
+    camps: list[list[int]] = []
+    for rank in sorted(held):
+        for camp in camps:
+            if same_bits(held[camp[0]], held[rank]):
+                camp.append(rank)
+                break
+        else:
+            camps.append([rank])
+    majority = max(camps, key=len)  # the first, which holds the lowest rank, on a tie
+    return majority[0], sorted(rank for camp in camps if camp is not majority for rank in camp)
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Equal dtype, shape and bytes; a NaN equals the same NaN, and 0.0 differs from -0.0."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a is b or bool(np.array_equal(_bytes(a), _bytes(b)))
+
+
+def sizes(layout: Layout, arrays_by_rank: Mapping[int, NDArray[Any]], ranks: int) -> list[int]:
+    """The length of each distinct shard along the sharded dimension, from the ranks that hold them."""
+    found = []
+    for group in shard_groups(layout, ranks):
+        shapes = [arrays_by_rank[rank].shape for rank in group if rank in arrays_by_rank]
+        if any(len(shape) <= layout.dim for shape in shapes):
+            raise LayoutError(f"no dimension {layout.dim} to shard in shapes {shapes}")
+        lengths = {shape[layout.dim] for shape in shapes}
+        if len(lengths) != 1:
+            raise LayoutError(
+                f"ranks {group.start} to {group.stop - 1} hold shards of lengths {sorted(lengths)}"
+            )
+        found.append(lengths.pop())
+    return found
+
+
+def cut(
+    layout: Layout | str, array: NDArray[Any], ranks: int, sizes: Sequence[int] | None = None
+) -> dict[int, NDArray[Any]]:
+    """Each rank's part (a view) of a global tensor: the inverse of `rebuild` but for partial layouts.
+
+    `sizes` are the lengths of the distinct shards, equal by default.
+    """
+    layout = parse(layout) if isinstance(layout, str) else layout
+    if layout.kind == "partial":
+        raise LayoutError("a sum does not tell its summands: a partial tensor cannot be cut")
+    if layout.kind == "replicate":
+        return dict.fromkeys(range(ranks), array)
+    groups = shard_groups(layout, ranks)
+    length = array.shape[layout.dim] if layout.dim < array.ndim else -1
+    if sizes is None and length >= 0 and length % len(groups) == 0:
+        sizes = [length // len(groups)] * len(groups)
+    if sizes is None or len(sizes) != len(groups) or sum(sizes) != length:
+        raise LayoutError(
+            f"shape {array.shape} cannot be cut by {layout} into {len(groups)} shards of {sizes}"
+        )
+    parts = np.split(array, np.cumsum(sizes)[:-1], axis=layout.dim)
+    return {rank: part for group, part in zip(groups, parts, strict=True) for rank in group}
+
+
+def _concatenate(
+    layout: Layout, shards: list[NDArray[Any]], arrays_by_rank: Mapping[int, NDArray[Any]]
+) -> NDArray[Any]:
+    rests = {(s.dtype, s.shape[: layout.dim], s.shape[layout.dim + 1 :]) for s in shards}
+    if len(rests) != 1 or any(s.ndim <= layout.dim for s in shards):
+        raise LayoutError(f"no tensor has these parts under {layout}: {_shapes(arrays_by_rank)}")
+    return np.concatenate(shards, axis=layout.dim) if len(shards) > 1 else shards[0]
+
+
+def _sum(arrays_by_rank: Mapping[int, NDArray[Any]], missing: tuple[int, ...]) -> Rebuilt:
+    if len({a.shape for a in arrays_by_rank.values()}) > 1:
+        raise LayoutError(f"summands of different shapes: {_shapes(arrays_by_rank)}")
+    if missing or not arrays_by_rank:
+        return Rebuilt(None, (), missing, _note([], missing))
+    with np.errstate(over="ignore", invalid="ignore"):  # inf - inf is NaN, as it would be on the ranks
+        total = np.sum([a.astype(np.float64) for _, a in sorted(arrays_by_rank.items())], axis=0)
+        return Rebuilt(total.astype(np.float32))
+
+
+def _note(disagreeing: Sequence[int], missing: Sequence[int]) -> str:
+    words = []
+    if disagreeing:
+        words.append(f"{_ranks(disagreeing)} differ{'s' * (len(disagreeing) == 1)} from the other replicas")
+    if missing:
+        words.append(f"nothing captured on {_ranks(missing)}")
+    return "; ".join(words)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _shapes(arrays_by_rank: Mapping[int, NDArray[Any]]) -> str:
+    return ", ".join(f"rank {r} {a.dtype}{a.shape}" for r, a in sorted(arrays_by_rank.items()))
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

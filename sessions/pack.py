@@ -1,0 +1,33 @@
+"""Making a session small to keep or hand over: one file, without log, gaps or tensors that nothing refers to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sessions import database, files
+from sessions.errors import SessionWriteError
+from sessions.reader import Session
+
+
+def pack(path: Path) -> tuple[int, int]:
+    """Pack the session in place; its bytes before and after (the log included).
+
+    `SessionError` if it does not read as a session, `SessionWriteError` if there is no room for the copy
+    that SQLite makes meanwhile, or somebody is writing it; it is unharmed then.
+    """
+    path = Path(path)
+    Session.open(path).close()
+    before = path.lstat().st_size + files.log_bytes(path)
+    try:
+        connection = database.connect_writer(path)
+        try:
+            connection.execute("DELETE FROM blobs WHERE id NOT IN (SELECT blob FROM tensors)")
+            connection.execute("VACUUM")
+            database.fold(connection)
+        finally:
+            connection.close()
+    except database.ERRORS as error:
+        raise SessionWriteError(
+            f"cannot pack session {path}: {error}. It is unharmed; make room, close whatever writes it, try again."
+        ) from error
+    return before, path.lstat().st_size + files.log_bytes(path)

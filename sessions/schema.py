@@ -1,0 +1,89 @@
+"""The file format: one SQLite 3 database, `NAME.session`. This module is its specification.
+
+    header      application_id "Lstp", user_version = SCHEMA_VERSION; UTF-8; write-ahead log while it grows
+    meta        key -> JSON (checkpoint hash, config, versions, seed, prompt, …); "ranks" is always there
+    taps        the tap order that statistics and checksums follow
+    branches    lines of history; 0 is "main"; a branch shares its parent's steps before fork_step
+    steps       one row a forward pass; a branch's own steps are contiguous from fork_step
+    sequences   what a step did to each sequence; integer lists as `codec.pack_ints`
+    recent      statistics and checksums of the newest steps: one array of all taps a step
+    chunks      … of older steps: CHUNK_STEPS at a time, turned so that one tap's history is contiguous
+    columns     one tap of one chunk: [8, ranks, steps] float32 or [ranks, steps] uint64
+    blobs       tensors by content: blake2b-128 of dtype, shape and bytes; zstd over byte planes
+    tensors     which blob a tap was on a rank for a sequence at a step
+    events      commands, stops, notes, in order
+    verdicts    what was judged; the newest judgement of a tap at a step stands
+
+Tables only: no view, trigger, virtual table or generated column, and a reader refuses a file whose schema
+is not, to the letter, the one below.
+"""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x4C737470  # "Lstp"
+SCHEMA_VERSION = 1
+
+#: 16 KiB pages hold the rows of `columns` without overflow pages.
+PAGE_SIZE = 16384
+#: Of a packed session without chunks.
+SMALL_PAGE_SIZE = 4096
+#: Steps in a chunk: more makes a series cheaper to read, fewer a step. Measured in benchmarks/sessions.py.
+CHUNK_STEPS = 64
+
+#: The two arrays of a step, by `kind`.
+STATS, CHECKSUMS = 0, 1
+
+TABLES: dict[str, str] = {
+    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
+    "taps": "CREATE TABLE taps (id INTEGER PRIMARY KEY, name TEXT NOT NULL, layout TEXT NOT NULL)",
+    "branches": (
+        "CREATE TABLE branches (id INTEGER PRIMARY KEY, name TEXT NOT NULL, parent INTEGER,"
+        " fork_step INTEGER NOT NULL, rules TEXT NOT NULL)"
+    ),
+    "steps": (
+        "CREATE TABLE steps (branch INTEGER NOT NULL, step INTEGER NOT NULL, phase TEXT NOT NULL,"
+        " wall_seconds REAL NOT NULL, free_blocks INTEGER, used_blocks INTEGER, dropped TEXT NOT NULL,"
+        " PRIMARY KEY (branch, step)) WITHOUT ROWID"
+    ),
+    "sequences": (
+        "CREATE TABLE sequences (branch INTEGER NOT NULL, step INTEGER NOT NULL, seq INTEGER NOT NULL,"
+        " ids BLOB NOT NULL, positions BLOB NOT NULL, kv_lens BLOB NOT NULL, block_table BLOB NOT NULL,"
+        " emitted INTEGER, forced INTEGER NOT NULL, topk_ids BLOB NOT NULL, topk_logits BLOB NOT NULL,"
+        " logsumexp REAL, entropy REAL, PRIMARY KEY (branch, step, seq)) WITHOUT ROWID"
+    ),
+    "recent": (
+        "CREATE TABLE recent (branch INTEGER NOT NULL, kind INTEGER NOT NULL, step INTEGER NOT NULL,"
+        " data BLOB NOT NULL, PRIMARY KEY (branch, kind, step)) WITHOUT ROWID"
+    ),
+    "chunks": (
+        "CREATE TABLE chunks (id INTEGER PRIMARY KEY, branch INTEGER NOT NULL, kind INTEGER NOT NULL,"
+        " first_step INTEGER NOT NULL, last_step INTEGER NOT NULL, steps BLOB NOT NULL)"
+    ),
+    "columns": (
+        "CREATE TABLE columns (chunk INTEGER NOT NULL, tap INTEGER NOT NULL, data BLOB NOT NULL,"
+        " PRIMARY KEY (chunk, tap)) WITHOUT ROWID"
+    ),
+    "blobs": (
+        "CREATE TABLE blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, dtype TEXT NOT NULL,"
+        " shape TEXT NOT NULL, data BLOB NOT NULL)"
+    ),
+    "tensors": (
+        "CREATE TABLE tensors (branch INTEGER NOT NULL, step INTEGER NOT NULL, tap INTEGER NOT NULL,"
+        " seq INTEGER NOT NULL, rank INTEGER NOT NULL, slice TEXT NOT NULL, blob INTEGER NOT NULL,"
+        " PRIMARY KEY (branch, step, tap, seq, rank, slice)) WITHOUT ROWID"
+    ),
+    "events": (
+        "CREATE TABLE events (id INTEGER PRIMARY KEY, branch INTEGER NOT NULL, step INTEGER NOT NULL,"
+        " kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL)"
+    ),
+    "verdicts": (
+        "CREATE TABLE verdicts (branch INTEGER NOT NULL, step INTEGER NOT NULL, tap TEXT NOT NULL,"
+        " verdict TEXT NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (branch, step, tap)) WITHOUT ROWID"
+    ),
+}
+
+#: Everything that sqlite_schema may hold: (type, name, table, sql).
+OBJECTS: frozenset[tuple[str, str, str, str | None]] = frozenset(
+    [("table", name, name, sql) for name, sql in TABLES.items()]
+    + [("index", "sqlite_autoindex_blobs_1", "blobs", None)]
+)

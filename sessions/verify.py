@@ -1,0 +1,110 @@
+"""The integrity of a session: the database, every reference, every blob."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from sessions import codec
+from sessions.archive import Archive
+from sessions.errors import SessionError
+from sessions.reader import Session
+
+_MOST_PROBLEMS = 100
+
+#: Rows that refer to what is not there, by what they are.
+_DANGLING = {
+    "sequences of no step (branch, step)": (
+        "SELECT q.branch, q.step FROM sequences q LEFT JOIN steps s ON s.branch = q.branch AND s.step = q.step"
+        " WHERE s.step IS NULL LIMIT 100"
+    ),
+    "statistics or checksums of no step (branch, step)": (
+        "SELECT r.branch, r.step FROM recent r LEFT JOIN steps s ON s.branch = r.branch AND s.step = r.step"
+        " WHERE s.step IS NULL LIMIT 100"
+    ),
+    "chunks of no step (id, branch, first step)": (
+        "SELECT c.id, c.branch, c.first_step FROM chunks c LEFT JOIN steps s ON s.branch = c.branch"
+        " AND s.step = c.first_step WHERE s.step IS NULL LIMIT 100"
+    ),
+    "columns of no chunk (chunk, tap)": (
+        "SELECT k.chunk, k.tap FROM columns k LEFT JOIN chunks c ON c.id = k.chunk WHERE c.id IS NULL LIMIT 100"
+    ),
+    "tensors of no step (branch, step)": (
+        "SELECT t.branch, t.step FROM tensors t LEFT JOIN steps s ON s.branch = t.branch AND s.step = t.step"
+        " WHERE s.step IS NULL LIMIT 100"
+    ),
+    "tensors of no blob (branch, step, blob)": (
+        "SELECT t.branch, t.step, t.blob FROM tensors t LEFT JOIN blobs b ON b.id = t.blob"
+        " WHERE b.id IS NULL LIMIT 100"
+    ),
+    "events of no branch (id, branch)": (
+        "SELECT e.id, e.branch FROM events e LEFT JOIN branches b ON b.id = e.branch WHERE b.id IS NULL LIMIT 100"
+    ),
+    "verdicts of no branch (branch, step, tap)": (
+        "SELECT v.branch, v.step, v.tap FROM verdicts v LEFT JOIN branches b ON b.id = v.branch"
+        " WHERE b.id IS NULL LIMIT 100"
+    ),
+}
+
+
+def verify(path: Path) -> list[str]:
+    """All that is wrong with a session, one line each (at most 100); empty: nothing.
+
+    Checks SQLite's own structure, that steps are continuous, that each reference leads somewhere, that
+    every array decompresses to the size it must have, and that every tensor still has its content hash.
+    """
+    path = Path(path)
+    try:
+        with Session.open(path) as session:
+            archive = Archive(path)
+            try:
+                problems = itertools.chain(_structure(archive), _records(session), _blobs(archive))
+                return list(itertools.islice(problems, _MOST_PROBLEMS))
+            finally:
+                archive.close()
+    except SessionError as error:
+        return [str(error)]
+
+
+def _structure(archive: Archive) -> Iterator[str]:
+    for (line,) in archive.query(f"PRAGMA integrity_check({_MOST_PROBLEMS})"):
+        if line != "ok":
+            yield f"database: {line}"
+    for what, sql in _DANGLING.items():
+        for row in archive.query(sql):
+            yield f"{what}: {row}"
+
+
+def _records(session: Session) -> Iterator[str]:
+    """Read everything once, the way a user would."""
+    for branch in session.branches():
+        own = range(branch.fork_step, max(branch.fork_step, session.steps(branch.id).stop))
+        for step in own:
+            for read in (session.step, session.stats, session.checksums, session.captured):
+                try:
+                    read(step, branch.id)
+                except SessionError as error:
+                    yield str(error)
+    for journal in (session.events, session.verdicts):
+        try:
+            journal()
+        except SessionError as error:
+            yield str(error)
+
+
+def _blobs(archive: Archive) -> Iterator[str]:
+    """Every tensor's bytes against its hash, a few at a time: they are the bulk of a session."""
+    last = -(2**63)
+    while found := archive.query(
+        "SELECT id, hash, dtype, shape, data FROM blobs WHERE id > ? ORDER BY id LIMIT 16", last
+    ):
+        for identity, name, dtype, shape, data in found:
+            where = f"blob {identity}"
+            try:
+                kind, dims = codec.parse_shape(shape, dtype, where)
+                if codec.tensor_hash(codec.unpack(data, kind, dims, where), dtype) != name:
+                    yield f"{where}: its content does not have its hash"
+            except SessionError as error:
+                yield str(error)
+        last = found[-1][0]

@@ -1,0 +1,271 @@
+"""Recording a session: one commit a step, so that a kill loses at most the step in flight."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from sessions import database, encode, files, layouts, packed
+from sessions.errors import SessionWriteError
+from sessions.reader import Session
+from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
+from sessions.schema import CHUNK_STEPS, PAGE_SIZE, SMALL_PAGE_SIZE
+
+
+class SessionWriter:
+    """The one writer of a session file. Safe to call from several threads; each call is one commit.
+
+    `SessionWriteError` when the file cannot grow (full disk, quota): what was committed before stays
+    readable, and the caller may go on without recording, or try the same call again later. `ValueError`
+    when a record contradicts the session.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """Use `create` or `reopen`."""
+        self.path = path
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._closed = False
+        names = connection.execute("SELECT id, name FROM taps").fetchall()
+        self._tap_index: dict[str, int] = {name: index for index, name in names}
+        (ranks,) = connection.execute("SELECT value FROM meta WHERE key = 'ranks'").fetchone()
+        self.ranks = int(json.loads(ranks))
+        steps = connection.execute(
+            "SELECT b.id, b.fork_step, (SELECT max(step) FROM steps WHERE branch = b.id) FROM branches b"
+        ).fetchall()
+        self._next_step: dict[int, int] = {
+            branch: fork if last is None else last + 1 for branch, fork, last in steps
+        }
+        recent = connection.execute(
+            "SELECT branch, kind, count(*) FROM recent GROUP BY branch, kind"
+        ).fetchall()
+        self._recent: dict[tuple[int, int], int] = {(branch, kind): count for branch, kind, count in recent}
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        taps: Sequence[Tap],
+        ranks: int,
+        meta: Mapping[str, JSON],
+        overwrite: bool = False,
+    ) -> SessionWriter:
+        """A new session at `path` with the branch 0, "main" (its rules from `meta["rules"]`).
+
+        `taps` in execution order, indices from 0. `FileExistsError` if there is something by that name,
+        unless `overwrite`.
+        """
+        path = Path(path)
+        _check_taps(taps)
+        if ranks < 1 or meta.get("ranks", ranks) != ranks:
+            raise ValueError(f'ranks must be at least 1 and agree with meta["ranks"]; got {ranks}')
+        if files.exists(path) and not overwrite:
+            raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
+        rows: list[tuple[str, list[tuple[object, ...]]]] = [
+            ("INSERT INTO taps VALUES (?, ?, ?)", [(t.index, encode.utf8(t.name), t.layout) for t in taps]),
+            (
+                "INSERT INTO meta VALUES (?, ?)",
+                [(key, encode.json_text(value)) for key, value in {**meta, "ranks": ranks}.items()],
+            ),
+            (
+                "INSERT INTO branches VALUES (0, 'main', NULL, 0, ?)",
+                [(encode.json_text(dict(meta.get("rules") or {})),)],
+            ),
+        ]
+        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            fresh.unlink(missing_ok=True)
+            database.create_file(fresh, rows)
+            for stale in files.companions(path):  # another file's log must never be applied to this one
+                stale.unlink(missing_ok=True)
+            os.replace(fresh, path)
+            return cls(path, database.connect_writer(path))
+        except (sqlite3.Error, OSError) as error:
+            fresh.unlink(missing_ok=True)
+            raise _unwritable(path, error) from error
+
+    @classmethod
+    def reopen(cls, path: Path) -> SessionWriter:
+        """Go on writing a session of ours; what a killed writer left in its log is taken in first."""
+        path = Path(path)
+        Session.open(path).close()  # what does not read back must not be written on
+        try:
+            return cls(path, database.connect_writer(path))
+        except database.ERRORS as error:
+            raise _unwritable(path, error) from error
+
+    def branch(
+        self,
+        name: str,
+        *,
+        parent: int | None = None,
+        fork_step: int = 0,
+        rules: Mapping[str, str] | None = None,
+    ) -> int:
+        """A new branch that shares `parent`'s steps before `fork_step` and goes on there. Returns its id."""
+        there = 0 if parent is None else self.next_step(parent)
+        if not 0 <= fork_step <= there:
+            raise ValueError(f"cannot fork at step {fork_step}: branch {parent} has the steps before {there}")
+        with self._commit() as db:
+            cursor = db.execute(
+                "INSERT INTO branches (name, parent, fork_step, rules) VALUES (?, ?, ?, ?)",
+                (encode.utf8(name), parent, fork_step, encode.json_text(dict(rules or {}))),
+            )
+            branch = int(cursor.lastrowid or 0)
+        self._next_step[branch] = fork_step
+        return branch
+
+    def next_step(self, branch: int) -> int:
+        """The step that the branch goes on with."""
+        if branch not in self._next_step:
+            raise ValueError(f"the session has no branch {branch}; it has {sorted(self._next_step)}")
+        return self._next_step[branch]
+
+    def step(self, branch: int, record: StepRecord) -> None:
+        """Record one step, which must be the branch's next. One commit; all of it or nothing is kept."""
+        with self._lock:
+            if record.step != self.next_step(branch):
+                raise ValueError(
+                    f"step {record.step} does not follow: branch {branch} goes on with step "
+                    f"{self.next_step(branch)}"
+                )
+            if len({one.seq for one in record.sequences}) != len(record.sequences):
+                raise ValueError(f"step {record.step} has two records of one sequence")
+            arrays = encode.step_arrays(record, len(self._tap_index), self.ranks)
+            sequences = [encode.sequence_row(branch, record.step, one) for one in record.sequences]
+            counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
+            with self._commit() as db:
+                db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", encode.step_row(branch, record))
+                db.executemany(f"INSERT INTO sequences VALUES ({', '.join('?' * 13)})", sequences)
+                self._insert_tensors(branch, record.step, record.tensors)
+                for kind, data in arrays.items():
+                    db.execute("INSERT INTO recent VALUES (?, ?, ?, ?)", (branch, kind, record.step, data))
+                    if counts[kind] >= CHUNK_STEPS:
+                        packed.compact(db, branch, kind, len(self._tap_index), self.ranks)
+                        counts[kind] -= CHUNK_STEPS
+            self._next_step[branch] = record.step + 1
+            self._recent.update({(branch, kind): count for kind, count in counts.items()})
+
+    def tensors(
+        self, branch: int, step: int, tensors: Iterable[TensorRecord], *, dropped: Sequence[str] = ()
+    ) -> None:
+        """Add tensors to a step already recorded on this very branch: captured later, on demand."""
+        with self._commit() as db:
+            row = db.execute(
+                "SELECT dropped FROM steps WHERE branch = ? AND step = ?", (branch, step)
+            ).fetchone()
+            if row is None:
+                raise ValueError(f"branch {branch} has no step {step} of its own")
+            self._insert_tensors(branch, step, tensors)
+            words = encode.json_text([*json.loads(row[0]), *dropped])
+            db.execute("UPDATE steps SET dropped = ? WHERE branch = ? AND step = ?", (words, branch, step))
+
+    def event(self, branch: int, step: int, kind: str, text: str, data: JSON = None) -> int:
+        """Append to the journal; returns the event's id."""
+        row = (branch, step, kind, encode.utf8(text), encode.json_text(data))
+        with self._commit() as db:
+            cursor = db.execute(
+                "INSERT INTO events (branch, step, kind, text, data) VALUES (?, ?, ?, ?, ?)", row
+            )
+            return int(cursor.lastrowid or 0)
+
+    def verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        """Record judgements; the newest of a tap at a step replaces an older one."""
+        rows = [(v.branch, v.step, v.tap, v.verdict, encode.json_text(v.detail)) for v in verdicts]
+        with self._commit() as db:
+            db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?)", rows)
+
+    def set_meta(self, key: str, value: JSON) -> None:
+        """Set one key of the meta table ("ranks" is fixed at creation)."""
+        if key == "ranks":
+            raise ValueError('meta["ranks"] is fixed when the session is created')
+        row = (key, encode.json_text(value))
+        with self._commit() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+    @classmethod
+    def pack(cls, path: Path) -> None:
+        """Make a session that nobody writes one file as small as it can be. `SessionError` for a foreign one.
+
+        A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
+        """
+        writer = cls.reopen(path)
+        try:
+            (chunks,) = writer._connection.execute("SELECT count(*) FROM chunks").fetchone()
+            writer._connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+            writer._connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
+            writer._connection.execute("VACUUM")
+        except sqlite3.Error as error:
+            raise _unwritable(writer.path, error) from error
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        """Fold the log into the file, so that one file is left (once the last reader has gone too)."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                database.fold(self._connection)
+            except sqlite3.Error as error:
+                raise SessionWriteError(
+                    f"{self.path} is complete, but its newest steps are still in "
+                    f"{files.wal_of(self.path).name} ({error}). Keep both files together; with room on the "
+                    "disk, opening it for writing joins them."
+                ) from error
+            finally:
+                self._connection.close()
+
+    def __enter__(self) -> SessionWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _insert_tensors(self, branch: int, step: int, tensors: Iterable[TensorRecord]) -> None:
+        encode.insert_tensors(self._connection, branch, step, tensors, self._tap_index, self.ranks)
+
+    @contextmanager
+    def _commit(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: committed as a whole, or rolled back as a whole."""
+        with self._lock:
+            if self._closed:
+                raise SessionWriteError(f"{self.path} has been closed; reopen it to record on.")
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:  # SQLite has rolled back by itself when the disk is full
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise _unwritable(self.path, error) from error
+                raise
+
+
+def _check_taps(taps: Sequence[Tap]) -> None:
+    if [tap.index for tap in taps] != list(range(len(taps))):
+        raise ValueError("taps must have the indices 0, 1, 2, … in order")
+    if len({tap.name for tap in taps}) != len(taps):
+        raise ValueError("two taps have the same name")
+    for tap in taps:
+        layouts.parse(tap.layout)
+
+
+def _unwritable(path: Path, error: Exception) -> SessionWriteError:
+    advice = "make room, or choose another directory, to record on"
+    if isinstance(error, sqlite3.IntegrityError):
+        advice = "another process has been writing it; let one of them record to another file"
+    return SessionWriteError(
+        f"cannot write session {path}: {error}. What was committed before is kept; {advice}."
+    )

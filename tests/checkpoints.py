@@ -1,0 +1,140 @@
+"""Tiny random checkpoints of every family and feature, written by transformers itself.
+
+    path = tiny_checkpoint(tmp_path, "qwen3", num_key_value_heads=4)
+
+Sizes divide by 2, 4 and 8 ranks except the vocabulary (131, a prime). Everything that a loader could drop
+without a trace is random and away from its default: biases are not zero, norm weights are not one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+OWN: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen3": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "llama": {"num_key_value_heads": 4},
+    "mistral": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
+}
+
+#: name -> (family, overrides): what "every family and feature" means in the tests.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-tied": ("qwen2", {}),
+    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama": ("llama", {}),
+    "llama-bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-mha": ("llama", {"num_key_value_heads": 8}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "llama-llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral-window": ("mistral", {}),
+    "mistral-full": ("mistral", {"sliding_window": None}),
+}
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    """The transformers config of a tiny model; `overrides` replace single fields."""
+    config_class, _ = CLASSES[family]
+    return config_class(**(SIZES | OWN[family] | overrides))
+
+
+def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """A random float32 transformers model in eval mode, the same on every call with the same arguments."""
+    torch.manual_seed(seed)
+    model = CLASSES[family][1](tiny_config(family, **overrides))
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                parameter.copy_(1.0 + 0.3 * noise)
+            elif name.endswith(".bias"):
+                parameter.copy_(0.5 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def tiny_checkpoint(
+    directory: Path,
+    family: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Write such a model under `directory` (configs and safetensors); returns its path.
+
+    `max_shard_size="50KB"` gives several files with an index.
+    """
+    path = directory / f"tiny-{family}"
+    model = tiny_model(family, seed=seed, **overrides).to(dtype)
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def tiny_variant(directory: Path, name: str, **options: Any) -> Path:
+    """The checkpoint of one of VARIANTS."""
+    family, overrides = VARIANTS[name]
+    return tiny_checkpoint(directory, family, **(overrides | options))

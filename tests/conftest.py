@@ -1,0 +1,34 @@
+"""What every test gets: directories of its own, and no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# The same examples every time, and no judgement of a busy machine's speed.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sessions and caches go to a temporary directory, never to the user's; one for the whole run, so that
+    what was recorded once (golden references) is there for the next test."""
+    root = tmp_path_factory.mktemp("lockstep")
+    values = {
+        "LOCKSTEP_DATA_DIR": str(root / "data"),
+        "LOCKSTEP_CACHE_DIR": str(root / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,190 @@
+"""The catalogue tells the truth: each fault acts where it says that it can, first where it says, and nowhere
+else does it do anything. Held against the correct engine, bit by bit."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError
+from engine.faults.catalogue import DEFAULTS, FAULTS, Fault, check_rules, faults_of, parse_rule
+from engine.faults.patches import PATCHES, resolve
+from engine.loading import model_config
+from engine.rules import CORRECT, Rules
+from engine.runner import Runner
+from engine.sampling import Sampling
+from engine.taps.hub import CapturePolicy
+from tests.checkpoints import tiny_checkpoint
+from tests.engine.harness import Engine, local_runner
+
+PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the window (8)
+FORCED = [9, 110, 23]  # the same continuation, right or wrong
+
+#: Between them, each fault of the catalogue can act on one of these.
+MODELS = {
+    "windowed": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+                           "num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
+    "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        name: tiny_checkpoint(tmp_path_factory.mktemp(name), family, **overrides)
+        for name, (family, overrides) in MODELS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(paths: dict[str, Path]) -> dict[str, ModelConfig]:
+    return {name: model_config(path) for name, path in paths.items()}
+
+
+def test_patches_and_catalogue_name_each_other() -> None:
+    assert {fault.patch for fault in FAULTS} == set(PATCHES)
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS)
+    assert len({(fault.rule, fault.value) for fault in FAULTS}) == len(FAULTS)
+    assert {fault.rule for fault in FAULTS} == set(DEFAULTS)
+    assert not [fault for fault in FAULTS if fault.value == DEFAULTS[fault.rule]]
+    seams = {field.name for field in fields(Rules)}
+    assert all(set(patch) <= seams and patch for patch in PATCHES.values())
+
+
+def test_defaults_are_the_correct_rules() -> None:
+    assert resolve(DEFAULTS) == resolve({}) == CORRECT
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_rule_replaces_its_seams_and_no_other(fault: Fault) -> None:
+    rules = resolve({fault.rule: fault.value})
+    seams = [field.name for field in fields(Rules)]
+    changed = {seam for seam in seams if getattr(rules, seam) != getattr(CORRECT, seam)}
+    assert changed == set(PATCHES[fault.patch])
+    assert faults_of({fault.rule: fault.value}) == [fault]
+    assert parse_rule(f"{fault.rule}={fault.value}") == (fault.rule, fault.value)
+
+
+def test_what_the_catalogue_does_not_know_is_refused_with_what_it_knows() -> None:
+    with pytest.raises(ConfigError, match=r"there is no rule 'nonsense'.*load_bias"):
+        faults_of({"nonsense": "1"})
+    with pytest.raises(
+        ConfigError, match=r"rule rope has no value 'sideways': use one of half_split, swallowed"
+    ):
+        faults_of({"rope": "sideways"})
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parse_rule("rope")
+    with pytest.raises(ConfigError, match=r"cache_heads and kv_expand act on the same seam"):
+        resolve({"cache_heads": "repeated", "kv_expand": "tiled"})
+
+
+def run_engine(engine: Engine, rules: Mapping[str, str], reload: bool) -> np.ndarray:
+    """Checksums [steps, ranks, taps] of the prompt and its forced continuation."""
+    engine.rules(rules, reload=reload)
+    engine.add(PROMPT)
+    return np.stack([engine.step({0: token}).checksums for token in FORCED])
+
+
+@pytest.fixture(scope="module")
+def correct() -> dict[str, np.ndarray]:
+    """Checksums of the correct engine, by model."""
+    return {}
+
+
+@pytest.fixture
+def engine(engine_of: Callable[[int], Engine]) -> Iterator[Engine]:
+    """Two ranks; the same model stays loaded from test to test."""
+    engine = engine_of(2)
+    yield engine
+    engine.rules({}, reload=True)
+
+
+def use(engine: Engine, path: Path, correct: dict[str, np.ndarray]) -> np.ndarray:
+    """Load `path` if it is not loaded, and give what the correct engine computes."""
+    if correct.get("loaded") != str(path):
+        engine.load(path)
+        engine.watch(statistics=True)
+        correct["loaded"] = str(path)
+        correct[str(path)] = run_engine(engine, {}, reload=False)
+    return correct[str(path)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_fault_shows_first_where_the_catalogue_says(
+    fault: Fault,
+    engine: Engine,
+    paths: dict[str, Path],
+    models: dict[str, ModelConfig],
+    correct: dict[str, np.ndarray],
+) -> None:
+    able = [name for name, model in models.items() if fault.acts_on(model, 2) is None]
+    assert able, "no model of this test lets the fault act"
+    golden = use(engine, paths[able[0]], correct)
+    found = run_engine(engine, {fault.rule: fault.value}, reload=fault.level == "load")
+    steps, _, taps = (found != golden).nonzero()
+    assert len(steps), "the fault changes nothing"
+    first = min(zip(steps, taps, strict=True))
+    assert first[0] == fault.step
+    tap = engine.specs[first[1]].name
+    assert fnmatch.fnmatch(tap, fault.first_tap), f"shows first at {tap}, not at {fault.first_tap}"
+    if fault.level != "load":
+        assert (run_engine(engine, {}, reload=False) == golden).all(), "the correct rules do not restore it"
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.level == "step"], ids=lambda fault: fault.id)
+def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
+    fault: Fault,
+    engine: Engine,
+    paths: dict[str, Path],
+    models: dict[str, ModelConfig],
+    correct: dict[str, np.ndarray],
+) -> None:
+    able = [name for name, model in models.items() if fault.acts_on(model, 2) is None]
+    golden = use(engine, paths[able[0]], correct)
+    engine.rules({})
+    engine.add(PROMPT)
+    before = engine.step({0: FORCED[0]}).checksums
+    engine.client.call("rebind", rules={fault.rule: fault.value})
+    after = engine.step({0: FORCED[1]}).checksums
+    assert (before == golden[0]).all()
+    assert (after != golden[1]).any()
+
+
+def run_alone(path: Path, rules: Mapping[str, str]) -> np.ndarray:
+    """Checksums [steps, taps] with one rank, in this process."""
+    runner: Runner = local_runner(path, rules)
+    runner.watch(CapturePolicy(statistics=True))
+    runner.add(0, PROMPT, Sampling())
+    return np.stack([runner.step({0: token}).checksums for token in FORCED])
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "llama-mha", "biased", "windowed"])
+def test_with_one_rank_a_fault_acts_just_where_it_is_said_to(
+    name: str, paths: dict[str, Path], variant: Callable[[str], Path]
+) -> None:
+    """Not only does each fault act that can: those of which the toggles say "cannot act here" do nothing."""
+    path = paths[name] if name in paths else variant(name)
+    model = model_config(path)
+    golden = run_alone(path, {})
+    for fault in FAULTS:
+        rule = {fault.rule: fault.value}
+        acts = bool((run_alone(path, rule) != golden).any())
+        assert acts == (fault.acts_on(model, 1) is None), fault.id
+        if not acts:
+            with pytest.raises(ConfigError, match=f"{fault.rule}={fault.value} cannot act here: "):
+                check_rules(rule, model, 1)
+
+
+def test_replicated_heads_leave_tiling_nothing_to_mix_up(models: dict[str, ModelConfig]) -> None:
+    (tiled,) = (fault for fault in FAULTS if fault.id == "kv-tiled")
+    assert tiled.acts_on(models["windowed"], 2) is None
+    assert tiled.acts_on(models["windowed"], 4) == "each rank holds a single KV head"
+    (repeated,) = (fault for fault in FAULTS if fault.id == "repeated-heads-cached")
+    assert repeated.acts_on(models["windowed"], 4) is None
+    assert "a single head" in str(repeated.acts_on(models["windowed"], 8))

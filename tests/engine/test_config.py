@@ -1,0 +1,265 @@
+"""ModelConfig against transformers' own config classes and rotary embedding, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.errors import ConfigError
+from tests.checkpoints import CLASSES, OWN, SIZES, VARIANTS, tiny_config
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+LLAMA = SIZES | OWN["llama"] | {"model_type": "llama"}
+
+
+def _written(config: Any, directory: Path) -> dict[str, Any]:
+    """The config.json that transformers writes."""
+    config.save_pretrained(directory)
+    return json.loads((directory / "config.json").read_text())
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    """Each layer's window as the models of transformers take it from their config."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type == "llama":
+        return tuple(None for _ in layers)
+    if config.model_type == "mistral":
+        return tuple(config.sliding_window for _ in layers)
+    return tuple(
+        config.sliding_window if config.layer_types[i] == "sliding_attention" else None for i in layers
+    )
+
+
+def _agree(ours: ModelConfig, theirs: Any) -> None:
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    eos = theirs.eos_token_id
+    assert dataclasses.asdict(ours) | {"rope_scaling": None} == {
+        "family": theirs.model_type,
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_layers": theirs.num_hidden_layers,
+        "num_heads": theirs.num_attention_heads,
+        "num_kv_heads": theirs.num_key_value_heads,
+        "head_dim": head_dim,
+        "vocab_size": theirs.vocab_size,
+        "max_position": theirs.max_position_embeddings,
+        "rms_eps": theirs.rms_norm_eps,
+        "rope_theta": theirs.rope_parameters["rope_theta"],
+        "rope_scaling": None,
+        "qkv_bias": theirs.model_type == "qwen2" or getattr(theirs, "attention_bias", False),
+        "o_bias": theirs.model_type != "qwen2" and getattr(theirs, "attention_bias", False),
+        "mlp_bias": getattr(theirs, "mlp_bias", False),
+        "qk_norm": theirs.model_type == "qwen3",
+        "tie_embeddings": theirs.tie_word_embeddings,
+        "windows": _windows(theirs),
+        "dtype": str(theirs.dtype or "float32").removeprefix("torch."),
+        "bos_id": theirs.bos_token_id,
+        "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+    }
+    rope, kind = theirs.rope_parameters, theirs.rope_parameters["rope_type"]
+    assert ours.rope_scaling.kind == ("none" if kind == "default" else kind)
+    if kind != "default":
+        assert ours.rope_scaling.factor == rope["factor"]
+    if kind in ("llama3", "yarn"):
+        assert ours.rope_scaling.original_max_position == rope["original_max_position_embeddings"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_and_feature_reads_as_transformers_reads_it(variant: str, tmp_path: Path) -> None:
+    family, overrides = VARIANTS[variant]
+    theirs = tiny_config(family, **overrides)
+    ours = ModelConfig.from_hf(_written(theirs, tmp_path))
+    _agree(ours, theirs)
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_theta": 5e5, "rope_scaling": None},
+    {"rope_theta": 5e5, "rope_scaling": {}},
+    {"rope_theta": 10000, "rope_scaling": {"type": "linear", "factor": 2}},
+    {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3e4}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 3e4},
+    {"rope_parameters": {"rope_theta": 7e4, "rope_type": "default"}, "rope_theta": 3e4},
+    {
+        "rope_parameters": {"rope_theta": 7e4, "rope_type": "default"},
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    },
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        "original_max_position_embeddings": 32,
+    },
+    {},
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=json.dumps)
+def test_both_styles_of_rope_settings_resolve_as_in_transformers(rope: dict[str, Any]) -> None:
+    config = LLAMA | rope
+    theirs = CLASSES["llama"][0](**json.loads(json.dumps(config)))
+    kind = theirs.rope_parameters["rope_type"]
+    if kind != "default":
+        ROPE_INIT_FUNCTIONS[kind](theirs)  # settles what transformers settles only on first use
+    _agree(ModelConfig.from_hf(config), theirs)
+
+
+WINDOWS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 32}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 28}),
+    (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": 5}),
+    ("llama", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "window"), WINDOWS, ids=str)
+def test_sliding_windows_resolve_as_in_transformers(family: str, window: dict[str, Any]) -> None:
+    config = SIZES | OWN[family] | {"model_type": family} | window
+    theirs = CLASSES[family][0](**json.loads(json.dumps(config)))
+    _agree(ModelConfig.from_hf(config), theirs)
+
+
+@pytest.mark.parametrize(("family", "key"), [("mistral", "sliding_window"), ("qwen3", "head_dim")])
+def test_an_absent_key_means_what_the_config_class_assumes(family: str, key: str) -> None:
+    config = SIZES | OWN[family] | {"model_type": family}
+    del config[key]
+    _agree(ModelConfig.from_hf(config), CLASSES[family][0](**json.loads(json.dumps(config))))
+
+
+def test_generation_config_decides_where_generation_stops() -> None:
+    config = LLAMA | {"bos_token_id": 5, "eos_token_id": 6}
+    assert ModelConfig.from_hf(config, {"eos_token_id": [7, 8, 7]}).eos_ids == (7, 8)
+    assert ModelConfig.from_hf(config, {}).eos_ids == (6,)
+    assert ModelConfig.from_hf(config, {"bos_token_id": 3}).bos_id == 3
+    assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_ids == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_has_two_names(key: str) -> None:
+    assert ModelConfig.from_hf(LLAMA | {key: "bfloat16"}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b-instruct", "stories260K"])
+def test_real_configurations(name: str) -> None:
+    directory = SHARED / name
+    if not directory.is_dir():
+        pytest.skip(f"{name} is not beside the repository")
+    generation_file = directory / "generation_config.json"
+    generation = json.loads(generation_file.read_text()) if generation_file.exists() else None
+    ours = ModelConfig.from_hf(json.loads((directory / "config.json").read_text()), generation)
+    theirs = AutoConfig.from_pretrained(directory)
+    if generation:
+        theirs.eos_token_id = generation["eos_token_id"]
+    _agree(ours, theirs)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "gpt2"}, r"model_type is 'gpt2': not a supported .*qwen2, qwen3, llama, mistral"),
+    ({"model_type": None}, r"model_type is missing"),
+    ({"hidden_act": "gelu"}, r"hidden_act is 'gelu': .*silu"),
+    ({"hidden_size": None}, r"hidden_size is missing"),
+    ({"hidden_size": "64"}, r"hidden_size is '64': expected a whole number"),
+    ({"hidden_size": True}, r"hidden_size is True: expected a whole number"),
+    ({"hidden_size": 0}, r"hidden_size is 0: expected a whole number from 1"),
+    ({"hidden_size": 2**60}, r"hidden_size is 1152921504606846976: expected a whole number"),
+    ({"hidden_size": 60}, r"hidden_size is 60: num_attention_heads = 8 does not divide it"),
+    (
+        {"num_hidden_layers": 10**9},
+        r"num_hidden_layers is 1000000000: expected a whole number from 1 to 10000",
+    ),
+    ({"num_key_value_heads": 3}, r"num_key_value_heads is 3: does not divide num_attention_heads = 8"),
+    ({"head_dim": 7}, r"head_dim = 7 is odd"),
+    ({"rms_norm_eps": "tiny"}, r"rms_norm_eps is 'tiny': expected a number"),
+    ({"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan: expected a finite number"),
+    ({"rope_theta": -1.0}, r"rope_theta is -1.0: expected a finite number above 0"),
+    ({"rope_theta": 10**400}, r"rope_theta is 1000.*: expected a finite number above 0"),
+    ({"rope_scaling": "linear"}, r"rope_scaling is 'linear': expected a JSON object"),
+    (
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        r"'dynamic': not .*default, linear, llama3 and yarn",
+    ),
+    ({"rope_scaling": {"type": "linear"}}, r"rope_scaling: factor is missing"),
+    ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, r"rope_scaling: low_freq_factor is missing"),
+    (
+        {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+        r"high_freq_factor is 4.0: must exceed low_freq_factor \(4\)",
+    ),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention is .*single layer types"),
+    ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5: .*only 1.0"),
+    ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype is 'float8_e4m3fn': .*float32, bfloat16, float16"),
+    ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes': expected true or false"),
+    ({"eos_token_id": "</s>"}, r"eos_token_id is '</s>': expected a token id"),
+    ({"quantization_config": {"bits": 4}}, r"quantization_config is .*original"),
+    ({"sliding_window": 128}, r"sliding_window is 128: llama has none"),
+    (
+        {"model_type": "mistral", "layer_types": ["full_attention"] * 3},
+        r"layer_types disagrees with sliding_window",
+    ),
+    (
+        {"model_type": "qwen2", "layer_types": ["full_attention"]},
+        r"layer_types has 1 entries, num_hidden_layers is 3",
+    ),
+    ({"model_type": "qwen2", "layer_types": ["mamba"] * 3}, r"layer_types names 'mamba'"),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, r"no sliding window is in use"),
+    ({"hidden_act": "\x1b[31mred"}, r"hidden_act is '\\x1b\[31mred'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_cannot_work_is_refused_by_name_and_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        ModelConfig.from_hf(LLAMA | change)
+    assert str(caught.value).startswith("config.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_family_with_an_odd_default_needs_its_kv_heads_said() -> None:
+    config = SIZES | {"model_type": "qwen2"}
+    del config["num_key_value_heads"]
+    with pytest.raises(ConfigError, match="num_key_value_heads is missing"):
+        ModelConfig.from_hf(config)
+
+
+FITS = [
+    ({}, 3, "tp=3 does not divide 8 attention heads: use 1, 2, 4 or 8"),
+    ({}, 16, "tp=16 does not divide 8 attention heads: use 1, 2, 4 or 8"),
+    ({"intermediate_size": 172}, 8, "tp=8 does not divide the intermediate size 172: use 1, 2 or 4"),
+    (
+        {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96},
+        6,
+        "tp=6 neither divides nor is a multiple of 4 key/value heads: use 1, 2, 4 or 12",
+    ),
+    ({"intermediate_size": 97}, 2, "tp=2 does not divide the intermediate size 97: use 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "tp", "message"), FITS)
+def test_a_tp_that_cannot_split_the_model_names_those_that_can(
+    change: dict[str, Any], tp: int, message: str
+) -> None:
+    model = ModelConfig.from_hf(LLAMA | change)
+    with pytest.raises(ConfigError) as caught:
+        check_fit(model, EngineConfig(tp=tp))
+    assert str(caught.value) == message
+    for good in message.split("use ")[1].replace(" or ", ", ").split(", "):
+        check_fit(model, EngineConfig(tp=int(good)))

@@ -1,0 +1,209 @@
+"""What becomes of an engine when a rank dies, raises, hangs or loses its host: no rank is lost without its
+name, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.client import Client
+from engine.config import EngineConfig
+from engine.errors import RankError, RankTimeout, RequestError
+from engine.loading import model_config
+from tests.engine.harness import specs_of
+
+ROOT = Path(__file__).parents[2]
+O_PROJ = "layers.0.attn.o_proj"  # where the troubled rank gets into trouble
+
+
+@pytest.fixture
+def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of temporary files that must be empty at the end."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return place
+
+
+@pytest.fixture
+def start(own_tmp: Path, variant: Callable[[str], Path]) -> Iterator[Callable[..., Client]]:
+    """Start a troubled engine at TP=2 with a model and a prompt; afterwards nothing of it may be left."""
+    clients: list[Client] = []
+    pids: list[int] = []
+
+    def go(**trouble: str) -> Client:
+        path = variant("qwen2-tied")
+        specs = specs_of(model_config(path), 2)
+        client = Client(EngineConfig(tp=2, threads=1), specs, program="tests.engine.troubled_rank")
+        clients.append(client)
+        pids.extend(client.pids)
+        client.load(path, trouble)
+        client.call("add", seq=0, ids=[5, 6, 7], sampling={})
+        return client
+
+    yield go
+    for client in clients:
+        client.close()
+    assert not [pid for pid in pids if psutil.pid_exists(pid)], "a rank outlived its engine"
+    assert not list(own_tmp.iterdir()), "files were left behind"
+    assert not [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)]
+
+
+def reach(client: Client, rank: int, tap: str) -> None:
+    """Wait until a rank stands at a tap."""
+    while f"rank {rank} at {tap}," not in client.standing()[rank]:
+        time.sleep(0.01)
+
+
+@contextmanager
+def ends(client: Client) -> Iterator[None]:
+    """The engine must have ended, with all its processes, when the block is left."""
+    ranks = [psutil.Process(pid) for pid in client.pids]
+    yield
+    assert not client.alive
+    assert not any(rank.is_running() for rank in ranks)
+    with pytest.raises(RankError, match="ended"):
+        client.call("ping")
+
+
+def test_a_rank_killed_while_idle_is_named(start: Callable[..., Client]) -> None:
+    client = start()
+    client.call("step", forced={}, pause=None)
+    with ends(client):
+        os.kill(client.pids[0], signal.SIGKILL)
+        with pytest.raises(RankError, match="rank 0 is lost: killed by SIGKILL"):
+            client.call("step", forced={}, pause=None)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_in_a_step_is_named_with_its_operation(
+    start: Callable[..., Client], victim: int
+) -> None:
+    """Rank 1 is at work; rank 0 waits for it in the collective. Whichever dies, it is the one that is named,
+    not the one whose connection broke because of it."""
+    client = start(trouble="sleep")
+    client.send("step", forced={}, pause=None)
+    reach(client, 0, O_PROJ)
+    reach(client, 1, O_PROJ)
+    with ends(client):
+        os.kill(client.pids[victim], signal.SIGKILL)
+        with pytest.raises(RankError, match=f"rank {victim} is lost: killed by SIGKILL") as error:
+            client.collect(60)
+        assert not isinstance(error.value, RankTimeout)
+        assert f"rank {victim} at {O_PROJ}, step 0" in str(error.value)
+
+
+def test_a_rank_killed_while_paused_is_named(start: Callable[..., Client]) -> None:
+    client = start()
+    client.send("step", forced={}, pause={"stop": "operation"})
+    assert all(answer["paused"] for answer in client.collect(60))
+    with ends(client):
+        os.kill(client.pids[1], signal.SIGKILL)
+        with pytest.raises(RankError, match=r"rank 1 is lost: killed by SIGKILL.*rank 1 at embed, step 0"):
+            client.call("read", place=0, seq=0)
+
+
+def test_a_paused_engine_closes_and_closing_twice_is_harmless(start: Callable[..., Client]) -> None:
+    client = start()
+    client.send("step", forced={}, pause={"stop": "operation"})
+    client.collect(60)
+    with ends(client):
+        client.close()
+        client.close()
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(start: Callable[..., Client]) -> None:
+    client = start(trouble="raise")
+    with ends(client), pytest.raises(RankError, match="rank 1 raised ArithmeticError: trouble was") as error:
+        client.call("step", forced={}, pause=None)
+    assert f"rank 1 at {O_PROJ}, step 0" in str(error.value)
+    assert any("troubled_rank.py" in note for note in error.value.__notes__)
+
+
+def test_one_rank_that_refuses_ends_the_engine_with_what_it_said(start: Callable[..., Client]) -> None:
+    client = start(trouble="refuse")
+    with ends(client), pytest.raises(RequestError, match=r"this rank alone refuses.*rank 1 alone"):
+        client.call("step", forced={}, pause=None)
+
+
+def test_mistakes_and_slow_passes_leave_the_engine_alive(start: Callable[..., Client]) -> None:
+    client = start(trouble="slow", step="1")
+    for command, arguments, message in [
+        ("add", {"seq": 0, "ids": [1], "sampling": {}}, "sequence 0 is already there"),
+        ("add", {"seq": 1, "ids": [], "sampling": {}}, "the prompt is empty"),
+        ("add", {"seq": 1, "ids": [131], "sampling": {}}, "token id 131 is out of range.*0 to 130"),
+        ("add", {"seq": 1, "ids": [-1], "sampling": {}}, "token id -1 is out of range"),
+        ("add", {"seq": 1, "ids": [1] * 257, "sampling": {}}, "257 tokens, the context holds 256"),
+        ("step", {"forced": {0: 131}, "pause": None}, "token id 131 is out of range"),
+        ("step", {"forced": {9: 1}, "pause": None}, "there is no sequence 9: there is 0"),
+        ("remove", {"seq": 9}, "there is no sequence 9"),
+        ("sampling", {"seq": 9, "sampling": {}}, "there is no sequence 9"),
+        ("kv", {"seq": 9, "layer": 0}, "there is no sequence 9"),
+        ("kv", {"seq": 0, "layer": 3}, "there is no layer 3: the model has 3"),
+        ("read", {"seq": 0, "place": 0}, "embed has not passed"),
+        ("read", {"seq": 0, "place": 9999}, "there is no tap 9999"),
+        ("weight", {"name": "nonsense"}, "there is no weight 'nonsense'"),
+        ("rewind", {"lengths": {0: [9, 0, 0]}, "step": 0}, "cannot rewind sequence 0 to 9 ids.*it has 3 ids"),
+        ("nonsense", {}, "there is no command 'nonsense'"),
+    ]:
+        with pytest.raises(RequestError, match=message):
+            client.call(command, **arguments)
+    assert client.alive
+    assert client.call("step", forced={}, pause=None)[0]["sequences"][0]["positions"] == [0, 1, 2]
+    # Six pauses of a fifth of a second are longer than the limit together, but each moves on before it.
+    assert client.call("step", forced={}, pause=None, timeout=1.0)[0]["phase"] == "decode"
+
+
+def test_a_rank_that_hangs_is_reported_with_where_each_stands(start: Callable[..., Client]) -> None:
+    client = start()
+    client.call("step", forced={}, pause=None)
+    with ends(client):
+        os.kill(client.pids[1], signal.SIGSTOP)
+        with pytest.raises(RankTimeout, match="no answer from rank 0, 1 within 2 s") as error:
+            client.call("step", forced={}, pause=None, timeout=2.0)
+        assert "rank 0 at embed, step 1" in str(error.value)  # it waits for rank 1 in the embedding's sum
+        assert "rank 1 at layers.2.mlp.down, step 0" in str(error.value)  # stopped before the step
+
+
+HOST = """
+import sys, time
+from pathlib import Path
+from engine.client import Client
+from engine.config import EngineConfig
+client = Client(EngineConfig(tp=2, threads=1), program="tests.engine.troubled_rank")
+client.load(Path(sys.argv[1]), {"trouble": "sleep"})
+client.call("add", seq=0, ids=[5, 6, 7], sampling={})
+client.send("step", forced={}, pause=None)
+while client.board.read(0).place != client.board.read(1).place or client.board.read(1).place == 0:
+    time.sleep(0.01)
+print(*client.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_end_with_their_host(own_tmp: Path, variant: Callable[[str], Path]) -> None:
+    """One rank sleeps in Python, the other waits for it in a collective: both end, and leave no file."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, str(variant("qwen2-tied"))], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert host.stdout is not None
+    ranks = [psutil.Process(int(pid)) for pid in host.stdout.readline().split()]
+    assert len(ranks) == 2
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    assert not list(own_tmp.iterdir())

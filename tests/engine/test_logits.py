@@ -1,0 +1,81 @@
+"""Final logits against transformers, for every family and feature, prefill and 32 decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model
+from tests.engine.harness import Engine, reference_logits
+
+STEPS = 33  # the prefill and 32 decode steps
+TOLERANCE = 1e-4
+PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the tiny windows (8)
+
+
+def reference(name: str, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
+    """The tiny model of `name` as transformers runs it."""
+    family, overrides = VARIANTS[name]
+    return reference_logits(tiny_model(family, **overrides, attn_implementation="eager"), ids, STEPS)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_match_transformers(
+    name: str, tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
+    engine = engine_of(tp)
+    engine.load(variant(name))
+    engine.watch("logits")
+    passes = engine.generate([PROMPT], STEPS)
+    golden, tokens = reference(name, PROMPT)
+    found = np.stack([one.logits() for one in passes])
+    assert [one.token() for one in passes] == tokens
+    assert np.abs(found - golden.numpy()).max() <= TOLERANCE
+
+
+RAGGED = [PROMPT, [9, 9, 8], [100, 2, 45, 61, 13, 7, 7]]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", ["qwen2-window", "llama-bias"])
+def test_a_ragged_batch_matches_each_sequence_alone(
+    name: str, tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
+    engine = engine_of(tp)
+    engine.load(variant(name))
+    engine.watch("logits")
+    passes = engine.generate(RAGGED, STEPS)
+    for seq, ids in enumerate(RAGGED):
+        golden, tokens = reference(name, ids)
+        found = np.stack([one.logits(seq) for one in passes])
+        assert [one.token(seq) for one in passes] == tokens
+        assert np.abs(found - golden.numpy()).max() <= TOLERANCE
+
+
+def test_more_ranks_than_kv_heads_and_ranks_without_vocabulary(
+    engine_of: Callable[[int], Engine], tmp_path: Path
+) -> None:
+    """At TP=8 four ranks share each KV head, and with 9 tokens three ranks own no row of the vocabulary."""
+    changes = {"vocab_size": 9, "tie_word_embeddings": False}
+    path = tiny_checkpoint(tmp_path, "qwen2", **changes)
+    engine = engine_of(8)
+    engine.load(path)
+    engine.watch("logits", statistics=True)
+    passes = engine.generate([[3, 8, 1, 4]], 12)
+    model = tiny_model("qwen2", **changes, attn_implementation="eager")
+    golden, tokens = reference_logits(model, [3, 8, 1, 4], 12)
+    assert [one.token() for one in passes] == tokens
+    assert np.abs(np.stack([one.logits() for one in passes]) - golden.numpy()).max() <= TOLERANCE
+    for one in passes:
+        for place, spec in enumerate(engine.specs):
+            sums = one.checksums[:, place]
+            if spec.layout.kind == "replicate":
+                assert len(set(sums)) == 1, f"{spec.name} differs between ranks"
+            elif spec.layout.replicas > 1:
+                groups = sums.reshape(-1, spec.layout.replicas)
+                assert (groups == groups[:, :1]).all(), f"replicas of {spec.name} differ"

@@ -1,0 +1,44 @@
+"""A rank program that gets into trouble when told to: `python -m tests.engine.troubled_rank SPEC`.
+
+Rules: `trouble` = sleep | raise | refuse | slow, on rank `rank`, in step `step`, at the first row-parallel
+reduction (`slow`: a little at each of them).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from engine.comm import Comm
+from engine.correct import sum_over_ranks
+from engine.errors import RequestError
+from engine.rules import CORRECT, Rules
+from engine.worker import serve
+
+SLEEP_SECONDS = 120.0  # longer than any test waits
+SLOW_SECONDS = 0.2
+
+
+def resolve(rules: Mapping[str, str]) -> Rules:
+    """The correct rules but for the trouble."""
+    if not rules:
+        return CORRECT
+    trouble, rank, step = rules["trouble"], int(rules.get("rank", "1")), int(rules.get("step", "0"))
+
+    def reduce(partial: Tensor, comm: Comm) -> Tensor:
+        if comm.rank == rank and comm.step == step:
+            if trouble == "raise":
+                raise ArithmeticError("trouble was asked for")
+            if trouble == "refuse":
+                raise RequestError("this rank alone refuses")
+            time.sleep(SLEEP_SECONDS if trouble == "sleep" else SLOW_SECONDS)
+        return sum_over_ranks(partial, comm)
+
+    return replace(CORRECT, reduce=reduce)
+
+
+if __name__ == "__main__":
+    serve(resolve)

@@ -1,0 +1,200 @@
+"""Writers that die or run out of disk: the file opens, is whole, and has lost at most the step in flight."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sessions import Session, SessionError, SessionWriteError, SessionWriter, verify
+from tests.sessions.samples import create, record, write
+
+ROOT = Path(__file__).parents[2]
+
+#: Records forever, a branch now and then, and says each step that `step` returned from.
+WRITER = """
+import sys
+from pathlib import Path
+from sessions import SessionWriter
+from tests.sessions.samples import create, record
+path = Path(sys.argv[1])
+writer = SessionWriter.reopen(path) if path.exists() else create(path)
+step = writer.next_step(0)
+while True:
+    writer.step(0, record(step))
+    writer.event(0, step, "command", "next")
+    sys.stdout.write(f"{step}\\n")
+    sys.stdout.flush()
+    step += 1
+"""
+
+
+def killed_writer(path: Path, seconds: float) -> int:
+    """Run WRITER, kill it -9 that long after its first step; the last step it reported."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, env=environment, cwd=ROOT
+    )
+    first = process.stdout.readline()
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    rest = process.stdout.read()
+    process.wait()
+    process.stdout.close()
+    lines = (first + rest).split(b"\n")[:-1]  # a line cut short by the kill was not reported
+    return int(lines[-1])
+
+
+def check_killed(path: Path, reported: int) -> None:
+    """Everything reported is there; at most the one step that was not yet reported is there too."""
+    with Session.open(path) as session:
+        assert len(session.steps()) - 1 in (reported, reported + 1)
+        last = session.steps()[-1]
+        assert session.stats(last).tobytes() == record(last).stats.tobytes()
+        assert session.tensor("embed", step=last, rank=1)[0, 0] == last
+        assert session.growing
+    assert verify(path) == []
+
+
+@pytest.mark.parametrize("times", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_writer_killed_at_random_moments(tmp_path: Path, times: int) -> None:
+    """Every other session is taken up again by the next writer, log and all."""
+    random.seed(times)
+    path = tmp_path / "0.session"
+    for attempt in range(times):
+        if attempt % 2 == 0:
+            path = tmp_path / f"{attempt}.session"
+        check_killed(path, killed_writer(path, random.uniform(0, 0.3)))
+    SessionWriter.reopen(path).close()
+    assert verify(path) == []
+    assert sorted(file.name for file in tmp_path.glob(f"{path.name}*")) == [path.name]
+
+
+def limited(path: Path, limit: int) -> subprocess.CompletedProcess[str]:
+    """Record under a file-size limit, as on a disk that fills up."""
+    code = """
+import sys
+from pathlib import Path
+from sessions import SessionWriteError
+from tests.sessions.samples import create, record
+writer = create(Path(sys.argv[1]))
+try:
+    for step in range(100_000):
+        writer.step(0, record(step))
+except SessionWriteError as error:
+    print(step)
+    print(error)
+try:
+    writer.close()
+except SessionWriteError as error:
+    print(error)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        check=True,
+    )
+
+
+@pytest.mark.parametrize("limit", [300_000, 1_000_000, 2_500_000])
+def test_a_full_disk_leaves_all_that_was_committed(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "a.session"
+    steps, message, *_ = limited(path, limit).stdout.splitlines()
+    assert "cannot write session" in message
+    assert int(steps) > 0
+    with Session.open(path) as session:
+        assert len(session.steps()) == int(steps)
+        last = session.steps()[-1]
+        assert session.stats(last).tobytes() == record(last).stats.tobytes()
+    assert verify(path) == []
+    with SessionWriter.reopen(path) as writer:  # there is room again
+        writer.step(0, record(int(steps)))
+    assert verify(path) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["a.session"]
+
+
+def test_recording_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    writer = create(tmp_path / "a.session")
+    for step in range(10):
+        writer.step(0, record(step))
+    (pages,) = writer._connection.execute("PRAGMA page_count").fetchone()
+    writer._connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    def fill() -> None:
+        for step in range(10, 1000):
+            writer.step(0, record(step))
+
+    with pytest.raises(SessionWriteError, match="full"):
+        fill()
+    done = writer.next_step(0)
+    assert 10 <= done < 999
+    writer._connection.execute("PRAGMA max_page_count = 100000")
+    writer.step(0, record(done))
+    writer.close()
+    assert verify(tmp_path / "a.session") == []
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(SessionWriteError, match="cannot write session"):
+        create(tmp_path / "nowhere" / "a.session")
+    if os.geteuid() != 0:  # root may write anywhere
+        tmp_path.chmod(0o500)
+        with pytest.raises(SessionWriteError):
+            create(tmp_path / "a.session")
+        tmp_path.chmod(0o700)
+
+
+def test_a_second_writer_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    with create(path) as first, SessionWriter.reopen(path) as second:
+        first.step(0, record(0))
+        with pytest.raises(SessionWriteError, match="another process"):
+            second.step(0, record(0))
+        first.step(0, record(1))
+    assert verify(path) == []
+
+
+def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+    writer = create(tmp_path / "a.session")
+    writer.close()
+    writer.close()
+    with pytest.raises(SessionWriteError, match="closed"):
+        writer.event(0, 0, "note", "x")
+
+
+def test_an_interrupted_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sessions import encode
+
+    with create(tmp_path / "a.session") as writer:
+        writer.step(0, record(0))
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(encode, "insert_tensors", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                writer.step(0, record(1))
+        writer.step(0, record(1))
+    assert verify(tmp_path / "a.session") == []
+
+
+def test_a_damaged_session_is_not_written_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.session", 3)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM steps WHERE step = 1")
+    connection.close()
+    with pytest.raises(SessionError, match="broken session"):
+        SessionWriter.reopen(path)

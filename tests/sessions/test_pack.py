@@ -1,0 +1,50 @@
+"""Packing loses nothing but bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sessions import Session, SessionError, SessionWriteError, SessionWriter, TensorRecord, pack, verify
+from sessions.schema import CHUNK_STEPS
+from tests.sessions.samples import create, record, write
+
+
+def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.session", 3 * CHUNK_STEPS)
+    noise = np.random.default_rng(0).normal(size=100_000)
+    with SessionWriter.reopen(path) as writer:
+        writer.tensors(0, 0, [TensorRecord("embed", 0, 0, noise, "float64")])
+        writer.tensors(0, 0, [TensorRecord("embed", 0, 0, np.zeros(2), "float64")])  # in its place
+    before, after = pack(path)
+    assert before - after > noise.nbytes * 0.8
+    assert after == path.stat().st_size
+    assert verify(path) == []
+    with Session.open(path) as session:
+        assert all(session.stats(s).tobytes() == record(s).stats.tobytes() for s in session.steps())
+        assert session.tensor("embed", step=0, rank=0).tolist() == [0.0, 0.0]
+        assert session.tensor("embed", step=1, rank=0)[0, 0] == 1
+    with SessionWriter.reopen(path) as writer:
+        writer.step(0, record(3 * CHUNK_STEPS))
+    assert [file.name for file in tmp_path.iterdir()] == ["a.session"]
+
+
+def test_what_is_no_session_is_not_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.session").write_bytes(b"hello")
+    with pytest.raises(SessionError):
+        pack(tmp_path / "a.session")
+    assert (tmp_path / "a.session").read_bytes() == b"hello"
+
+
+def test_a_session_being_written_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sessions.database.BUSY_SECONDS", 0.05)
+    with create(tmp_path / "a.session") as writer:
+        writer.step(0, record(0))
+        writer._connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SessionWriteError, match="cannot pack"):
+            pack(tmp_path / "a.session")
+        writer._connection.execute("ROLLBACK")
+        writer.step(0, record(1))
+    assert verify(tmp_path / "a.session") == []

@@ -1,0 +1,66 @@
+"""The rooms and the direction of imports: as contracts over the source, and as what a process really loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_import_contracts_are_kept() -> None:
+    done = _python("-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+#: What must stay out of the processes that show, replay or merely help.
+HEAVY = ("torch", "transformers")
+
+LIGHT = {
+    "lockstep --help": "from workbench.cli.main import run; assert run(['--help']) == 0",
+    "every subcommand's own help": (
+        "from workbench.cli.main import COMMANDS, run\n"
+        "assert COMMANDS and all(run([name, '--help']) == 0 for name in COMMANDS)"
+    ),
+    "a refused command line": "from workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
+    "the sessions": "import sessions, sessions.diff, sessions.reader, sessions.writer",
+    "the debugger": "import workbench.debugger.inferior",
+    "the engine's client": "import engine.client, engine.config, engine.faults.catalogue, engine.shards",
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_light_processes_load_no_torch(what: str) -> None:
+    loaded = f"import sys; found = sorted({set(HEAVY)!r} & sys.modules.keys()); assert not found, found"
+    done = _python("-c", f"{LIGHT[what]}\n{loaded}")
+    assert done.returncode == 0, f"{what}: {done.stderr}"
+
+
+def test_help_loads_no_textual_and_no_subcommand() -> None:
+    code = (
+        "from workbench.cli.main import COMMANDS, run; run(['--help'])\n"
+        "import sys; found = {'textual', 'numpy', *(m for m, _ in COMMANDS.values())} & sys.modules.keys()\n"
+        "assert not found, found"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_any_module_runs_nothing() -> None:
+    """`python -c "import x"` of every torch-free package must be silent: no output, no thread, no process."""
+    done = _python(
+        "-c",
+        "import threading, engine.client, sessions, workbench.cli.main, workbench.generation, workbench.tokens\n"
+        "assert threading.active_count() == 1",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

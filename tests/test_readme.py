@@ -1,0 +1,58 @@
+"""The README's tour does what it says: its commands run verbatim and print the lines that it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+#: The console blocks that are part of the tour, in order: (command, lines shown).
+TOUR = [
+    (block.splitlines()[0].removeprefix("$ "), block.splitlines()[1:])
+    for block in re.findall(r"<!-- tour -->\n```console\n(.*?)```", README, flags=re.DOTALL)
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tour is taken: what one command leaves, the next finds."""
+    return tmp_path_factory.mktemp("tour")
+
+
+def test_there_is_a_tour() -> None:
+    assert len(TOUR) >= 5
+    assert all(command.startswith("lockstep ") for command, _ in TOUR)
+
+
+@pytest.mark.parametrize(("command", "shown"), TOUR, ids=[command[:40] for command, _ in TOUR])
+def test_the_tour(command: str, shown: list[str], place: Path) -> None:
+    words = shlex.split(command)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *words],
+        cwd=place, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=170, check=False,
+    )  # fmt: skip
+    assert done.returncode == ("verdict     diverged" in shown), done.stderr
+    printed = done.stdout.splitlines()
+    at = 0
+    for line in shown:
+        if line == "…":
+            continue
+        wanted = re.escape(line.rstrip("…"))  # a line may be cut with … as well
+        pattern = re.compile(wanted if line.endswith("…") else f"{wanted}$")
+        found = next((i for i in range(at, len(printed)) if pattern.match(printed[i].rstrip())), None)
+        assert found is not None, f"not printed: {line!r}, in:\n{done.stdout}"
+        at = found + 1
+
+
+def test_screenshots_that_are_shown_exist() -> None:
+    for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
+        assert (ROOT / path).is_file(), path

@@ -1,0 +1,132 @@
+"""`lockstep check`: report, schema, exit codes, files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.etree import ElementTree
+
+import pytest
+
+from sessions import Session
+from tests.checkpoints import tiny_checkpoint
+from workbench.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("check"), "llama", num_hidden_layers=2)
+
+
+def words(model: Path, *more: str) -> list[str]:
+    return ["check", str(model), "--ids", "5,6,7", "--steps", "2", *more]
+
+
+def strictly(text: str) -> dict[str, Any]:
+    """Parse JSON as the standard has it: no NaN, no Infinity."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return dict(json.loads(text, parse_constant=refuse))
+
+
+def test_a_match_as_json_and_as_text(model: Path, capsys: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "a.session"
+    assert run(words(model, "--json", "--save", str(saved))) == 0
+    told = strictly(capsys.readouterr().out)
+    assert told["verdict"] == "match"
+    assert told["max_abs_logits"] <= 1e-4
+    assert (told["tokens_identical"], told["first_divergence"], told["tp"]) == (True, None, 1)
+    assert told["engine_session"] == str(saved)
+    for path in (told["engine_session"], told["golden_session"]):
+        with Session.open(Path(path)) as session:
+            assert len(session.steps()) == 3
+    assert {(one["tap"], one["step"]) for one in told["taps"]} >= {
+        ("embed", 0),
+        ("layers.1.mlp.act", 2),
+        ("logits", 1),
+    }
+    for one in told["taps"]:
+        assert {"tap", "step", "max_abs", "rel_l2", "cosine", "verdict"} <= one.keys()
+        assert one["verdict"] in ("pass", "suspect", "absent")
+    assert run(words(model)) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].startswith("verdict     match")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert ".session" in shown.err
+
+
+def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) -> None:
+    junit, table = tmp_path / "report.xml", tmp_path / "report.csv"
+    fault = ["--rule", "mask=additive", "--tp", "2"]
+    assert run(words(model, *fault, "--json", "--junit", str(junit), "--csv", str(table))) == 1
+    told = strictly(capsys.readouterr().out)  # NaN everywhere, and still JSON
+    first = told["first_divergence"]
+    assert (first["tap"], first["layer"], first["step"], first["rank"]) == (
+        "layers.0.attn.scores",
+        0,
+        0,
+        None,
+    )
+    assert told["verdict"] == "diverged"
+    assert told["rules"] == {"mask": "additive"}
+    assert "0 * -inf" in told["causes"][0]["text"]
+    suites = ElementTree.parse(junit).getroot()
+    failed = [case for case in suites.iter("testcase") if case.find("failure") is not None]
+    assert int(suites.get("failures", "0")) == len(failed) > 0
+    assert [case.get("name") for case in failed[:2]] == ["matches transformers", "attn.scores"]
+    told_first = failed[0].find("failure")
+    assert told_first is not None
+    assert "layers.0.attn.scores, layer 0, prefill (step 0), both ranks" in str(told_first.get("message"))
+    assert "0 * -inf" in str(told_first.text)
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(told["taps"])
+    assert next(row for row in rows if row["verdict"] == "fail")["tap"] == "layers.0.attn.scores"
+
+
+def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
+    assert run(words(model, "--rule", "act=swapped")) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    told = {line[:12].strip(): line[12:] for line in lines}
+    assert "layers.0.mlp.act, layer 0, prefill (step 0), rank 0" in told["first wrong"]
+    assert "silu(up) * gate" in told["cause"]
+    assert lines[-1] == "verdict     diverged"
+    row = next(line for line in lines if line.startswith("0 "))
+    heads = next(line for line in lines if line.startswith("layer"))
+    at = heads.index(" a ") + 1
+    assert row[at : at + 2] == "✗✗"
+    assert row[6:at].replace(" ", "").strip("·") == ""
+    assert row[at + 2 :].replace(" ", "").strip("↓") == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--steps", "300"], 2, "exceed the context of 256"),
+        (["--floor", "none"], 2, "auto or fixed"),
+        (["--tp", "3"], 2, "tp=3"),
+        (["--rule", "load_bias=false"], 2, "no q/k/v biases"),
+        (["--steps", "-1"], 2, "--steps"),
+    ],
+)
+def test_mistakes_are_one_line(model: Path, capsys: Any, more: list[str], code: int, said: str) -> None:
+    assert run(words(model, *more)) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_model_without_a_prompt_or_tokenizer_is_checked_all_the_same(model: Path, capsys: Any) -> None:
+    assert run(["check", str(model), "--steps", "0", "--floor", "fixed", "--json"]) == 0
+    told = strictly(capsys.readouterr().out)
+    assert told["tolerance"] == "fixed"
+    with Session.open(Path(told["engine_session"])) as session:
+        ids = list(session.step(0).sequences[0].ids)
+    assert ids[0] == 1  # BOS
+    assert ids[-1] == 130  # the last of the vocabulary

@@ -1,0 +1,88 @@
+"""`lockstep inspect`: every tensor with its parts and statistics, and what stands out as what it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.checkpoints import tiny_checkpoint
+from workbench.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2 whose first k-bias has two values as large as Qwen2.5's."""
+    path = tiny_checkpoint(tmp_path_factory.mktemp("inspect"), "qwen2")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.0.self_attn.k_proj.bias"][[3, 12]] = [-34.0, 15.0]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def told(capsys: Any, *words: str) -> dict[str, Any]:
+    assert run(["inspect", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_tells_every_tensor(model: Path, capsys: Any) -> None:
+    report = told(capsys, str(model), "--tp", "4")
+    stored = load_file(model / "model.safetensors")
+    assert (report["missing"], report["unexpected"], report["tp"]) == ([], [], 4)
+    assert {one["name"] for one in report["tensors"]} == set(stored)
+    for one in report["tensors"]:
+        values = stored[one["name"]].astype(np.float64)
+        assert one["shape"] == list(values.shape)
+        assert one["statistics"]["absmax"] == pytest.approx(np.abs(values).max())
+        assert one["statistics"]["mean"] == pytest.approx(values.mean(), abs=1e-9)
+        assert len(one["shards"]) == 4
+    # two KV heads of 8 on four ranks: neighbours share a head
+    bias = next(one for one in report["tensors"] if one["name"] == "model.layers.0.self_attn.k_proj.bias")
+    assert [(s["start"], s["stop"]) for s in bias["shards"]] == [(0, 8), (0, 8), (8, 16), (8, 16)]
+    strongest = {item["index"]: item for item in bias["outliers"]}
+    assert strongest[3]["value"] == -34.0
+    assert (strongest[3]["head"], strongest[3]["channel"], strongest[3]["ranks"]) == (0, 3, [0, 1])
+    assert (strongest[12]["head"], strongest[12]["channel"], strongest[12]["ranks"]) == (1, 4, [2, 3])
+    assert "legitimate" in bias["note"]
+
+
+def test_text_shows_parts_and_outliers(model: Path, capsys: Any) -> None:
+    assert run(["inspect", str(model), "--tensor", "*.layers.0.self_attn.*", "--tp", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "qwen2, 3 layers" in shown
+    assert "rank 0: rows 0-31 · rank 1: rows 32-63" in shown
+    assert "rank 0: columns 0-31" in shown
+    assert "[3] = -34" in shown
+    assert "never clip them" in shown
+    assert "mlp" not in shown
+
+
+def test_a_checkpoint_that_does_not_fit_is_shown_as_it_is(model: Path, capsys: Any, tmp_path: Path) -> None:
+    path = shutil.copytree(model, tmp_path / "odd")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.0.evil\x1b[2J"] = tensors.pop("model.norm.weight")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    assert told(capsys, str(path), "--no-statistics")["missing"] == ["model.norm.weight"]
+    assert run(["inspect", str(path), "--no-statistics"]) == 0
+    shown = capsys.readouterr().out
+    assert "! missing: model.norm.weight" in shown
+    assert "! unexpected: model.layers.0.evil" in shown
+    assert "\x1b" not in shown
+
+
+def test_mistakes(model: Path, capsys: Any, tmp_path: Path) -> None:
+    for words, code, said in [
+        ([str(model), "--tensor", "nothing.like.it"], 2, "no tensor matches"),
+        ([str(model), "--tp", "3"], 2, "tp=3"),
+        ([str(tmp_path)], 3, "config.json"),
+        ([str(tmp_path / "none")], 3, "no such file"),
+    ]:
+        assert run(["inspect", *words]) == code
+        shown = capsys.readouterr()
+        assert said in shown.err
+        assert shown.err.count("\n") == 1

@@ -1,0 +1,70 @@
+"""The program itself: help, version, bare `lockstep`, closed pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli.failures import explain
+from workbench.cli.main import COMMANDS, load, run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_help_lists_every_command(capsys: Any) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (_, line) in COMMANDS.items():
+        assert name in shown
+        assert line[:30] in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_loads_under_its_name(name: str, capsys: Any) -> None:
+    assert load(name).name == name
+    assert run([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"lockstep {name}" in shown
+    assert "--install-completion" not in shown
+
+
+def test_version(capsys: Any) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lockstep ")
+
+
+def test_a_typing_error_is_answered_with_a_suggestion(capsys: Any) -> None:
+    assert run(["genrate"]) == 2
+    assert "'generate'" in capsys.readouterr().err
+
+
+def test_without_a_terminal_there_are_no_screens(capfd: Any) -> None:
+    assert run([]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "not a terminal" in shown.err
+    assert "generate" in shown.err
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    code = "import sys; from workbench.cli.main import main; sys.argv = ['lockstep', '--help']; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait(30) == 141
+    assert said == ""
+
+
+def test_a_defect_is_not_taken_for_a_divergence() -> None:
+    code, message = explain(KeyError("\x1b[31mboom"))
+    assert code == 70
+    assert "\x1b" not in message
+    assert "--debug" in message

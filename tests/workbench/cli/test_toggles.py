@@ -1,0 +1,38 @@
+"""`lockstep toggles`: the catalogue, and where each fault can act."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.faults.catalogue import DEFAULTS, FAULTS
+from tests.checkpoints import tiny_checkpoint
+from workbench.cli.main import run
+
+
+def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
+    assert run(["toggles"]) == 0
+    shown = capsys.readouterr().out
+    assert run(["toggles", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["id"] for one in told] == [fault.id for fault in FAULTS]
+    for one in told:
+        assert f"{one['rule']}={one['value']}" in shown
+        assert one["title"] in shown
+        assert one["default"] == DEFAULTS[one["rule"]]
+
+
+def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
+    model = str(tiny_checkpoint(tmp_path, "llama"))
+    assert run(["toggles", "--model", model, "--json"]) == 0
+    told = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
+    assert not told["bias-not-loaded"]["acts"]
+    assert told["bias-not-loaded"]["reason"] == "the model has no q/k/v biases"
+    assert not told["qkv-sizes-mixed"]["acts"]
+    assert told["additive-mask"]["acts"]
+    assert run(["toggles", "--model", model, "--tp", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("cannot act here") < sum(not one["acts"] for one in told.values())
+    assert run(["toggles", "--model", model, "--tp", "3"]) == 2
+    assert "tp=3" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""Breakpoints, watchpoints, catchpoints: the same stops live, over the record, and backwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workbench.debugger.conftest import Live, texts
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import CommandError
+from workbench.debugger.sentinels import repeated_phrase
+from workbench.debugger.values import Stop
+
+
+def go(debugger: Debugger, line: str = "continue") -> Stop:
+    result = debugger.execute(line)
+    assert isinstance(result, Stop)
+    return result
+
+
+def test_a_location_and_a_condition(live: Live) -> None:
+    debugger = live(tp=2)
+    debugger.execute("break layers.1.attn.* if step >= 1 and kv_len > 5")
+    stop = go(debugger)
+    assert (stop.reason, stop.step, stop.tap) == ("breakpoint", 1, "layers.1.attn.q_proj")
+    assert list(stop.hit_breakpoint_ids) == [1]
+    assert go(debugger).tap == "layers.1.attn.k_proj"
+
+
+def test_a_condition_on_one_rank_stops_all_and_names_it(live: Live) -> None:
+    debugger = live(tp=2)
+    debugger.execute("break layers.0.attn.q_proj if absmax > 0 rank 1")
+    stop = go(debugger)
+    assert (stop.reason, stop.thread_id) == ("breakpoint", 1)
+
+
+def test_watch_live_is_what_the_record_says(live: Live) -> None:
+    debugger = live(tp=2)
+    debugger.execute("next 3")
+    stats = debugger.timeline.stats(0, 2)
+    assert stats is not None
+    place = debugger.timeline.places.exact("layers.1.mlp.up")
+    limit = float(stats[place, :, 4].max()) * 0.999
+    debugger.execute(f"watch layers.*.mlp.up absmax > {limit:.6f}")
+    back = go(debugger, "reverse-continue")
+    debugger.execute("goto -1")
+    recorded = [(s.step, s.tap) for s in (go(debugger) for _ in range(3))]
+    fresh = live(tp=2)
+    fresh.execute(f"watch layers.*.mlp.up absmax > {limit:.6f}")
+    assert [(s.step, s.tap) for s in (go(fresh) for _ in range(3))] == recorded
+    assert back.reason == "data breakpoint"
+    assert back.step <= 2
+
+
+def test_ignore_tbreak_disable_delete(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break embed", "ignore 1 2", "tbreak logits if step == 1")
+    assert [(go(debugger).step, go(debugger).step)] == [(1, 2)]
+    debugger.execute("disable 1")
+    assert [one.id for one in debugger.breakpoints] == [1]
+    assert go(debugger, "next 2").reason == "step"
+    debugger.execute("enable 1")
+    assert go(debugger).tap == "embed"
+    debugger.execute("delete")
+    assert list(debugger.breakpoints) == []
+
+
+def test_an_ignored_hit_does_not_swallow_the_goal(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break layers.1.attn_norm", "ignore 1 5")
+    assert go(debugger, "until layers.1.attn_norm").tap == "layers.1.attn_norm"
+
+
+def test_commands_run_at_each_stop(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break layers.0.attn.scores", "commands 1\nframe\nend")
+    stop = go(debugger)
+    assert "layers.0.attn.scores, step 0" in stop.to_text()
+    texts(debugger, "commands 1\ncontinue\nend", "break logits if step == 2")
+    stop = go(debugger)
+    assert (stop.step, stop.tap) == (2, "logits")
+
+
+def test_catch_nan_and_back_to_where_it_began(live: Live) -> None:
+    debugger = live(tp=2, rules={"mask": "additive"})
+    debugger.execute("catch nan")
+    first = go(debugger)
+    assert (first.reason, first.step, first.tap) == ("exception", 0, "layers.0.attn.scores")
+    debugger.execute("disable")
+    debugger.execute("next 3")
+    debugger.execute("enable")
+    back = go(debugger, "reverse-continue")
+    assert (back.step, back.tap, list(back.hit_breakpoint_ids)) == (0, "layers.0.attn.scores", [1])
+    assert go(debugger, "reverse-continue").reason == "entry"
+
+
+def test_catch_inf_does_not_take_the_mask_for_one(live: Live) -> None:
+    debugger = live(tp=2)
+    debugger.execute("catch inf")
+    assert go(debugger, "next 2").reason == "step"
+
+
+def test_catch_desync_names_the_rank(live: Live) -> None:
+    debugger = live(tp=2, rules={"reduce": "missing"})
+    debugger.execute("catch desync")
+    stop = go(debugger)
+    assert (stop.reason, stop.tap) == ("exception", "layers.0.attn.o_proj")
+
+
+def test_catch_repetition(live: Live) -> None:
+    debugger = live()
+    debugger.execute("catch repetition")
+    stop = go(debugger, "next 40")
+    tokens = debugger.timeline.tokens(0)
+    assert repeated_phrase(tokens) > 0
+    assert stop.reason == "exception"
+    assert repeated_phrase(tokens[:-1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [
+        ([1] * 8, 1),
+        ([1] * 7, 0),
+        ([1, 2] * 4, 2),
+        ([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3], 3),
+        (list(range(40)), 0),
+    ],
+)
+def test_repeated_phrases(tokens: list[int], length: int) -> None:
+    assert repeated_phrase(tokens) == length
+
+
+def test_catch_golden_wants_a_reference(live: Live) -> None:
+    with pytest.raises(CommandError, match="`golden` records one"):
+        live().execute("catch golden")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("break", "where is missing"),
+        ("break layers.9.attn.q_proj", "did you mean"),
+        ("break logits if speed > 1", "'speed' is unknown at a tap"),
+        ("watch logits", "wants a predicate"),
+        ("catch fire", "must be one of"),
+        ("delete 7", "no breakpoint 7"),
+        ("break logits rank 2", "no rank 2"),
+        ("b1", "no command"),
+        ("re", "ambiguous"),
+    ],
+)
+def test_mistakes_are_told(live: Live, line: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        live().execute(line)

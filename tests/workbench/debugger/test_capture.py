@@ -1,0 +1,32 @@
+"""What `--capture` means: named policies, globs, and the byte budget that only unasked tensors have."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import RequestError
+from engine.taps.names import tap_specs
+from workbench.debugger.capture import FULL, LAST, STATS, parse_capture
+
+SPECS = tap_specs(num_layers=2, qk_norm=False, kv_replicas=1)
+
+
+def test_named_policies_are_what_they_are_called() -> None:
+    assert parse_capture(["stats"], SPECS) == STATS
+    assert parse_capture(["last"], SPECS) == LAST
+    assert parse_capture(["full"], SPECS) == FULL
+    assert len(FULL.resolve(SPECS)["full"]) == len(SPECS)
+
+
+def test_globs_are_recorded_whole_beside_the_statistics_and_without_a_budget() -> None:
+    capture = parse_capture(["layers.1.attn.*_proj"], SPECS)
+    names = [SPECS[i].name for i in capture.resolve(SPECS)["full"]]
+    assert names == [f"layers.1.attn.{part}_proj" for part in ("q", "k", "v", "o")]
+    assert capture.statistics
+    assert capture.budget_bytes is None
+    assert STATS.budget_bytes is not None
+
+
+def test_a_glob_that_selects_nothing_is_refused_with_the_way_out() -> None:
+    with pytest.raises(RequestError, match=r"layers\.9.*no tap matches"):
+        parse_capture(["layers.9.*"], SPECS)

@@ -1,0 +1,167 @@
+"""Forks: toggles, patches, sampling; what branches share, and that the old one stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workbench.debugger.conftest import PROMPT, Live, texts
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.reading import parts_of, whole_of
+from workbench.debugger.values import Stop
+
+
+def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
+    found = debugger.timeline.record(branch, step).checksums
+    assert found is not None
+    return found
+
+
+def test_a_toggle_runs_the_prefix_again_on_the_same_tokens(live: Live) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 4", "toggle load_bias false", "next 2")
+    timeline = debugger.timeline
+    assert [timeline.sequence(1, k).emitted for k in range(4)] == timeline.tokens(0)
+    assert (sums(debugger, 1, 0) != sums(debugger, 0, 0)).any()
+    place = int((sums(debugger, 1, 0) != sums(debugger, 0, 0)).any(axis=1).argmax())
+    assert timeline.places.names[place] == "layers.0.attn.q_proj"
+    fresh = live(tp=2, rules={"load_bias": "false"})
+    fresh.execute("next")
+    assert (sums(fresh, 0, 0) == sums(debugger, 1, 0)).all()
+
+
+def test_toggled_back_is_what_it_was(live: Live) -> None:
+    debugger = live(rules={"mask": "none"})
+    texts(debugger, "next 3", "toggle mask filled", "toggle mask none")
+    assert [(sums(debugger, 2, k) == sums(debugger, 0, k)).all() for k in range(3)] == [True] * 3
+    assert debugger.timeline.line(1).rules == {}
+
+
+def test_keep_cache_shares_the_steps_before(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 3", "toggle rope swallowed --keep-cache", "next 2")
+    line = debugger.timeline.line(1)
+    assert (line.fork_step, line.steps) == (3, 5)
+    debugger.session.refresh()
+    assert debugger.session.steps(1) == range(5)
+    texts(debugger, "branch 0", "next 2", "branch 1", "goto 3")
+    place = debugger.timeline.places.exact("layers.0.attn.k_cache")
+    assert (sums(debugger, 0, 3)[:place] != sums(debugger, 1, 3)[:place]).any()
+    assert debugger.executor is not None
+    debugger.executor.reach(1, 5)  # verifies every step on the way
+    debugger.executor.forget_cache()
+    debugger.executor.reach(1, 5)  # from the prompt: old rules first, then the new ones
+
+
+def test_keep_cache_can_read_weights_again_but_not_reshape_the_cache(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 2", "toggle load_bias false --keep-cache", "next")
+    with pytest.raises(CommandError, match="cache's shape"):
+        debugger.execute("toggle cache_heads repeated --keep-cache")
+    assert debugger.timeline.line(debugger.position.branch).id == 1
+
+
+def test_a_toggle_inside_a_step_stands_where_it_stood(live: Live) -> None:
+    debugger = live(rules={"mask": "additive"})
+    texts(debugger, "catch nan", "continue")
+    stop = debugger.execute("toggle mask filled")
+    assert isinstance(stop, Stop)
+    assert (stop.branch, stop.step, stop.tap) == (1, 0, "layers.0.attn.scores")
+    assert debugger.execute("expect nan == 0").to_text().startswith("ok")
+    debugger.session.refresh()
+    assert debugger.session.steps(0) == range(1), "the step in flight was finished and recorded"
+
+
+@pytest.mark.parametrize(
+    "tap",
+    ["layers.1.attn.q_proj", "layers.0.attn.o_proj.partial", "layers.1.attn_norm", "layers.0.attn.probs"],
+)
+def test_a_patch_sets_the_global_tensor_whatever_the_layout(live: Live, tap: str) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 2")
+    before, _ = whole_of(debugger, parts_of(debugger, tap))
+    index = "[6, 0, :]" if before.ndim == 3 else "[0, 40:44]"
+    debugger.execute(f"patch {tap}{index} = 0.25")
+    after, note = whole_of(debugger, parts_of(debugger, tap))
+    expected = before.copy()
+    expected[(6, 0) if before.ndim == 3 else (0, slice(40, 44))] = 0.25
+    np.testing.assert_array_equal(after, expected)
+    assert note == ""
+    place = debugger.timeline.places.exact(tap)
+    assert (sums(debugger, 0, 1)[:place] == sums(debugger, 1, 1)[:place]).all()
+    assert (sums(debugger, 0, 1)[place] != sums(debugger, 1, 1)[place]).any()
+    assert debugger.timeline.line(1).fork_step == 1
+
+
+def test_patches_survive_a_re_execution_and_the_saved_session(live: Live) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 2", "patch layers.0.mlp.act[0, :8] = 3", "next 2")
+    assert debugger.executor is not None
+    debugger.executor.forget_cache()
+    debugger.executor.reach(1, 4)
+    from workbench.debugger.timeline import open_timeline
+
+    debugger.session.refresh()
+    again = open_timeline(debugger.session)
+    assert [p.step for p in again.line(1).patches] == [1]
+    np.testing.assert_array_equal(
+        again.line(1).patches[0].parts[0][1], debugger.timeline.line(1).patches[0].parts[0][1]
+    )
+
+
+def test_a_seed_forks_from_the_next_token(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 3", "set temperature 1.5", "set seed 5", "next 8")
+    tokens = debugger.timeline.tokens(2)
+    texts(debugger, "branch 0", "goto 2", "set temperature 1.5", "set seed 5", "next 8")
+    assert debugger.timeline.tokens(debugger.position.branch) == tokens
+    assert tokens[:3] == debugger.timeline.tokens(0)[:3]
+    assert tokens != debugger.timeline.tokens(0)[: len(tokens)]
+
+
+def test_checkpoints_and_restart(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 2", "checkpoint before the fall", "next 3")
+    stop = debugger.execute("restart 1")
+    assert isinstance(stop, Stop)
+    assert stop.step == 1
+    assert "before the fall" in debugger.execute("info checkpoints").to_text()
+    assert debugger.execute("restart").to_json()["reason"] == "entry"
+    with pytest.raises(CommandError, match="no checkpoint 9"):
+        debugger.execute("restart 9")
+
+
+def test_a_script_of_the_journal_gives_the_same_checksums(live: Live, tmp_path: Path) -> None:
+    debugger = live(tp=2)
+    texts(
+        debugger, "break layers.1.attn.probs if step == 2", "continue", "commands 1\nframe\nend", "stepi 3",
+        "toggle rope interleaved", "next 2", "patch layers.0.mlp.act[0, 3] = -1", "reverse-next 2", "next 3",
+        "set temperature 1", "next 3", "branch 0", "continue", "next 2", "note done",
+    )  # fmt: skip
+    script = tmp_path / "again.lockstep"
+    script.write_text(debugger.execute("export script").to_text())
+    again = live(tp=2)
+    again.execute(f"source {script}")
+    assert again.timeline.lines.keys() == debugger.timeline.lines.keys()
+    assert again.position == debugger.position
+    for line in debugger.timeline.lines.values():
+        assert again.timeline.line(line.id).steps == line.steps
+        for step in range(line.steps):
+            assert (sums(again, line.id, step) == sums(debugger, line.id, step)).all()
+    assert debugger.timeline.prompt() == PROMPT
+
+
+def test_a_script_writes_nothing_but_new_files_here(live: Live, tmp_path: Path) -> None:
+    debugger = live()
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    script = tmp_path / "hostile"
+    script.write_text(f"export script {target}\n")
+    with pytest.raises(DebuggerError, match="only export to new files"):
+        debugger.execute(f"source {script}")
+    with pytest.raises(DebuggerError, match="exists"):
+        debugger.execute(f"export script {target}")
+    assert target.read_text() == "mine"

@@ -1,0 +1,207 @@
+"""The host process and its client: requests, events, interrupts, lost ranks, kills, full disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sessions import Session, verify
+from workbench.debugger.host_client import HostClient, HostError, HostLost
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Heard:
+    """The events of a host, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, name: str, body: dict[str, Any]) -> None:
+        with self.changed:
+            self.events.append((name, body))
+            self.changed.notify_all()
+
+    def wait_for(self, name: str, timeout: float = 60) -> dict[str, Any]:
+        """The first event of that name."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: any(n == name for n, _ in self.events), timeout), name
+            return next(body for n, body in self.events if n == name)
+
+
+def launch(checkpoint: Path, session: Path, heard: Heard, *words: str, tp: int = 1) -> HostClient:
+    arguments = [
+        str(checkpoint),
+        "--tp",
+        str(tp),
+        "--ids",
+        "3,14,15,92,65",
+        "--session",
+        str(session),
+        *words,
+    ]
+    client = HostClient.start(arguments, heard)
+    client.ready.result(90)
+    return client
+
+
+@pytest.fixture(scope="module")
+def host(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostClient, Heard]]:
+    heard = Heard()
+    client = launch(checkpoint, tmp_path_factory.mktemp("host") / "a.session", heard, tp=2)
+    yield client, heard
+    client.close()
+
+
+def test_requests_answers_events(host: tuple[HostClient, Heard]) -> None:
+    client, heard = host
+    answer = client.command("next 2").result(30)
+    assert answer["result"]["kind"] == "stopped"
+    assert answer["state"]["step"] == 1
+    assert heard.wait_for("stopped")["reason"] == "step"
+    assert client.call("goto", step=0).result(30)["state"]["step"] == 0
+    tensor = client.request("tensor", tap="layers.0.attn.q_proj", rank=1).result(30)["tensor"]
+    assert tensor["shape"] == [5, 32]
+    assert len(client.request("weight", name="model.norm.weight").result(30)["tensors"]) == 2
+    names = {one["name"] for one in client.request("registry").result(30)["commands"]}
+    assert {"next", "toggle", "reverse-continue"} <= names
+    ready = heard.wait_for("ready")
+    with Session.open(Path(ready["session"])) as session:
+        assert session.steps() == range(2)
+
+
+def test_mistakes_come_back_with_their_place(host: tuple[HostClient, Heard]) -> None:
+    client, _ = host
+    with pytest.raises(HostError, match="expected a value") as info:
+        client.command("break logits if absmax >").result(30)
+    assert (info.value.exit_code, info.value.caret) == (2, 8)
+    with pytest.raises(HostError, match="no command"):
+        client.command("brk").result(30)
+    with pytest.raises(HostError, match="must be a whole number"):
+        client.call("next", count="many").result(30)
+    with pytest.raises(HostError, match="does not know"):
+        client.request("dance").result(30)
+
+
+def test_an_interrupt_overtakes(host: tuple[HostClient, Heard]) -> None:
+    client, _ = host
+    client.command("goto 1").result(30)
+    running = client.command("until 100000")
+    client.interrupt().result(30)
+    stop = running.result(60)["result"]
+    assert stop["reason"] in ("pause", "end")
+    script = client.command("export script").result(30)["text"]
+    assert "goto" in script
+
+
+def test_the_socket_is_the_owners_alone(checkpoint: Path, tmp_path: Path) -> None:
+    open_place = tmp_path / "open"
+    open_place.mkdir(mode=0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.debugger.host", "--socket", str(open_place / "s"), str(checkpoint)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "must belong to you alone" in done.stderr
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    client = HostClient.start([str(tmp_path / "nothing")])
+    with pytest.raises(HostError, match="no such file") as info:
+        client.ready.result(60)
+    assert info.value.exit_code == 3
+    client.close()
+
+
+def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    client = launch(checkpoint, tmp_path / "lost.session", heard, tp=2)
+    try:
+        client.command("next 3").result(60)
+        os.kill(heard.wait_for("ready")["rank_pids"][1], signal.SIGKILL)
+        with pytest.raises(HostError, match="rank 1 is lost") as info:
+            client.command("next").result(60)
+        assert info.value.exit_code == 5
+        assert "rank 1" in heard.wait_for("rankLost")["message"]
+        assert client.command("reverse-next").result(30)["state"]["step"] == 1  # the record is still there
+        with pytest.raises(HostError, match="`restart` starts it again"):
+            client.command("next 5").result(30)
+        client.command("restart").result(90)
+        state = client.command("next 5").result(60)["state"]
+        assert (state["step"], state["live"]) == (4, True)
+    finally:
+        client.close()
+    assert verify(tmp_path / "lost.session") == []
+
+
+def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp_path: Path) -> None:
+    session = tmp_path / "orphan.session"
+    program = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from workbench.debugger.host_client import HostClient
+client = HostClient.start([{str(checkpoint)!r}, "--tp", "2", "--ids", "1,2,3", "--session", {str(session)!r}])
+ready = client.ready.result(90)
+print(ready["pid"], *ready["rank_pids"], flush=True)
+client.command("until 100000")
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        pids = [int(word) for word in client.stdout.readline().split()]
+        assert len(pids) == 3
+        client.kill()
+    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=20)
+    assert alive == []
+    assert verify(session) == []
+
+
+def kill_in_mid_step(checkpoint: Path, session: Path, delay: float) -> None:
+    """Start, run, kill -9 after a while; the session must open and be whole."""
+    heard = Heard()
+    client = launch(checkpoint, session, heard)
+    pids = heard.wait_for("ready")["rank_pids"]
+    client.command("next 2").result(60)
+    running = client.command("until 100000")
+    time.sleep(delay)
+    client.process.kill()
+    with pytest.raises(HostLost):
+        running.result(30)
+    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=20)
+    assert alive == []
+    client.close()
+    assert verify(session) == []
+    with Session.open(session) as opened:
+        steps = opened.steps()
+        assert steps.start == 0
+        assert len(steps) >= 2
+        told = [opened.step(step).sequences[0] for step in steps]
+        assert [list(one.ids) for one in told[1:]] == [[one.emitted] for one in told[:-1]]
+        # a step that was told of had been committed
+        last = max((body["step"] for name, body in heard.events if name == "step"), default=0)
+        assert steps[-1] >= last
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
+    kill_in_mid_step(checkpoint, tmp_path / "killed.session", random.Random(seed).uniform(0, 0.3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kill_in_mid_step_fifty_times(checkpoint: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for round in range(50):
+        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance.uniform(0, 1.0))

@@ -1,0 +1,179 @@
+"""Replay: the conclusions of a live run, from its session alone, without torch; and its verification."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from engine.checkpoint.resolve import open_checkpoint
+from engine.config import ModelConfig
+from sessions import Session, SessionError
+from tests.workbench.debugger.conftest import Live, finish, texts
+from workbench.debugger.errors import NeedsEngine, NotCaptured
+from workbench.debugger.replay import open_replay, verify
+from workbench.debugger.requests import replay_of
+from workbench.debugger.scripting import script_of
+from workbench.debugger.values import Expectation
+from workbench.demo.record_faults import STORIES, Story, file_name
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = ROOT / "sessions" / "recorded"
+
+#: The debugger's main job: catch NaN, walk to its origin, toggle the fix, expect a match.
+NAN_SCRIPT = """\
+# an additive mask made by multiplying with -inf
+catch nan
+continue
+expect reason == exception and tap == layers.0.attn.scores
+expect nan > 0 and nan(layers.0.attn.q_rope) == 0
+origin
+expect origin == layers.0.attn.scores
+toggle mask filled
+expect nan == 0
+disable
+next 4
+golden
+expect golden == match
+expect nan(logits) == 0
+"""
+
+
+def lockstep(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *words], cwd=ROOT, capture_output=True, text=True, timeout=170,
+        check=False, env=os.environ | {"LOCKSTEP_CACHE_DIR": str(cache), "LOCKSTEP_DATA_DIR": str(cache)},
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(400)
+def test_the_nan_script_live_and_by_replay(checkpoint: Path, tmp_path: Path) -> None:
+    script, session = tmp_path / "nan.lockstep", tmp_path / "nan.session"
+    script.write_text(NAN_SCRIPT)
+    live = lockstep(
+        "run", str(checkpoint), "--ids", "3,14,15,92,65", "--tp", "2", "--rule", "mask=additive",
+        "--script", str(script), "--batch", "--json", "--save", str(session), cache=tmp_path,
+    )  # fmt: skip
+    assert live.returncode == 0, live.stderr
+    replayed = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, "replay", str(session), "--script", str(script), "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stderr
+    assert conclusions(replayed.stdout) == conclusions(live.stdout)
+    assert len(conclusions(live.stdout)) == 13
+    done = lockstep("replay", str(session), "--verify", str(checkpoint), cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "every checksum equal" in done.stdout
+
+
+_WITHOUT_TORCH = """\
+import sys
+for name in ("torch", "transformers", "textual"):
+    sys.modules[name] = None  # importing it raises
+from workbench.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def conclusions(lines: str) -> list[dict[str, object]]:
+    """What each command came to, without what only a live run knows."""
+    return [
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if key not in ("golden_session", "description")
+        }
+        for line in lines.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=file_name)
+def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: Path) -> None:
+    path = tmp_path / file_name(story)
+    path.write_bytes((RECORDED / file_name(story)).read_bytes())
+    with replay_of(path) as debugger:
+        expectations = 0
+        for line in script_of(debugger).splitlines():
+            if line.startswith("#"):
+                continue
+            result = debugger.execute(line)
+            if isinstance(result, Expectation):
+                assert result.holds, result.to_text()
+                expectations += 1
+        assert expectations == 3
+        assert len(debugger.session.events(kind="note")) == 3
+
+
+def test_the_recordings_are_described_and_small() -> None:
+    readme = (RECORDED / "README.md").read_text()
+    for story in STORIES:
+        assert file_name(story) in readme
+        assert (RECORDED / file_name(story)).stat().st_size < 330_000
+    assert {path.name for path in RECORDED.glob("*.session")} == {file_name(story) for story in STORIES}
+
+
+def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 3", "print layers.0.mlp.act[0, 0]")
+    path = finish(debugger)
+    with open_replay(path) as replay:
+        replay.execute("goto 2")
+        assert "layers.0.mlp.act[0, 0], step 2 = " in replay.execute("print layers.0.mlp.act[0, 0]").to_text()
+        with pytest.raises(NotCaptured, match=r"--capture 'layers\.1\.mlp\.act'"):
+            replay.execute("print layers.1.mlp.act")
+        with pytest.raises(NotCaptured, match="`info weights` in the live run"):
+            replay.execute("info weights")
+        with pytest.raises(NotCaptured, match="`golden` does, in the live run"):
+            replay.execute("golden")
+        with pytest.raises(NeedsEngine, match=r"was not tried here.*lockstep run MODEL"):
+            replay.execute("toggle mask none")
+        assert "row sum" in replay.execute("attn 0 1").to_text(), "attention rows are captured by default"
+        assert replay.execute("next").to_json()["reason"] == "end"
+        assert "greyed" in replay.execute("info toggles").to_text()
+
+
+def test_the_last_row_is_shown_for_what_it_is(live: Live) -> None:
+    debugger = live(tp=2)
+    debugger.execute("next")
+    path = finish(debugger)
+    with open_replay(path) as replay:
+        replay.execute("goto 0")
+        assert "only [:,-1:] was captured" in replay.execute("print layers.0.attn.probs").to_text()
+
+
+def test_verify_finds_a_changed_checkpoint(live: Live, checkpoint: Path, tmp_path: Path) -> None:
+    debugger = live()
+    texts(debugger, "next 2", "toggle rope interleaved", "next")
+    path = finish(debugger)
+    changed = tmp_path / "changed"
+    shutil.copytree(checkpoint, changed)
+    weights = load_file(changed / "model.safetensors")
+    weights["model.layers.1.self_attn.q_proj.bias"][3] += 1
+    save_file(weights, changed / "model.safetensors", metadata={"format": "pt"})
+    with Session.open(path) as session:
+        found = verify(session, changed, _model(changed))
+    assert [text.partition(":")[0] for text in found.divergences] == [
+        "branch 0 (main)",
+        "branch 1 (rope=interleaved)",
+    ]
+    assert all("layers.1.attn.q_proj, rank 0" in text for text in found.divergences)
+
+
+def _model(path: Path) -> ModelConfig:
+    model, source = open_checkpoint(path)
+    source.close()
+    return model
+
+
+def test_no_session_is_a_clear_refusal(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.session"
+    foreign.write_bytes(b"not a session" * 100)
+    with pytest.raises(SessionError, match="no Lockstep session"):
+        open_replay(foreign)

@@ -1,0 +1,184 @@
+"""The torch-free front: subprocess, cache, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from sessions import Session
+from tests.checkpoints import tiny_variant
+from workbench.references import cache, golden
+from workbench.references.golden import forced_onto, record_golden, record_pair
+from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+
+PROMPT = GoldenSequence((3, 4, 5))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_variant(tmp_path_factory.mktemp("model"), "qwen2-tied")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCKSTEP_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever records in this test fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a recorder was started")
+
+    monkeypatch.setattr(golden.subprocess, "Popen", refuse)
+
+
+def fill(key: str, text: str = "") -> Path:
+    with cache.aside() as path:
+        path.write_text(text)
+        return cache.keep(key, path)
+
+
+def test_both_references_come_from_one_process_and_then_from_the_cache(
+    model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    golden_path, floor_path = record_pair(
+        model_dir, [PROMPT, GoldenSequence((9,))], 2, "float32", threads=1, timeout=120,
+        progress=lambda done, of: told.append((done, of)),
+    )  # fmt: skip
+    assert told == [(n, 6) for n in range(1, 7)]
+    assert golden_path.parent == own_cache / "golden"
+    with Session.open(golden_path) as truth, Session.open(floor_path) as floor:
+        assert (truth.meta["dtype"], floor.meta["dtype"]) == ("float64", "float32")
+        for step in floor.steps():
+            ours, theirs = floor.step(step).sequences, truth.step(step).sequences
+            assert [s.ids for s in ours] == [s.ids for s in theirs]
+            assert [s.emitted for s in ours] == [s.emitted for s in theirs]
+        a, b = (s.rebuilt("logits", step=2).array for s in (truth, floor))
+        assert a is not None
+        assert b is not None
+        assert 0 < np.abs(a - b).max() < 1e-4
+    assert sorted(own_cache.rglob(".*")) == []  # nothing half-done is left
+
+    def again() -> tuple[Path, Path]:
+        return record_pair(model_dir, [PROMPT, GoldenSequence((9,))], 2, "float32", threads=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(golden.subprocess, "Popen", None)  # would fail if called
+        assert again() == (golden_path, floor_path)
+        assert record_golden(model_dir, forced_onto(golden_path), 2, "float32", threads=1) == floor_path
+    # A damaged entry is recorded again, alone.
+    whole = floor_path.read_bytes()
+    floor_path.write_bytes(whole[: len(whole) // 2])
+    assert again() == (golden_path, floor_path)
+    with Session.open(floor_path) as session:
+        np.testing.assert_array_equal(session.rebuilt("logits", step=2).array, b)
+
+
+@pytest.mark.usefixtures("no_recorder")
+def test_an_unusable_checkpoint_needs_no_recorder(tmp_path: Path) -> None:
+    with pytest.raises(ReferenceFailure, match=r"no config\.json there"):
+        record_golden(tmp_path, [PROMPT], 1, "float32")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises((CheckpointError, ValueError)):
+        record_golden(tmp_path, [PROMPT], 1, "float32")
+
+
+def test_the_recorders_refusal_arrives_with_its_exit_code(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """… from a recorder that is not taken in by a stranger's torch.py in the working directory."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReferenceFailure, match="token id 999 is outside the vocabulary of 131") as refused:
+        record_golden(model_dir, [GoldenSequence((999,))], 1, "float32", threads=1)
+    assert refused.value.exit_code == 2
+
+
+def test_too_slow_is_a_timeout(model_dir: Path, own_cache: Path) -> None:
+    with pytest.raises(ReferenceFailure, match="no golden reference within") as refused:
+        record_golden(model_dir, [PROMPT], 1, "float32", threads=1, timeout=0.05)
+    assert refused.value.exit_code == 4
+    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
+
+
+def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suicide = [
+        sys.executable,
+        "-c",
+        "import os; print('near the end', file=__import__('sys').stderr, flush=True); os.abort()",
+    ]
+    popen = subprocess.Popen
+    monkeypatch.setattr(golden.subprocess, "Popen", lambda command, **options: popen(suicide, **options))
+    with pytest.raises(ReferenceFailure, match=r"killed by signal 6 .*near the end"):
+        record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
+
+
+def test_the_front_stays_light() -> None:
+    """Asking for a reference imports neither torch nor transformers."""
+    code = (
+        "import sys, workbench.references.golden, workbench.diagnosis.verdict, workbench.diagnosis.signatures,"
+        " workbench.diagnosis.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
+        " sys.exit(', '.join(heavy) or None)"
+    )
+    root = str(Path(golden.__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": root})
+
+
+def test_the_key_tells_questions_apart(model_dir: Path) -> None:
+    base = GoldenRequest("/a", (PROMPT,), 2, "float32")
+    stamps = [(10, 20)]
+    keys = {
+        cache.cache_key(request, digest, mtimes)
+        for request, digest, mtimes in [
+            (base, "d", stamps),
+            (GoldenRequest("/a", (PROMPT,), 3, "float32"), "d", stamps),
+            (GoldenRequest("/a", (PROMPT,), 2, "float64"), "d", stamps),
+            (GoldenRequest("/a", (PROMPT, PROMPT), 2, "float32"), "d", stamps),
+            (GoldenRequest("/a", (GoldenSequence((3, 4, 5), (7,)),), 2, "float32"), "d", stamps),
+            (base, "e", stamps),
+            (base, "d", [(10, 21)]),
+        ]
+    }
+    assert len(keys) == 7
+    moved = GoldenRequest("/elsewhere", (PROMPT,), 2, "float32")
+    assert cache.cache_key(moved, "d", stamps) in keys  # where it lies does not matter
+
+
+def test_changed_weights_are_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one bit in the middle of a tensor too large to be in the digest whole."""
+    model_dir = tiny_variant(tmp_path, "llama")
+    asked: list[str] = []
+    monkeypatch.setattr(cache, "find", lambda key: asked.append(key) or Path("found"))
+    record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
+    file = model_dir / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][70, 30] += 1
+    save_file(weights, file, {"format": "pt"})
+    record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
+    assert asked[0] != asked[1]
+
+
+def test_the_cache_forgets_what_was_used_longest_ago() -> None:
+    paths = [fill(f"key{n}", "x" * 100) for n in range(4)]
+    for age, path in enumerate(paths):
+        os.utime(path, (1000 + age, 1000 + age))
+    cache.prune(paths[0].parent, keep=paths[0], limit=250)
+    assert [path.exists() for path in paths] == [True, False, False, True]
+
+
+def test_no_session_under_that_name_is_no_hit_and_goes() -> None:
+    path = fill("key", "not a session")
+    assert cache.find("key") is None
+    assert not path.exists()

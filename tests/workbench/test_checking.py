@@ -1,0 +1,143 @@
+"""The main job, in process: a faultless engine matches at every tp, and each known bug is named where it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.faults.catalogue import faults_of
+from sessions import Session
+from tests.checkpoints import tiny_checkpoint
+from workbench.checking import CheckResult, Reference, check, check_fits, record_reference
+from workbench.debugger.inferior import Inferior
+from workbench.generation import plan
+from workbench.models import OpenedModel, open_model
+
+PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]  # ragged; 130 is the last id, in the last rank's rows
+STEPS = 3
+
+Check = Callable[[dict[str, str]], CheckResult]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return open_model(str(tiny_checkpoint(tmp_path_factory.mktemp("checking"), "qwen2")))
+
+
+@pytest.fixture(scope="module")
+def reference(model: OpenedModel) -> Reference:
+    return record_reference(model.directory, PROMPTS, STEPS, "float32")
+
+
+def engine(model: OpenedModel, tp: int) -> Inferior:
+    return Inferior(model.path, model.config, plan(model.config, EngineConfig(tp=tp), PROMPTS, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def at_two(
+    model: OpenedModel, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Check]:
+    """A check at tp=2 under some rules; one engine serves them all."""
+    path = tmp_path_factory.mktemp("runs") / "run.session"
+    with engine(model, 2) as inferior:
+        yield lambda rules: check(inferior, reference, path, rules=rules)
+
+
+#: rule -> where the issue threads and the teams saw it first (layer 0), and in which pass. All ranks are wrong alike.
+FIRST = {
+    "mask=additive": ("layers.0.attn.scores", 0),
+    "qkv_shard_dim=1": ("layers.0.attn.q_proj", 0),
+    "lm_head=missing": ("logits", 0),
+    "rope=swallowed": ("layers.0.attn.q_rope", 0),
+    "rope=interleaved": ("layers.0.attn.q_rope", 0),
+    "cache_reuse=false": ("layers.0.attn.k_cache", 1),
+    "cache_heads=repeated": ("layers.0.attn.k_cache", 0),
+    "qkv_sizes=mixed": ("layers.0.attn.k_proj", 0),
+    "load_bias=false": ("layers.0.attn.q_proj", 0),
+    "positions=stuck": ("layers.0.attn.q_rope", 1),
+}
+
+#: What the best explanation must speak of, found from the recordings alone.
+CAUSE = {
+    "mask=additive": "0 * -inf",
+    "qkv_shard_dim=1": "partial sum",
+    "lm_head=missing": "output head",
+    "rope=swallowed": "not applied",
+    "rope=interleaved": "(2i, 2i+1)",
+    "cache_reuse=false": "not the cache",
+    "cache_heads=repeated": "cached 4 times",
+    "qkv_sizes=mixed": "columns",
+    "load_bias=false": "q_proj.bias is not added",
+    "positions=stuck": "position 0",
+}
+
+
+@pytest.mark.parametrize("rule", FIRST)
+def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> None:
+    name, _, value = rule.partition("=")
+    result = at_two({name: value})
+    first = result.judgement.first_divergence
+    assert result.judgement.verdict == "diverged"
+    assert first is not None
+    assert (first.tap, first.step) == FIRST[rule]
+    assert (first.rank, first.ranks) == (None, (0, 1))
+    assert result.causes, "no signature fits"
+    assert CAUSE[rule] in result.causes[0].text
+    (fault,) = faults_of({name: value})
+    assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same
+
+
+def test_a_faultless_run_matches_before_and_after_the_faults(at_two: Check) -> None:
+    for rules in ({}, {"load_bias": "false"}, {}):
+        result = at_two(rules)
+        assert result.matches == (not rules)
+    judged = result.judgement
+    assert judged.tokens_identical
+    assert judged.max_abs_logits <= 1e-4
+    assert judged.first_divergence is None
+    assert result.causes == ()
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_other_parallelisms_match(tp: int, model: OpenedModel, reference: Reference, tmp_path: Path) -> None:
+    with engine(model, tp) as inferior:
+        result = check(inferior, reference, tmp_path / "run.session")
+    assert result.matches
+    assert result.judgement.tp == tp
+    assert result.judgement.max_abs_logits <= 1e-4
+
+
+def test_the_session_keeps_the_verdicts_and_both_runs_read_the_same_ids(
+    at_two: Check, reference: Reference
+) -> None:
+    result = at_two({"act": "gelu"})
+    with Session.open(result.engine_session) as ours, Session.open(reference.golden) as theirs:
+        assert len(ours.steps()) == len(theirs.steps()) == STEPS + 1
+        for step in ours.steps():
+            ids = [[list(one.ids) for one in session.step(step).sequences] for session in (ours, theirs)]
+            assert ids[0] == ids[1]
+        verdicts = ours.verdicts(step=0, tap="layers.0.mlp.act")
+        assert [one.verdict for one in verdicts] == ["fail"]
+        assert ours.meta["rules"] == {"act": "gelu"}
+        (event,) = ours.events(kind="golden")
+        assert event.data["first_divergence"]["tap"] == "layers.0.mlp.act"
+        assert event.data["golden_session"] == str(reference.golden)
+
+
+def test_fixed_tolerances_say_so(model: OpenedModel, reference: Reference, tmp_path: Path) -> None:
+    fixed = record_reference(model.directory, PROMPTS, STEPS, "float32", floor=False)
+    assert (fixed.golden, fixed.floor) == (reference.golden, None)  # the truth came from the cache
+    with engine(model, 1) as inferior:
+        result = check(inferior, fixed, tmp_path / "run.session")
+    assert result.matches
+    assert result.judgement.tolerance == "fixed"
+
+
+def test_the_context_bounds_prompt_and_steps() -> None:
+    check_fits([[1, 2, 3]], 5, 8)
+    with pytest.raises(RequestError, match="fewer --steps"):
+        check_fits([[1], [1, 2, 3]], 6, 8)

@@ -1,0 +1,84 @@
+"""Sessions made once, and a way to wait until the screen has nothing left to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from tests.workbench.tui.synthetic import build
+from workbench.tui.app import LockstepApp
+from workbench.tui.reader import Reader
+from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.settings import Settings
+
+Bench = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The usual session: twelve tokens, NaN from step 6 on, a branch from step 1."""
+    return build(tmp_path_factory.mktemp("sessions") / "haiku.session")
+
+
+@pytest.fixture(autouse=True)
+def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own settings."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+async def settle(pilot: Pilot[int]) -> None:
+    """Wait for messages and workers: `Pilot.pause` alone does not wait for the latter."""
+    await pilot.pause()
+    while any(worker.is_running for worker in pilot.app.workers):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+
+
+async def press(pilot: Pilot[int], *keys: str) -> None:
+    """Press keys, each when the one before has had its effect."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+
+
+async def enter(pilot: Pilot[int], opener: str, text: str) -> None:
+    """Open a line of text with a key, type into it, and enter it."""
+    named = {" ": "space", ".": "full_stop", "_": "underscore"}
+    await pilot.press(opener, *(named.get(character, character) for character in text), "enter")
+    await settle(pilot)
+
+
+@pytest.fixture
+def bench(session: Path) -> Bench:
+    """`async with bench(size=(80, 24), path=…, theme=…) as pilot`: the workbench on a session."""
+
+    @asynccontextmanager
+    async def opened(
+        size: tuple[int, int] = (120, 40),
+        path: Path | None = None,
+        theme: str = "lockstep-dark",
+        screen: Callable[[Reader], Screen[Any]] = WorkbenchScreen,
+    ) -> AsyncIterator[Pilot[int]]:
+        reader = Reader.open(path or session)
+        app = LockstepApp(lambda: screen(reader), Settings(theme=theme))
+        try:
+            async with app.run_test(size=size) as pilot:
+                await settle(pilot)
+                yield pilot
+        finally:
+            reader.close()
+
+    return opened
+
+
+def text_of(pilot: Pilot[int]) -> list[str]:
+    """What is on the screen, line by line, as plain text."""
+    strips = pilot.app.screen._compositor.render_strips()
+    return [strip.text.rstrip() for strip in strips]

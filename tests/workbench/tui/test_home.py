@@ -1,0 +1,71 @@
+"""The home screen, and the way from it into a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.workbench.tui.conftest import press, settle, text_of
+from workbench.tui import settings
+from workbench.tui.app import LockstepApp
+from workbench.tui.screens.home import HomeScreen, machine_lines
+from workbench.tui.screens.opening import OpeningScreen
+from workbench.tui.screens.workbench import WorkbenchScreen
+
+
+@pytest.fixture(autouse=True)
+def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_DATA_DIR", str(tmp_path / "data"))
+
+
+async def test_recent_sessions_are_listed_and_opened(session: Path) -> None:
+    settings.remember(session)
+    app = LockstepApp(lambda: HomeScreen(examine=False))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        assert any("haiku.session" in line and "2 branches" in line for line in text_of(pilot))
+        await press(pilot, "down", "down", "enter")
+        await settle(pilot)
+        assert isinstance(app.screen, WorkbenchScreen)
+
+
+async def test_what_is_typed_is_checked_and_opened(session: Path) -> None:
+    app = LockstepApp(lambda: HomeScreen(examine=False))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "o", *"/nowhere")
+        assert any("there is no /nowhere" in line for line in text_of(pilot))
+        await press(pilot, "escape")
+        app.screen.query_one("#open").open(str(session)[:-3])
+        await press(pilot, "tab")
+        assert any("12 steps" in line for line in text_of(pilot))
+        await press(pilot, "enter")
+        await settle(pilot)
+        assert isinstance(app.screen, WorkbenchScreen)
+
+
+async def test_a_file_that_is_no_session_ends_with_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.session"
+    bad.write_text("no database")
+    app = LockstepApp(lambda: OpeningScreen(bad))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+    assert app.return_code == 3
+
+
+def test_machine_problems_are_told_and_health_is_one_line() -> None:
+    good = machine_lines(b'[{"what": "python", "level": "ok", "found": "3.11"}]')
+    assert "everything" in good[0][1][0]
+    bad = machine_lines(b'[{"what": "gloo", "level": "bad", "found": "missing", "advice": "install torch"}]')
+    assert "gloo: missing" in bad[0][1][0]
+    assert "lockstep doctor" in machine_lines(b"")[0][1][0]
+
+
+async def test_themes_change_and_are_remembered() -> None:
+    app = LockstepApp(lambda: HomeScreen(examine=False))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.theme = "lockstep-light"
+        await settle(pilot)
+    assert settings.load().theme == "lockstep-light"

@@ -1,0 +1,36 @@
+"""The screens are a light process: no torch, no transformers, and the home screen not even numpy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEAVY = ("torch", "transformers", "pyarrow", "pandas")
+
+
+def _loaded(statement: str, names: tuple[str, ...]) -> str:
+    code = f"import sys; {statement}; print(*[name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "workbench.tui.launch",
+        "workbench.tui.screens.home",
+        "workbench.tui.screens.workbench",
+        "workbench.tui.screens.live",
+        "workbench.tui.opening",
+        "workbench.tui.web",
+    ],
+)
+def test_no_screen_loads_torch(module: str) -> None:
+    assert _loaded(f"import {module}", _HEAVY) == ""
+
+
+def test_the_first_paint_waits_for_nothing_but_textual() -> None:
+    light = "import workbench.tui.launch, workbench.tui.screens.home, workbench.tui.screens.opening"
+    assert _loaded(light, (*_HEAVY, "numpy", "sqlite3", "tokenizers")) == ""

@@ -1,0 +1,132 @@
+"""The workbench on a running model: two ranks of a tiny checkpoint, driven by the keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from tests.checkpoints import tiny_checkpoint
+from tests.workbench.tui.conftest import enter, press, settle, text_of
+from workbench.tui.app import LockstepApp
+from workbench.tui.opening import starting
+from workbench.tui.screens.live import LiveWorkbench
+from workbench.tui.screens.starting import StartingScreen
+from workbench.tui.screens.toggles import TogglesScreen
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 of three layers."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+@asynccontextmanager
+async def running(model: Path, directory: Path, tp: int = 2) -> AsyncIterator[Pilot[int]]:
+    """The live workbench after the prefill."""
+    words = [str(model), "--tp", str(tp), "--ids", "1,5,9,12", "--session", str(directory / "live.session")]
+    app = LockstepApp(lambda: starting(words, "tiny"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _until(lambda: isinstance(app.screen, LiveWorkbench) and app.screen.present is not None, pilot)
+        await settle(pilot)
+        yield pilot
+
+
+async def _until(condition, pilot: Pilot[int], seconds: float = 60) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("\n".join(text_of(pilot)))
+
+
+def _screen(pilot: Pilot[int]) -> LiveWorkbench:
+    assert isinstance(pilot.app.screen, LiveWorkbench)
+    return pilot.app.screen
+
+
+async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n", "n")
+        assert _screen(pilot).where.step == 3
+        await press(pilot, "s", "i")
+        assert any("in step 4 at layers.0" in line for line in text_of(pilot))
+        await press(pilot, "N")
+        assert _screen(pilot).where.step < 4
+        await press(pilot, "x")
+        assert isinstance(pilot.app.screen, TogglesScreen)
+        await press(pilot, "escape")
+        await enter(pilot, "colon", "toggle load_bias false")
+        assert _screen(pilot).where.branch == 1
+        lines = text_of(pilot)
+        assert any("rules  load_bias=false" in line for line in lines)
+        assert any(line.startswith(" main ") for line in lines), "the old branch stays beside the new"
+        await press(pilot, "2", "3", "4", "5", "6", "7", "8")
+        assert any("toggle load_bias false" in line for line in text_of(pilot))
+
+
+async def test_a_breakpoint_stops_and_output_opens_a_sheet(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, tp=1) as pilot:
+        await enter(pilot, "colon", "break layers.1.attn.q_proj")
+        await press(pilot, "c")
+        assert any("layers.1.attn.q_proj" in line and "●" in line for line in text_of(pilot)[:1])
+        await enter(pilot, "colon", "info breakpoints")
+        assert any("layers.1.attn.q_proj" in line for line in text_of(pilot))
+
+
+async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, tp=1) as pilot:
+        await pilot.press("colon", *"next", "space", *"3000", "enter")
+        screen = _screen(pilot)
+        await _until(lambda: screen.where.step > 3, pilot)
+        await pilot.press("2")
+        assert screen.pane == 2, "the screen answers while the engine runs"
+        await pilot.press("ctrl+c")
+        await _until(lambda: screen.engine.running is None, pilot)
+        await settle(pilot)
+        assert screen.where.step < 3000
+
+
+async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        screen = _screen(pilot)
+        os.kill(screen.rank_pids[1], signal.SIGKILL)
+        await press(pilot, "n")
+        await _until(lambda: bool(screen.state.get("lost")), pilot)
+        assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "restart")
+        await press(pilot, "n", "n")
+        await _until(lambda: screen.where.step >= 1, pilot)
+
+
+async def test_no_process_is_left(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        pids = [*_screen(pilot).rank_pids, _screen(pilot).host_pid]
+    for _ in range(200):
+        if not any(_alive(pid) for pid in pids):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still alive: {[pid for pid in pids if _alive(pid)]}")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    app = LockstepApp(lambda: starting([str(tmp_path), "--ids", "1"], "nothing"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await _until(lambda: any("config.json" in line for line in text_of(pilot)), pilot)
+        assert isinstance(app.screen, StartingScreen)
+        await press(pilot, "escape")
+    assert app.return_value == 3

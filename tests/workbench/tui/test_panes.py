@@ -1,0 +1,265 @@
+"""Every pane on a session made by hand, driven by the keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
+from tests.workbench.tui.synthetic import HOSTILE, build
+from workbench.export.numbers import number
+from workbench.tui.panes import PANES
+from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.grid import Grid
+from workbench.tui.widgets.heatmap import Heatmap
+
+
+def _screen(pilot) -> WorkbenchScreen:
+    screen = pilot.app.screen
+    assert isinstance(screen, WorkbenchScreen)
+    return screen
+
+
+async def test_opens_at_the_last_step_and_steps_back_and_on(bench: Bench) -> None:
+    async with bench() as pilot:
+        assert _screen(pilot).where.step == 11
+        await press(pilot, "N", "N")
+        assert "step 9/11" in text_of(pilot)[0]
+        await press(pilot, "n", "n", "n")
+        assert _screen(pilot).where.step == 11, "there is no step after the last one in a replay"
+        await press(pilot, "[", "[", "]")
+        assert _screen(pilot).where.step == 10
+
+
+async def test_operations_name_the_first_nan_and_count_it(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "[", "[", "[", "[", "[")
+        lines = text_of(pilot)
+        scores = next(line for line in lines if "attn.scores" in line and "●" in line)
+        assert scores.count("NaN 820") == 2
+        assert "✗ 0.80" in scores
+        assert any("layers.0.attn.scores is the first to hold NaN" in line for line in lines)
+
+
+async def test_operations_filter_and_statistic(bench: Bench) -> None:
+    async with bench() as pilot:
+        await enter(pilot, "slash", "q_proj")
+        grid = _screen(pilot).query_one("#operations", Grid)
+        assert grid.count == 4
+        await press(pilot, "t")
+        assert any("rank 0 absmax" in line for line in text_of(pilot))
+        await press(pilot, "escape")
+        assert grid.count > 80
+
+
+async def test_rows_stay_in_place_from_step_to_step(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "i", "i", "i")
+        before = [i for i, line in enumerate(text_of(pilot)) if "▸" in line and "attn" in line]
+        await press(pilot, "[", "[", "[")
+        after = [i for i, line in enumerate(text_of(pilot)) if "▸" in line and "attn" in line]
+        assert before == after
+
+
+async def test_attention_names_head_tokens_and_value(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2", "m")
+        heatmap = _screen(pilot).query_one(Heatmap)
+        assert heatmap.matrix is not None
+        assert heatmap.matrix.values.shape == (19, 19)
+        await press(pilot, "down", "down", "right")
+        value = heatmap.matrix.values[2, 1]
+        line = next(line for line in text_of(pilot) if "head 0" in line)
+        assert "q 2" in line
+        assert "haiku" in line
+        assert number(float(value), 4) in line
+
+
+async def test_attention_rows_sum_to_one(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2")
+        assert sum("1.0000" in line for line in text_of(pilot)) == 8
+
+
+async def test_missing_scores_say_how_to_capture_them(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2", "v")
+        assert any(":capture layers.0.attn.scores" in line for line in text_of(pilot))
+
+
+async def test_cache_lengths_agree(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "3")
+        line = next(line for line in text_of(pilot) if "sequence 0" in line)
+        assert line.count("19") == 3
+
+
+async def test_logits_order_and_rank_moves(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "5")
+        lines = text_of(pilot)
+        top = next(line for line in lines if "▸" in line and " 1 " in line)
+        assert "drip" in top
+        assert any("margin" in line and "entropy" in line for line in lines)
+
+
+async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "6")
+        row = next(line for line in text_of(pilot) if "NaN" in line and "●" in line)
+        assert "layers.0.attn.scores" in row
+        await press(pilot, "enter")
+        assert _screen(pilot).where.step == 6
+
+
+async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{", "7")
+        lines = text_of(pilot)
+        assert any("first wrong: layers.0.attn.scores" in line for line in lines)
+        assert any("attn.scores █" in line for line in lines)
+        assert any("attn.probs ▒" in line for line in lines)
+
+
+async def test_golden_pane_without_verdicts_names_the_key(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "7")
+        assert any("g  compares it" in line for line in text_of(pilot))
+
+
+async def test_journal_goes_to_a_branch(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "8", "down", "enter")
+        assert _screen(pilot).where.branch == 1
+        lines = text_of(pilot)
+        assert any("rules  load_bias=false" in line for line in lines)
+        assert any("[bold]really[/bold]" in line for line in lines), "markup in a note is text"
+
+
+async def test_stops_are_found_and_end(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{")
+        assert _screen(pilot).where.step == 6
+        await press(pilot, "{")
+        assert any("no stop before" in line for line in text_of(pilot))
+
+
+async def test_origin_goes_to_the_first_wrong_operation(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{", "o")
+        screen = _screen(pilot)
+        assert screen.overview is not None
+        assert screen.overview.taps[screen.where.tap] == "layers.0.attn.scores"
+
+
+async def test_engine_only_keys_say_why_they_do_nothing(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "b")
+        assert any("this is a replay" in line for line in text_of(pilot))
+        await press(pilot, "x")
+        lines = text_of(pilot)
+        assert any("load_bias=false" in line for line in lines), "the catalogue can be read in a replay"
+        assert any("cannot act" in line and "replay" in line for line in lines)
+
+
+async def test_command_line_moves_completes_and_explains(bench: Bench) -> None:
+    async with bench() as pilot:
+        await enter(pilot, "colon", "goto 4")
+        assert _screen(pilot).where.step == 4
+        await pilot.press("colon", *"bran", "tab")
+        assert pilot.app.screen.query_one(CommandLine).value == "branch"
+        await press(pilot, "escape")
+        await enter(pilot, "colon", "frobnicate")
+        assert any("frobnicate: no such command" in line for line in text_of(pilot))
+
+
+async def test_layers_operations_and_ranks(bench: Bench) -> None:
+    async with bench() as pilot:
+        screen = _screen(pilot)
+        assert screen.overview is not None
+        await press(pilot, "s", "i", "full_stop")
+        assert screen.overview.taps[screen.where.tap] == "layers.1.attn.q_proj"
+        await press(pilot, "f")
+        assert screen.overview.taps[screen.where.tap] == "layers.1.mlp_residual"
+        await press(pilot, "R")
+        assert screen.where.rank == 0
+        await press(pilot, "R", "R")
+        assert screen.where.rank is None
+
+
+async def test_tensor_view_of_every_rank_and_slice(bench: Bench) -> None:
+    async with bench() as pilot:
+        await enter(pilot, "colon", "print layers.2.attn.probs")
+        assert any("layers.2.attn.probs" in line and "8×1×19" in line for line in text_of(pilot))
+        await press(pilot, "full_stop")
+        assert any("[1, :, :]" in line for line in text_of(pilot))
+        await press(pilot, "R")
+        assert any("rank 0" in line and "4×1×19" in line for line in text_of(pilot))
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, WorkbenchScreen)
+
+
+async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "enter")
+        assert any(":capture embed" in line for line in text_of(pilot))
+
+
+async def test_help_lists_every_key(bench: Bench) -> None:
+    async with bench(size=(120, 60)) as pilot:
+        await press(pilot, "question_mark")
+        text = "\n".join(text_of(pilot))
+        assert "Every tap of the present step" in text
+        assert "continue to the next stop" in text
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "html", "svg", "txt"])
+async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{")
+        for number, pane in enumerate(PANES, 1):
+            await press(pilot, str(number))
+            file = tmp_path / f"{number}.{ending}"
+            _screen(pilot).export_pane(str(file))
+            empty = pane.TITLE == "Weights" and ending != "svg"  # the checkpoint is not on this machine
+            assert file.exists() is not empty, pane.TITLE
+
+
+async def test_hostile_tokens_are_shown_as_text(bench: Bench, tmp_path: Path) -> None:
+    path = build(tmp_path / "hostile.session", emitted=HOSTILE, nan_from=None, fork=False)
+    async with bench(path=path, size=(200, 40)) as pilot:
+        for number in range(1, 9):
+            await press(pilot, str(number))
+            text = "\n".join(text_of(pilot))
+            assert "\x1b" not in text
+            assert "\u202e" not in text
+        strip = text_of(pilot)[2]
+        assert "␛[31mred" in strip
+        assert "[bold]markup[/bold]" in strip
+        assert "‹|im_end|›" in strip
+        assert "雨の音" in strip
+        assert "◌́" in strip
+        assert "···" in strip
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 45), (200, 60), (40, 12)])
+async def test_every_pane_at_every_size(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size=size) as pilot:
+        await press(pilot, "{")
+        for number in range(1, 9):
+            await press(pilot, str(number))
+            lines = text_of(pilot)
+            assert len(lines) == size[1]
+            assert lines[0].startswith(" Demo-3.5M")
+
+
+async def test_resizing_keeps_the_place(bench: Bench) -> None:
+    async with bench(size=(200, 60)) as pilot:
+        await press(pilot, "N", "i", "i", "i")
+        where = _screen(pilot).where
+        await pilot.resize_terminal(80, 24)
+        await settle(pilot)
+        assert _screen(pilot).where == where
+        assert len(text_of(pilot)) == 24

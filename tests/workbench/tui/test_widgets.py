@@ -1,0 +1,228 @@
+"""Widgets and pure functions by themselves."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.app import App, ComposeResult
+
+from workbench.export.pooling import ABSENT, FINITE, NAN, pool
+from workbench.tui import settings
+from workbench.tui.screens import commands, moves
+from workbench.tui.snapshots.identify import completions, identify
+from workbench.tui.snapshots.overview import BranchLine, Overview, Where
+from workbench.tui.snapshots.sentinels import collapsed, first_desync, replica_groups
+from workbench.tui.tokens import fit, visible
+from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.plot import bars, squeeze
+from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.sparkline import sparkline
+from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
+
+
+@given(st.text(max_size=40))
+def test_visible_tokens_hold_nothing_that_a_terminal_obeys(text: str) -> None:
+    shown = visible(text)
+    assert shown
+    assert 1 <= cell_len(shown) <= 25
+    for character in shown:
+        assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+@given(st.text(max_size=30), st.integers(1, 30), st.booleans())
+def test_fit_is_exact(text: str, width: int, right: bool) -> None:
+    assert cell_len(fit(text, width, right=right)) == width
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=60))
+def test_sparklines_are_as_long_as_what_they_show(values: list[float | None]) -> None:
+    line = sparkline(values)
+    assert len(line) == len(values)
+    for value, bar in zip(values, line, strict=True):
+        assert (bar == "×") == (value is not None and not math.isfinite(value))
+
+
+def test_a_statistic_that_hardly_moves_is_flat() -> None:
+    assert sparkline([1.0, 1.0001, 0.9999]) == "▁▁▁" or len(set(sparkline([1.0, 1.0001, 0.9999]))) == 1
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**32 - 1)
+)
+def test_pooling_keeps_the_strongest_and_its_sign(
+    rows: int, columns: int, width: int, height: int, seed: int
+) -> None:
+    matrix = np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+    matrix[seed % rows, seed % columns] = -100
+    pixels = pool(matrix, width, height)
+    assert pixels.values.min() == -100
+    assert pixels.values.shape == (len(pixels.rows), len(pixels.columns))
+    assert len(pixels.rows) <= height
+    assert len(pixels.columns) <= width
+
+
+def test_pooling_never_loses_a_nan_and_leaves_hidden_cells_out() -> None:
+    matrix = np.ones((300, 300), np.float32)
+    matrix[123, 45] = np.nan
+    assert (pool(matrix, 10, 10).kind == NAN).sum() == 1
+    matrix[:, 150:] = -np.inf
+    kind = pool(matrix, 10, 10, masked=True).kind
+    assert (kind[:, 5:] == ABSENT).all()
+    assert (kind[:, :4] != ABSENT).all()
+    assert (kind[0, :4] == FINITE).all()
+
+
+class _One(App[None]):
+    def __init__(self, widget: Heatmap | TokenStrip) -> None:
+        super().__init__()
+        self.widget = widget
+
+    def compose(self) -> ComposeResult:
+        yield self.widget
+
+
+async def test_a_heatmap_shows_nan_as_a_cross_and_its_cursor_stays_inside() -> None:
+    values = np.ones((20, 30), np.float32)
+    values[7, 11] = np.nan
+    values[3, 2] = np.inf
+    heatmap = Heatmap(Matrix(values))
+    async with _One(heatmap).run_test(size=(30, 10)) as pilot:
+        text = "\n".join(line.text for line in heatmap.render_lines(heatmap.size.region))
+        assert text.count("×") == 1
+        assert text.count("∞") == 1
+        await pilot.press("up", "left", "end", "pagedown", "pagedown")
+        assert heatmap.cursor == (19, 29)
+        heatmap.matrix = Matrix(np.zeros((2, 2), np.float32))
+        assert heatmap.cursor == (1, 1)
+
+
+async def test_the_token_strip_keeps_the_present_token_in_view() -> None:
+    strip = TokenStrip()
+    async with _One(strip).run_test(size=(40, 1)) as pilot:
+        strip.tokens = Tokens.of([Cell(f"token{i}", i) for i in range(10_000)])
+        for at in (0, 9_999, 5_000, 17):
+            strip.at = at
+            await pilot.pause()
+            assert f"token{at}" in strip.render_line(0).text
+            assert cell_len(strip.render_line(0).text) == 40
+
+
+def test_bars_reach_the_top_and_show_the_smallest() -> None:
+    lines = bars([0.0, 0.001, 1.0, float("nan"), None], 3)
+    assert [line[2] for line in lines] == ["█", "█", "█"]
+    assert lines[-1][1] == "▁"
+    assert lines[-1][0] == " "
+    assert squeeze([1.0, 5.0, 2.0, 3.0], 2) == [5.0, 3.0]
+
+
+_TAPS = ("embed", "layers.0.attn_norm", "layers.0.mlp", "layers.1.attn_norm", "layers.1.mlp", "logits")
+
+
+def test_moves_through_layers_operations_and_steps() -> None:
+    where = Where(step=1, tap=0)
+    where = moves.next_layer(_TAPS, where, 1, range(3))
+    assert where.tap == 1
+    assert moves.end_of_layer(_TAPS, where).tap == 2
+    assert moves.same_operation(_TAPS, where, 1).tap == 3
+    last = moves.next_operation(_TAPS, Where(step=1, tap=5), 1, range(3))
+    assert (last.step, last.tap) == (2, 0)
+    assert moves.next_operation(_TAPS, Where(step=2, tap=5), 1, range(3)).tap == 5
+    assert moves.next_stop([(0, 4), (1, 2), (0, 9)], Where(step=5), -1) == 4
+    assert moves.next_stop([(0, 4)], Where(step=5), 1) is None
+
+
+def test_every_layer_is_reached_forwards_and_backwards() -> None:
+    where, seen = Where(), []
+    for _ in range(3):
+        where = moves.next_layer(_TAPS, where, 1, range(1))
+        seen.append(where.tap)
+    assert seen == [1, 3, 5]
+    for _ in range(3):
+        where = moves.next_layer(_TAPS, where, -1, range(1))
+        seen.append(where.tap)
+    assert seen[3:] == [3, 1, 0]
+
+
+_OVERVIEW = Overview(
+    "a.session",
+    "m",
+    2,
+    "cpu",
+    "fp32",
+    16,
+    _TAPS,
+    ("replicate",) * 6,
+    2,
+    (BranchLine(0, "main", None, 0, ()),),
+    False,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "do", "argument"),
+    [
+        ("next 3", "move", ("token", 1)),
+        (":rn", "move", ("token", -1)),
+        ("goto 7", "goto", 7),
+        ("print layers.1.mlp[0]", "tensor", 4),
+        ("branch main", "branch", 0),
+        ("pane attention", "pane", 2),
+    ],
+)
+def test_lines_are_understood(line: str, do: str, argument: object) -> None:
+    act = commands.parse(line, _OVERVIEW, Where(), ("Operations", "Attention"))
+    assert (act.do, act.argument) == (do, argument)
+
+
+@pytest.mark.parametrize("line", ["toggle mask additive", "goto x", "print nothing.here", "branch no", "zzz"])
+def test_lines_that_cannot_be_done_say_why(line: str) -> None:
+    with pytest.raises(commands.CommandProblem):
+        commands.parse(line, _OVERVIEW, Where(), ("Operations",))
+
+
+def test_sentinel_arithmetic() -> None:
+    assert collapsed([1, 2] * 6) == 2
+    assert collapsed([1, 2, 3, 4, 5] * 3) == 0
+    groups = replica_groups(["replicate", "shard(1,replicas=2)", "shard(0)"], 4)
+    assert groups == [(0, 4), (1, 2)]
+    checksums = np.array([[1, 1, 1, 1], [5, 5, 6, 7], [1, 2, 3, 4]], np.uint64)
+    assert first_desync(checksums, groups) == (1, 3)
+
+
+def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert settings.load(file) == settings.Settings()
+    file.write_text('theme = "puce"\n')
+    with pytest.raises(settings.SettingsError, match=r"config\.toml: theme"):
+        settings.load(file)
+    file.write_text("colour = 1\n")
+    with pytest.raises(settings.SettingsError, match="colour"):
+        settings.load(file)
+    settings.save_theme("lockstep-light", file.with_name("fresh.toml"))
+    assert settings.load(file.with_name("fresh.toml")).theme == "lockstep-light"
+
+
+def test_recent_things_are_remembered_newest_first(tmp_path: Path) -> None:
+    memory = tmp_path / "state" / "recent.json"
+    for name in ("a", "b", "a"):
+        (tmp_path / name).write_text("")
+        settings.remember(tmp_path / name, memory)
+    assert [path.name for path in settings.recent(memory)] == ["a", "b"]
+    memory.write_text("not json")
+    assert settings.recent(memory) == []
+
+
+def test_what_is_opened_is_identified(session: Path, tmp_path: Path) -> None:
+    assert identify(str(session)).told == "Demo-3.5M: 12 steps, 2 ranks, 2 branches"
+    (tmp_path / "bad.session").write_text("no database")
+    assert identify(str(tmp_path / "bad.session")).kind == "nothing"
+    assert identify(str(tmp_path)).kind == "directory"
+    assert "there is no" in identify("/nowhere/at/all").told
+    assert completions(str(session)[:-4]) == [str(session)]

@@ -1,0 +1,214 @@
+"""The engine held against the golden reference: what `check`, the demo and the debugger's `golden` share.
+
+    reference = record_reference(model.directory, prompts, steps=8, dtype="float32")
+    with Inferior(model.path, model.config, config) as inferior:
+        result = check(inferior, reference, Path("a.session"), rules={"mask": "additive"})
+
+Torch-free: transformers runs in a recorder of its own, the engine in its ranks. One inferior serves any number of
+checks, each under its own rules and in its own session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import DType
+from engine.errors import RequestError
+from sessions import Session, SessionWriteError, SessionWriter, Verdict
+from workbench.debugger.capture import FULL
+from workbench.debugger.inferior import Inferior
+from workbench.diagnosis.evidence import Signature
+from workbench.diagnosis.judgement import Divergence, Judgement, TapVerdict
+from workbench.diagnosis.signatures import explain
+from workbench.diagnosis.verdict import judge
+from workbench.diagnosis.weights import checkpoint_weights
+from workbench.models import OpenedModel
+from workbench.recording import keep_token_texts
+from workbench.references.golden import forced_onto, record_golden, record_pair
+from workbench.references.request import GoldenSequence
+
+#: `progress(what, done, of)`: which recording, and how many of its forward passes are over.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Golden recordings of some prompts, and the tokens onto which a run is forced to be comparable.
+
+    `sequences` hold each prompt and what the truth emits after it, greedily, at each of `steps` + 1 passes. `floor` is
+    the reference at the engine's own dtype, whose error against the truth is the noise that the dtype allows; None:
+    fixed tolerances.
+    """
+
+    sequences: tuple[GoldenSequence, ...]
+    steps: int
+    golden: Path
+    floor: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One run judged. `causes` are the signatures that fit its first divergence, best first."""
+
+    judgement: Judgement
+    causes: tuple[Signature, ...]
+    engine_session: Path
+    golden_session: Path
+    rules: Mapping[str, str]
+
+    @property
+    def matches(self) -> bool:
+        """Whether the engine does what the reference does."""
+        return self.judgement.verdict == "match"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report of `check --json`."""
+        return self.judgement.to_json() | {
+            "causes": [
+                {"name": one.name, "text": one.text, "fitted": one.fitted, "residual": one.residual}
+                for one in self.causes
+            ],
+            "rules": dict(self.rules),
+            "engine_session": str(self.engine_session),
+            "golden_session": str(self.golden_session),
+        }
+
+
+def record_reference(
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    dtype: DType,
+    *,
+    floor: bool = True,
+    device: str = "cpu",
+    progress: Progress = lambda what, done, of: None,
+) -> Reference:
+    """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
+
+    ReferenceFailure and CheckpointError say why there is none.
+    """
+    sequences = [GoldenSequence(tuple(prompt)) for prompt in prompts]
+
+    def count(done: int, of: int) -> None:
+        progress("golden reference", done, of)
+
+    noise = None
+    if floor:
+        golden, noise = record_pair(directory, sequences, steps, dtype, device=device, progress=count)
+    else:
+        golden = record_golden(directory, sequences, steps, "float64", device=device, progress=count)
+    forced = forced_onto(golden)
+    return Reference(forced, steps, golden, noise)
+
+
+def check(
+    inferior: Inferior,
+    reference: Reference,
+    path: Path,
+    *,
+    rules: Mapping[str, str] | None = None,
+    model: OpenedModel | None = None,
+    progress: Progress = lambda what, done, of: None,
+) -> CheckResult:
+    """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
+
+    A session at `path` is replaced; with `model` it knows the model's name and the tokens' texts. The inferior is
+    left at the end of the run, unrecorded.
+    """
+    meta = {} if model is None else {"model_name": model.name}
+    record_forced(inferior, reference, path, rules=rules, progress=progress, **meta)
+    if model is not None:
+        keep_token_texts(path, model.tokenizer)
+    return judge_session(path, reference, inferior.path, rules=inferior.rules)
+
+
+def record_forced(
+    inferior: Inferior,
+    reference: Reference,
+    path: Path,
+    *,
+    rules: Mapping[str, str] | None = None,
+    progress: Progress = lambda what, done, of: None,
+    **meta: Any,
+) -> None:
+    """Run the prefill and the reference's decode steps, teacher-forced, with every tensor of every tap captured."""
+    _start_over(inferior, reference, inferior.rules if rules is None else rules)
+    inferior.watch(FULL)
+    with inferior.create_session(
+        path, overwrite=True, source="lockstep check", golden=str(reference.golden), **meta
+    ):
+        for step in range(reference.steps + 1):
+            inferior.step(
+                {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
+            )
+            if inferior.writer is None:
+                raise SessionWriteError(
+                    f"{path}: the run could not be recorded: free some room, or --save elsewhere"
+                )
+            progress(
+                f"engine, {inferior.config.dtype}, tp={inferior.config.tp}", step + 1, reference.steps + 1
+            )
+    inferior.writer = None
+
+
+def _start_over(inferior: Inferior, reference: Reference, rules: Mapping[str, str]) -> None:
+    """The reference's prompts, at their beginning, under `rules`."""
+    prompts = [one.prompt for one in reference.sequences]
+    if [tuple(state.ids[: state.prompt_length]) for state in inferior.sequences.values()] != prompts:
+        for seq in list(inferior.sequences):
+            inferior.remove(seq)
+        for prompt in prompts:
+            inferior.add(list(prompt))
+    inferior.set_rules(rules)
+
+
+def judge_session(
+    path: Path, reference: Reference, checkpoint: Path, *, rules: Mapping[str, str] | None = None
+) -> CheckResult:
+    """Judge what was recorded at `path`, name the causes, and keep the verdicts (and a "golden" event that sums
+    them up) in the session."""
+    with Session.open(path) as engine, Session.open(reference.golden) as golden:
+        if reference.floor is None:
+            judgement = judge(engine, golden)
+        else:
+            with Session.open(reference.floor) as floor:
+                judgement = judge(engine, golden, floor=floor)
+        weights = checkpoint_weights(checkpoint)
+        causes = explain(engine, golden, judgement.first_divergence, weights=weights)
+    result = CheckResult(judgement, tuple(causes), path, reference.golden, dict(rules or {}))
+    with SessionWriter.reopen(path) as writer:
+        writer.verdicts(_worst_of_sequences(judgement.taps))
+        words = "" if judgement.first_divergence is None else _in_words(judgement.first_divergence)
+        data = result.to_json() | {"steps": reference.steps + 1, "words": words}
+        del data["taps"]  # they are the verdicts
+        writer.event(0, reference.steps, "golden", words or judgement.verdict, data)
+    return result
+
+
+def _in_words(first: Divergence) -> str:
+    rank = "" if first.rank is None else f", rank {first.rank}"
+    return f"{first.tap} at step {first.step}{rank}: {first.reason}"
+
+
+def _worst_of_sequences(taps: Sequence[TapVerdict]) -> list[Verdict]:
+    """One verdict a tap and step, as a session keeps them: of several sequences the worst, of equals the first."""
+    order = ("fail", "suspect", "pass", "absent")
+    worst: dict[tuple[int, str], TapVerdict] = {}
+    for one in taps:
+        known = worst.setdefault((one.step, one.tap), one)
+        if order.index(one.verdict) < order.index(known.verdict):
+            worst[one.step, one.tap] = one
+    return [Verdict(0, one.step, one.tap, one.verdict, one.to_json()) for one in worst.values()]
+
+
+def check_fits(prompts: Sequence[Sequence[int]], steps: int, context: int) -> None:
+    """RequestError where a prompt and the steps after it do not fit the model's context."""
+    longest = max(map(len, prompts))
+    if longest + steps > context:
+        raise RequestError(
+            f"{longest} prompt tokens and {steps} steps exceed the context of {context}: use fewer --steps"
+        )

@@ -1,0 +1,152 @@
+"""`lockstep check`: the engine against transformers, teacher-forced, every tap; the first divergence and its cause."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sessions import Session
+from workbench.checking import CheckResult, check_fits, record_reference
+from workbench.checking import check as run_check
+from workbench.cli import options
+from workbench.cli.exit import Exit, UsageError
+from workbench.cli.progress import Status
+from workbench.debugger.inferior import Inferior
+from workbench.export import csv, junit
+from workbench.export.cases import cases
+from workbench.export.check_text import render, where
+from workbench.export.json import dumps
+from workbench.generation import plan
+from workbench.models import OpenedModel, open_model
+from workbench.paths import new_session_path, sessions_directory
+from workbench.recording import may_write
+from workbench.references.cache import prune
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+#: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
+DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
+#: How many ids, spread over the vocabulary, make the prompt of a model without one.
+DEFAULT_IDS = 16
+#: Bytes that sessions of checks may take which nobody named a file for.
+UNNAMED_BYTES = 2 << 30
+
+_COLUMNS = (
+    "step",
+    "seq",
+    "tap",
+    "verdict",
+    "max_abs",
+    "rel_l2",
+    "cosine",
+    "floor",
+    "ratio",
+    "inherited",
+    "reason",
+)
+
+
+@app.command()
+def check(
+    model: options.Model,
+    prompt: options.Prompts = None,
+    ids: options.Ids = None,
+    chat: options.Chat = False,
+    tp: options.Tp = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=0, help="Decode steps after the prefill.")
+    ] = 8,
+    rule: options.Rules = None,
+    device: options.Device = "cpu",
+    dtype: options.DType = "auto",
+    floor: Annotated[
+        str,
+        typer.Option(
+            "--floor",
+            metavar="auto|fixed",
+            help="auto: errors are held against the reference's own at this dtype; fixed: against a constant.",
+        ),
+    ] = "auto",
+    load: options.Load = "direct",
+    save: options.Save = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every judgement.", show_default=False)
+    ] = None,
+    timeout: options.Timeout = 60.0,
+    as_json: options.Json = False,
+) -> None:
+    """Hold the engine against transformers: prefill and decode, teacher-forced, tap by tap.
+
+    Exit code 0: it matches. 1: it diverged, and the first wrong operation is named.
+    """
+    if floor not in ("auto", "fixed"):
+        raise UsageError(f"--floor is auto or fixed, not {floor!r}")
+    opened = open_model(model)
+    prompts = _prompts(opened, prompt, ids, chat)
+    config = options.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    config = plan(opened.config, config, prompts, steps + 1)
+    check_fits(prompts, steps, opened.config.max_position)
+    rules = options.rules_of(rule, opened, tp)
+    target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
+    with Status() as status:
+        reference = record_reference(
+            opened.directory, prompts, steps, config.dtype,
+            floor=floor == "auto", device=device, progress=status.count,
+        )  # fmt: skip
+        status.say(f"starting {tp} rank{'s' * (tp > 1)}")
+        with Inferior(opened.path, opened.config, config, rules) as inferior:
+            result = run_check(inferior, reference, target, rules=rules, model=opened, progress=status.count)
+    if save is None:
+        prune(sessions_directory(), keep=target, limit=UNNAMED_BYTES, names="check-*.session")
+    if junit_file is not None:
+        junit_file.write_text(_junit(opened, tp, result), encoding="utf-8")
+    if csv_file is not None:
+        with csv_file.open("w", encoding="utf-8", newline="") as out:
+            csv.write(
+                out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps)
+            )
+    if as_json:
+        print(dumps(result.to_json()))
+    else:
+        print(f"{opened.name}, tp={tp}, {config.dtype}: {_extent(prompts)}, {steps} decode steps")
+        render(result, Console(highlight=False, soft_wrap=True))
+        print(f"lockstep: recorded in {target}", file=sys.stderr)
+    raise typer.Exit(Exit.OK if result.matches else Exit.DIVERGED)
+
+
+def _prompts(
+    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
+) -> list[list[int]]:
+    """What was asked for, or something that any model can be checked on."""
+    if texts or ids or model.offers_prompt:
+        return options.prompt_ids(model, texts, ids, chat)
+    if model.tokenizer is not None:
+        return [model.tokenizer.encode(DEFAULT_TEXT)]
+    last = model.config.vocab_size - 1
+    spread = [round(i * last / (DEFAULT_IDS - 1)) for i in range(DEFAULT_IDS)]
+    return [[*([] if model.config.bos_id is None else [model.config.bos_id]), *spread]]
+
+
+def _extent(prompts: Sequence[Sequence[int]]) -> str:
+    lengths = " + ".join(str(len(prompt)) for prompt in prompts)
+    return f"{lengths} prompt tokens"
+
+
+def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
+    """A test for the verdict, whose failure names the first wrong operation and its cause; then one a tap."""
+    first = result.judgement.first_divergence
+    named = "" if first is None else f"first wrong: {where(first, tp)}"
+    causes = "\n".join(cause.text for cause in result.causes)
+    verdict = junit.Case(
+        "check", "verdict", "matches transformers", "pass" if result.matches else "fail", named, causes
+    )
+    with Session.open(result.engine_session) as session:
+        return junit.junit(f"lockstep check {model.name} --tp {tp}", [verdict, *cases(session)])

@@ -1,0 +1,141 @@
+"""Commands in, answers out: what `run` and `replay` share. Scripts, pipes, and the `(lockstep)` prompt."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from sessions import clean
+from workbench.cli.exit import Exit
+from workbench.cli.failures import explain
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import CommandError, RunEnded
+from workbench.debugger.scripts import read_script, script_lines
+from workbench.debugger.values import Expectation, Failure, Group, Result, Stop
+from workbench.export.json import dumps
+
+Line = tuple[str, str]  # where it stands ("file:3"), the command
+
+
+class Console:
+    """Carries out commands and shows their answers: text, or with `as_json` a JSON object a line."""
+
+    def __init__(self, debugger: Debugger, *, as_json: bool) -> None:
+        self.debugger, self.as_json = debugger, as_json
+        self.expectations_failed = False
+        self.timed_out = self.interrupted = False
+
+    def run(self, lines: Sequence[Line]) -> Exit:
+        """A script: stops at the first command that fails, and says where that is."""
+        for where, line in lines:
+            self.debugger.settings.in_script = True
+            try:
+                self.show(line, self.debugger.execute(line))
+            except RunEnded:
+                break
+            except Exception as error:
+                return self.failed(where, error)
+            finally:
+                self.debugger.settings.in_script = False
+            if self.timed_out or self.interrupted:
+                return self.ended()
+        return self.ended()
+
+    def failed(self, where: str, error: Exception) -> Exit:
+        """Say what went wrong and where."""
+        code, message = explain(error)
+        if isinstance(error, CommandError) and error.caret is not None:
+            message = clean(error.to_text(), newlines=True)
+        if self.as_json:
+            shown = Failure(type(error).__name__, f"{where}: {message}" if where else message, int(code))
+            print(dumps(shown.to_json()), flush=True)
+        print(f"lockstep: error: {where}: {message}" if where else message, file=sys.stderr)
+        return code
+
+    def ended(self) -> Exit:
+        """What the commands so far amount to."""
+        if self.timed_out:
+            return Exit.TIMEOUT
+        if self.interrupted:
+            return Exit.INTERRUPTED
+        return Exit.DIVERGED if self.expectations_failed else Exit.OK
+
+    def show(self, line: str, result: Result) -> None:
+        """One answer on stdout."""
+        self._judge(result)
+        if self.as_json:
+            print(dumps({"command": line, **result.to_json()}), flush=True)
+        elif text := result.to_text():
+            print(clean(text, newlines=True), flush=True)
+
+    def _judge(self, result: Result) -> None:
+        if isinstance(result, Expectation) and not result.holds:
+            self.expectations_failed = True
+        if isinstance(result, Group):
+            for part in result.parts:
+                self._judge(part)
+        if isinstance(result, Stop):
+            for part in result.output:
+                self._judge(part)
+
+    # --- interruptions -------------------------------------------------------------------------------
+
+    @contextmanager
+    def interruptible(self, timeout: float | None, *, batch: bool) -> Iterator[None]:
+        """Ctrl+c stops what is running, not the program (in a batch it then ends with 130); so does the
+        timeout, with 4."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self.interrupted = batch
+            self.debugger.interrupt()
+
+        def on_timeout() -> None:
+            self.timed_out = True
+            self.debugger.interrupt()
+
+        before = signal.signal(signal.SIGINT, on_signal)
+        timer = threading.Timer(timeout, on_timeout) if timeout is not None else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if timer is not None:
+                timer.cancel()
+
+
+def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:
+    """What is to be done: the scripts', then those given one by one. CommandError for an unreadable script."""
+    found = [(f"{path.name}:{number}", line) for path in scripts for number, line in read_script(path)]
+    return found + [(f"--ex {number}", line) for number, line in enumerate(words, 1)]
+
+
+def piped_commands() -> list[Line]:
+    """Commands on standard input, where that is no terminal."""
+    if sys.stdin.isatty():
+        return []
+    return [(f"stdin:{number}", line) for number, line in script_lines(sys.stdin.read(), "stdin")]
+
+
+def converse(
+    debugger: Debugger, lines: Sequence[Line], *, batch: bool, as_json: bool, timeout: float | None = None
+) -> Exit:
+    """Carry out the commands; then, at a terminal and unless `batch`, ask for more."""
+    console = Console(debugger, as_json=as_json)
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not batch
+    with console.interruptible(timeout, batch=not at_terminal):
+        code = console.run(lines)
+    if not at_terminal or code not in (Exit.OK, Exit.DIVERGED):
+        return code
+    # Imported here: prompt_toolkit takes a fifth of a second, and only a terminal needs it.
+    from workbench.cli.prompt import interact
+
+    with console.interruptible(None, batch=False):
+        return interact(console)

@@ -1,0 +1,30 @@
+"""`lockstep diff`: two sessions, tap by tap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sessions import Session
+from workbench.cli.exit import Exit
+from workbench.debugger.checking import compare_sessions
+from workbench.export.json import dumps
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A.session")],
+    b: Annotated[Path, typer.Argument(metavar="B.session")],
+    branch_a: Annotated[int, typer.Option("--branch-a", metavar="N", help="Branch of A.")] = 0,
+    branch_b: Annotated[int, typer.Option("--branch-b", metavar="N", help="Branch of B.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does."""
+    with Session.open(a) as first, Session.open(b) as second:
+        found = compare_sessions(first, branch_a, second, branch_b)
+    print(dumps(found.to_json()) if as_json else found.to_text())
+    raise typer.Exit(Exit.DIVERGED if found.rows else Exit.OK)

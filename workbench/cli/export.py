@@ -1,0 +1,211 @@
+"""`lockstep export`: a session as a page, a picture, a table, a document, a test report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from sessions import Session
+from sessions.text import clean
+from workbench.cli.exit import UsageError
+from workbench.export import csv
+from workbench.export.cases import cases
+from workbench.export.document import document
+from workbench.export.figures import attention_figure, histories_figure
+from workbench.export.json import dumps
+from workbench.export.junit import junit
+from workbench.export.numbers import bytes_text
+from workbench.export.plots import depth_plot
+from workbench.export.report import render
+from workbench.export.statistics import COLUMNS, MOST_ROWS, rows, select
+from workbench.export.story.request import Request
+from workbench.export.story.story import Story, tell
+from workbench.export.svg import standalone
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_SQLITE = b"SQLite format 3\0"
+
+
+@app.command()
+def export(
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A .session file.", show_default=False)],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="A page that needs no network.")
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg", metavar="FILE", help="The figure asked for: --attention, --tap, else error over depth."
+        ),
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Statistics by step, tap and rank.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="What the page tells, as JSON.")
+    ] = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="The verdicts, a test a tap.")
+    ] = None,
+    tap: Annotated[
+        list[str] | None,
+        typer.Option("--tap", metavar="GLOB", help="Taps whose statistics to export; repeatable."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", min=0, help="Default: where the trouble is, or the last."),
+    ] = None,
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", metavar="NAME", help="By name or number. Default: the wrong one."),
+    ] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option("--attention", metavar="LAYER[:HEAD]", help="Draw these heads; repeatable."),
+    ] = None,
+    biases: Annotated[
+        list[int] | None,
+        typer.Option("--biases", metavar="LAYER", help="Show this layer's biases; repeatable."),
+    ] = None,
+) -> None:
+    """Write a session as files for others: a bug report, a spreadsheet, a CI.
+
+    FILE `-` is stdout. What was left out to keep a page small is said, in it and on stderr.
+    """
+    targets = {"--html": html, "--svg": svg, "--csv": csv_file, "--json": json_file, "--junit": junit_file}
+    _check_targets(targets, session)
+    with Session.open(session) as opened:
+        request = Request(
+            branch=_branch(opened, branch),
+            step=step,
+            taps=tuple(tap or ()),
+            attention=tuple(map(_head, attention or ())),
+            biases=tuple(biases or ()),
+        )
+        select(opened, request.taps)
+        story = tell(opened, request) if html or svg or json_file else None
+        if story is not None and html:
+            _write(html, render(story))
+        if story is not None and svg:
+            _write(svg, _figure(story, request))
+        if story is not None and json_file:
+            _write(json_file, dumps(document(story)) + "\n")
+        if csv_file:
+            _write(csv_file, _table(opened, request))
+        if junit_file:
+            _write(junit_file, _tests(opened, request))
+    for words in story.cut if story is not None and (html or json_file) else ():
+        print(f"lockstep: left out: {words}", file=sys.stderr)
+
+
+def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
+    """UsageError before any work is done for nothing, or over a session."""
+    chosen = {option: path for option, path in targets.items() if path is not None}
+    if not chosen:
+        raise UsageError(f"say what to write: {', '.join(f'{option} FILE' for option in targets)}")
+    if len(set(chosen.values())) < len(chosen):
+        raise UsageError(f"{' and '.join(chosen)} name the same file: give each its own")
+    for option, path in chosen.items():
+        if str(path) == "-":
+            continue
+        if path.is_dir() or not path.parent.is_dir():
+            wrong = "is a directory" if path.is_dir() else "is in no directory that exists"
+            raise UsageError(f"{option} {clean(str(path))} {wrong}: name a file in an existing one")
+        if path.exists() and (path.samefile(session) if session.exists() else False):
+            raise UsageError(f"{option} {clean(str(path))} is the session itself: choose another name")
+        if path.is_file() and _head_of(path) == _SQLITE:
+            raise UsageError(f"{option} {clean(str(path))} holds a session: choose another name")
+
+
+def _head_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE))
+
+
+def _branch(session: Session, word: str | None) -> int | None:
+    """A branch by its name, else by its number."""
+    if word is None:
+        return None
+    branches = session.branches()
+    for line in branches:
+        if word in (line.name, str(line.id)):
+            return line.id
+    known = ", ".join(clean(line.name, limit=40) for line in branches[:12])
+    raise UsageError(f"--branch {clean(word, limit=40)}: the session has {known}")
+
+
+def _head(word: str) -> tuple[int, int | None]:
+    layer, colon, head = word.partition(":")
+    if not layer.isdecimal() or (colon and not head.isdecimal()):
+        raise UsageError(
+            f"--attention takes LAYER or LAYER:HEAD, such as 3 or 3:5, not {clean(word, limit=40)!r}"
+        )
+    return int(layer), int(head) if colon else None
+
+
+def _figure(story: Story, request: Request) -> str:
+    """One figure: what was asked for, else the error over depth."""
+    if request.attention:
+        drawn = [one for one in story.attention if one.heads]
+        if not drawn:
+            missing = story.attention[0].missing if story.attention else "too many heads: name one, as in 3:5"
+            raise UsageError(f"--svg: nothing to draw: {missing}")
+        return standalone(attention_figure(drawn[0], request.limits.pixels))
+    if not request.taps:
+        depth = depth_plot(story.judgement.map, story.judgement.first)
+        if depth is not None:
+            return standalone(depth)
+        raise UsageError("--svg: nothing of this session was judged: add --tap GLOB or --attention LAYER")
+    return standalone(histories_figure(story.histories))
+
+
+def _table(session: Session, request: Request) -> Callable[[TextIO], None]:
+    branch, taps = request.branch or 0, select(session, request.taps)
+    steps: Sequence[int] = session.steps(branch)
+    if request.step is not None:
+        if request.step not in steps:
+            raise UsageError(f"--step {request.step}: branch {branch} has {len(steps)} steps, counted from 0")
+        steps = [request.step]
+    count = len(steps) * len(taps) * session.ranks
+    if count > MOST_ROWS:
+        raise UsageError(f"--csv: {count:,} rows are too many: choose taps with --tap or a step with --step")
+
+    def write(out: TextIO) -> None:
+        csv.write(out, COLUMNS, rows(session, branch, steps, taps))
+
+    return write
+
+
+def _tests(session: Session, request: Request) -> str:
+    found = list(cases(session, request.branch, request.step))
+    if not found:
+        raise UsageError("--junit: nothing of this session was judged: `lockstep check` and `golden` judge")
+    return junit(session.path.name, found)
+
+
+def _write(path: Path, content: str | Callable[[TextIO], None]) -> None:
+    """Whole or not at all: the file appears when it is complete."""
+    if str(path) == "-":
+        _put(sys.stdout, content)
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with fresh.open("w", encoding="utf-8", newline="") as out:
+            _put(out, content)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    print(f"lockstep: wrote {clean(str(path))} ({bytes_text(path.stat().st_size)})", file=sys.stderr)
+
+
+def _put(out: TextIO, content: str | Callable[[TextIO], None]) -> None:
+    if isinstance(content, str):
+        out.write(content)
+    else:
+        content(out)

@@ -1,0 +1,124 @@
+"""`lockstep generate`: text or token ids in, tokens out as they come, and how fast they came."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from engine import shards
+from engine.config import EngineConfig
+from engine.sampling import Sampling
+from engine.taps.names import tap_specs
+from workbench.cli import options
+from workbench.cli.streaming import display
+from workbench.debugger.capture import NOTHING, STATS, Capture, parse_capture
+from workbench.debugger.inferior import Inferior
+from workbench.export.json import dumps
+from workbench.generation import Generated, Speed, add_prompts, plan, run_to_end
+from workbench.models import OpenedModel, open_model
+from workbench.recording import keep_token_texts, may_write
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def generate(
+    model: options.Model,
+    prompt: options.Prompts = None,
+    ids: options.Ids = None,
+    chat: options.Chat = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="New tokens at most.")
+    ] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the k likeliest; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Sample among the likeliest of this mass.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same at every --tp.")] = 0,
+    tp: options.Tp = 1,
+    device: options.Device = "cpu",
+    dtype: options.DType = "auto",
+    load: options.Load = "direct",
+    rule: options.Rules = None,
+    save: options.Save = None,
+    capture: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capture",
+            metavar="WHAT",
+            help="What --save records: stats, last, full, off, or globs of taps to keep whole; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: options.Timeout = 60.0,
+    as_json: options.Json = False,
+) -> None:
+    """Generate text from one or more prompts, under tensor parallelism.
+
+    Tokens go to stdout as they come, speed to stderr.
+    """
+    opened = open_model(model)
+    prompts = options.prompt_ids(opened, prompt, ids, chat)
+    config = options.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    config = plan(opened.config, config, prompts, max_tokens)
+    rules = options.rules_of(rule, opened, tp)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    captured = _capture(capture, opened, config) if save else NOTHING
+    target = may_write(save) if save else None
+    with Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior:
+        sequences = add_prompts(inferior, prompts, sampling)
+        if target is not None:
+            inferior.create_session(
+                target, overwrite=True, source="lockstep generate", model_name=opened.name, prompts=prompt
+            )
+        with display(opened.tokenizer, len(prompts), json=as_json) as shown:
+            speed = run_to_end(inferior, sequences, max_tokens, shown.token)
+        if inferior.writer is not None:
+            inferior.writer.close()
+            keep_token_texts(inferior.writer.path, opened.tokenizer)
+    done = list(sequences.values())
+    if as_json:
+        print(dumps(_report(opened, done, tp, speed)))
+    _say_speed(done, speed)
+
+
+def _capture(words: Sequence[str] | None, model: OpenedModel, config: EngineConfig) -> Capture:
+    specs = tap_specs(
+        num_layers=model.config.num_layers,
+        qk_norm=model.config.qk_norm,
+        kv_replicas=shards.kv_replicas(model.config, config.tp),
+    )
+    return parse_capture(words, specs) if words else STATS
+
+
+def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: Speed) -> dict[str, object]:
+    return {
+        "sequences": [
+            {
+                "prompt_ids": one.prompt_ids,
+                "ids": one.ids,
+                "text": None if model.tokenizer is None else model.tokenizer.decode(one.ids),
+                "finish_reason": one.finish_reason,
+            }
+            for one in sequences
+        ],
+        "tp": tp,
+        "tokens_per_second": speed.tokens_per_second,
+        "gigabytes_per_second": speed.bandwidth / 1e9,
+        "prefill_seconds": speed.prefill_seconds,
+    }
+
+
+def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:
+    read = sum(len(one.prompt_ids) for one in sequences)
+    written = sum(len(one.ids) for one in sequences)
+    said = f"{read} prompt tokens in {speed.prefill_seconds:.2f} s, {written} new tokens"
+    if speed.decode_steps:
+        said += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
+    print(f"lockstep: {said}", file=sys.stderr)
+
+
+def _warn(message: str) -> None:
+    print(f"lockstep: warning: {message}", file=sys.stderr)

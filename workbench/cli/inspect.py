@@ -1,0 +1,177 @@
+"""`lockstep inspect`: what a checkpoint holds, which rank gets what of it, and what stands out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from engine import shards
+from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.survey import TensorSurvey, survey
+from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.shards import Shard
+from sessions.text import clean
+from workbench.cli.exit import UsageError
+from workbench.export.json import dumps
+from workbench.export.numbers import bytes_text, number
+from workbench.models import OpenedModel, open_model
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+_STATISTICS = ("absmax", "mean", "std", "min", "max", "zeros", "nan", "inf")
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A checkpoint, a hub id, or `demo`.", show_default=False)
+    ],
+    tensor: Annotated[
+        str, typer.Option("--tensor", metavar="GLOB", help="Only these: 'model.layers.0.*bias'.")
+    ] = "*",
+    tp: Annotated[
+        int, typer.Option("--tp", metavar="N", min=1, help="Show each rank's part at this parallelism.")
+    ] = 1,
+    statistics: Annotated[bool, typer.Option(help="Read the tensors, not only the headers.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Names, shapes, dtypes, ranks' parts, statistics and outliers of a checkpoint's tensors.
+
+    What stands out is shown as what it is, and never changed.
+    """
+    model = open_model(path)
+    check_fit(model.config, EngineConfig(tp=tp))
+    _, source = open_checkpoint(model.path)
+    with source:
+        names = source.names()
+        found = survey(source, model.config, tp=tp, pattern=tensor, statistics=statistics)
+        if as_json:
+            tensors = [_told(one) for one in found]
+            _need_some(tensors, tensor)
+            print(dumps(_summary(model, names) | {"tp": tp, "tensors": tensors}))
+            return
+        print(_headline(model, names))
+        _need_some(list(_print_all(found, model.config, names, tp)), tensor)
+
+
+def _need_some(shown: list[Any], pattern: str) -> None:
+    if not shown:
+        raise UsageError(
+            f"no tensor matches {pattern!r}: the glob is held against whole names, such as 'model.*.bias'"
+        )
+
+
+def _summary(model: OpenedModel, names: set[str]) -> dict[str, Any]:
+    expected = shards.parameters(model.config).keys()
+    return {
+        "path": str(model.path),
+        "family": model.config.family,
+        "layers": model.config.num_layers,
+        "missing": sorted(expected - names),
+        "unexpected": sorted(names - expected),
+    }
+
+
+def _told(one: TensorSurvey) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "dtype": one.info.dtype,
+        "shape": one.info.shape,
+        "file": one.info.file.name,
+        "shards": [
+            {
+                "rank": rank,
+                "dim": part.dim,
+                "start": part.span.start,
+                "stop": part.span.stop,
+                "replicas": part.replicas,
+            }
+            for rank, part in enumerate(one.shards)
+        ],
+        "statistics": one.statistics,
+        "outliers": one.outliers,
+        "outlier_count": one.outlier_count,
+        "note": one.note,
+    }
+
+
+def _headline(model: OpenedModel, names: set[str]) -> str:
+    config = model.config
+    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV"
+    lines = [
+        f"{clean(model.name)}: {config.family}, {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{heads}, vocabulary {config.vocab_size}",
+    ]
+    told = _summary(model, names)
+    for what in ("missing", "unexpected"):
+        if told[what]:
+            listed = ", ".join(clean(name, limit=60) for name in told[what][:5])
+            more = f" and {len(told[what]) - 5} more" if len(told[what]) > 5 else ""
+            lines.append(f"! {what}: {listed}{more}")
+    return "\n".join(lines)
+
+
+def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str], tp: int) -> Iterator[str]:
+    """Print each tensor as soon as it was read; yields their names."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    longest = max(map(len, names), default=0)
+    header = f"{'tensor':{longest}}  {'dtype':5}  {'shape':>12}" + "".join(
+        f"  {key:>8}" for key in _STATISTICS
+    )
+    print(header[:width].rstrip())
+    notes: dict[str, int] = {}
+    for one in found:
+        print(_row(one, longest)[:width].rstrip())
+        if tp > 1:
+            print(f"    {_parts(one.shards)}")
+        if one.outliers:
+            print(f"  ! {_outliers(one, tp)}")
+            notes[one.note] = notes.get(one.note, 0) + 1
+        yield one.name
+    for note, count in notes.items():
+        print(f"\n! {count} tensor{'s' * (count > 1)}: {note}")
+
+
+def _row(one: TensorSurvey, longest: int) -> str:
+    dtype = _DTYPES.get(one.info.dtype, one.info.dtype)
+    shape = "×".join(map(str, one.info.shape)) or "scalar"
+    values = one.statistics
+    cells = "" if values is None else "".join(f"  {number(getattr(values, key)):>8}" for key in _STATISTICS)
+    return f"{clean(one.name):{longest}}  {dtype:5}  {shape:>12}{cells}  {bytes_text(one.info.nbytes)}"
+
+
+def _parts(parts: tuple[Shard, ...]) -> str:
+    """Which rank holds which part, ranks with the same part together."""
+    if not parts:
+        return "no parameter of this model: not loaded"
+    if parts[0].dim is None:
+        return f"ranks 0-{len(parts) - 1}: whole"
+    what = "rows" if parts[0].dim == 0 else "columns"
+    spans: dict[str, list[str]] = {}
+    for rank, part in enumerate(parts):
+        text = f"{what} {part.span.start}-{part.span.stop - 1}" if part.span.size else "nothing"
+        spans.setdefault(text, []).append(str(rank))
+    return " · ".join(
+        f"rank{'s' * (len(ranks) > 1)} {','.join(ranks)}: {text}" for text, ranks in spans.items()
+    )
+
+
+def _outliers(one: TensorSurvey, tp: int) -> str:
+    """The strongest in words, with where they fall."""
+    words = []
+    for item in one.outliers[:4]:
+        where = f"[{item.index}]" if len(one.info.shape) == 1 else f"row {item.index} rms"
+        spot = [f"head {item.head} channel {item.channel}"] if item.head is not None else []
+        spot += (
+            [f"rank{'s' * (len(item.ranks) > 1)} {','.join(map(str, item.ranks))}"]
+            if tp > 1 and item.ranks
+            else []
+        )
+        words.append(f"{where} = {number(item.value)}" + (f" ({', '.join(spot)})" if spot else ""))
+    more = f" and {one.outlier_count - len(words)} more" if one.outlier_count > len(words) else ""
+    return f"stands out: {'; '.join(words)}{more}"

@@ -1,0 +1,38 @@
+"""One line on stderr that says what is going on, where there is a terminal to see it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+
+class Status:
+    """A line that is written over, and gone when the work is. Silent where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._lock = threading.Lock()  # recorders report from a thread of their own
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Take the line away, before something is printed."""
+        self._write("")
+
+    def say(self, text: str) -> None:
+        """Show `text` until the next."""
+        self._write(f"lockstep: {text}…")
+
+    def count(self, what: str, done: int, of: int) -> None:
+        """Show how far a recording has come."""
+        self.say(f"{what}: {done} of {of}")
+
+    def _write(self, text: str) -> None:
+        if self._shown:
+            with self._lock:
+                sys.stderr.write(f"\r\x1b[2K{text}")
+                sys.stderr.flush()

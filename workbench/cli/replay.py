@@ -1,0 +1,62 @@
+"""`lockstep replay`: the debugger on a saved session; no model, no torch, no GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sessions import Session
+from workbench.cli.console import commands_of, converse, piped_commands
+from workbench.cli.exit import Exit, UsageError
+from workbench.cli.run import Batch, Commands, JsonLines, Script
+from workbench.debugger import replay as replaying
+from workbench.debugger.requests import replay_of
+from workbench.export.json import dumps
+from workbench.models import open_model
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def replay(
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A .session file.")],
+    script: Script = None,
+    ex: Commands = None,
+    batch: Batch = False,
+    as_json: JsonLines = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the commands; then exit 4."),
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            "--verify", metavar="MODEL", help="Run all of it again on MODEL and compare every checksum."
+        ),
+    ] = None,
+) -> None:
+    """Replay a session: the same commands as `lockstep run`, read from the recording.
+
+    What was not captured says so, and which command would capture it.
+    """
+    if verify is not None:
+        if script or ex:
+            raise UsageError("--verify runs the whole session again and takes no commands")
+        raise typer.Exit(_verify(session, verify, as_json))
+    lines = commands_of(script or (), ex or ())
+    if not lines and not sys.stdin.isatty():
+        lines = piped_commands()
+    with replay_of(session) as debugger:
+        code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
+    raise typer.Exit(code)
+
+
+def _verify(path: Path, model: str, as_json: bool) -> Exit:
+    opened = open_model(model)
+    with Session.open(path) as session:
+        result = replaying.verify(session, opened.path, opened.config)
+    print(dumps(result.to_json()) if as_json else result.to_text())
+    return Exit.DIVERGED if result.divergences else Exit.OK

@@ -1,0 +1,87 @@
+"""`lockstep run`: the debugger on a model, at a prompt or by script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.sampling import Sampling
+from workbench.cli import options
+from workbench.cli.console import commands_of, converse, piped_commands
+from workbench.debugger.launch import start
+from workbench.debugger.requests import Launch, run_of
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+Script = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--script", "-x", metavar="FILE", help="Commands to carry out, one a line.", show_default=False
+    ),
+]
+Commands = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ex", metavar="CMD", help="One command, after the scripts; repeatable.", show_default=False
+    ),
+]
+Batch = Annotated[bool, typer.Option("--batch", help="No prompt afterwards, even at a terminal.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, an object an answer.")]
+
+
+@app.command()
+def run(
+    model: options.Model,
+    prompt: options.Prompts = None,
+    ids: options.Ids = None,
+    chat: options.Chat = False,
+    tp: options.Tp = 1,
+    device: options.Device = "cpu",
+    dtype: options.DType = "auto",
+    rule: options.Rules = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
+    script: Script = None,
+    ex: Commands = None,
+    batch: Batch = False,
+    as_json: JsonLines = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the commands; then exit 4."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE.session", help="Where to record; default: the data directory."),
+    ] = None,
+    capture: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capture", metavar="WHAT", help="stats, last, full, off, or globs of taps to keep whole."
+        ),
+    ] = None,
+) -> None:
+    """Debug a model: step, break, look, go back, change, check. Everything is recorded.
+
+    Without a terminal, commands are read from standard input. `help` at the prompt lists them.
+    """
+    lines = commands_of(script or (), ex or ())
+    if not lines and not sys.stdin.isatty():
+        lines = piped_commands()
+    launch = Launch(
+        model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
+        Sampling(temperature, top_k, top_p, seed), min(60.0, timeout or 60.0), save,
+    )  # fmt: skip
+    with start(run_of(launch), _warn) as debugger:
+        saved = debugger.session.path
+        code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
+    print(f"lockstep: recorded in {saved}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _warn(message: str) -> None:
+    print(f"lockstep: warning: {message}", file=sys.stderr)

@@ -1,0 +1,171 @@
+"""`lockstep sessions`: the recordings on this machine."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sessions import Session, SessionError, SessionWriter, clean, verify
+from workbench.cli.exit import Exit, UsageError
+from workbench.debugger.values import Table
+from workbench.export.json import dumps
+from workbench.paths import sessions_directory
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Named = Annotated[
+    list[Path], typer.Argument(metavar="SESSION…", help="Files, or names as `list` shows them.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def sessions(context: typer.Context) -> None:
+    """List, show, verify, pack or remove saved sessions."""
+    if context.invoked_subcommand is None:
+        list_sessions()
+
+
+@app.command("list")
+def list_sessions(as_json: Json = False) -> None:
+    """The sessions in the data directory, newest first."""
+    found = sorted(sessions_directory().glob("*.session"), key=lambda path: -path.stat().st_mtime)
+    rows = [_row(path) for path in found]
+    if as_json:
+        print(dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows]))
+    else:
+        print(Table("", _COLUMNS, rows, empty=f"no sessions in {sessions_directory()}").to_text())
+
+
+@app.command()
+def show(session: Named, as_json: Json = False) -> None:
+    """What sessions hold: model, rules, branches, notes, what was judged."""
+    for name in session:
+        with Session.open(_find(name)) as opened:
+            told = _describe(opened)
+        print(dumps(told) if as_json else _text(told))
+
+
+@app.command("verify")
+def verify_sessions(session: Named, as_json: Json = False) -> None:
+    """Check the integrity of sessions: structure, references, every blob. Exit 1 when one is damaged."""
+    found = {str(path): verify(path) for path in map(_find, session)}
+    if as_json:
+        print(dumps(found))
+    else:
+        for path, problems in found.items():
+            print(clean(f"{path}: {'; '.join(problems) or 'ok'}"))
+    if any(found.values()):
+        raise typer.Exit(Exit.DIVERGED)
+
+
+@app.command()
+def pack(session: Named) -> None:
+    """Make each session one file as small as it can be (a killed run leaves a log beside it)."""
+    for name in session:
+        path = _find(name)
+        before = _size(path)
+        SessionWriter.pack(path)
+        print(clean(f"{path}: {before} → {_size(path)} bytes"))
+
+
+@app.command()
+def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+    """Remove sessions. Files that are none are refused."""
+    for path in map(_find, session):
+        Session.open(path).close()
+        if not yes and not _agreed(path):
+            continue
+        for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+            file.unlink(missing_ok=True)
+        print(clean(f"removed {path}"))
+
+
+_COLUMNS = ["name", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
+
+
+def _row(path: Path) -> list[Any]:
+    when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    try:
+        with Session.open(path) as opened:
+            told = _describe(opened)
+    except SessionError as error:
+        return [path.stem, clean(str(error), limit=60), None, None, None, None, _size(path), when]
+    steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
+    rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
+    return [
+        path.stem,
+        told["model"],
+        told["tp"],
+        clean(rules),
+        len(told["branches"]),
+        steps,
+        _size(path),
+        when,
+    ]
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    meta = session.meta
+    rules = meta.get("rules")
+    verdicts: dict[str, int] = {}
+    for one in session.verdicts():
+        verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
+    return {
+        "path": str(session.path),
+        "model": clean(str(meta.get("model_name") or meta.get("model_path") or "?")),
+        "dtype": clean(str(meta.get("dtype"))),
+        "tp": session.ranks,
+        "rules": {clean(str(k)): clean(str(v)) for k, v in rules.items()} if isinstance(rules, dict) else {},
+        "taps": len(session.taps),
+        "growing": session.growing,
+        "branches": [
+            {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
+             "steps": session.steps(b.id).stop, "rules": dict(b.rules)}
+            for b in session.branches()
+        ],
+        "verdicts": verdicts,
+        "notes": [clean(event.text) for event in session.events(kind="note")],
+        "commands": len(session.events(kind="command")),
+        "bytes": _size(session.path),
+    }  # fmt: skip
+
+
+def _text(told: dict[str, Any]) -> str:
+    rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
+    rows = [
+        [b["id"], b["name"], b["parent"], b["fork_step"], b["steps"],
+         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items())) or "correct"]
+        for b in told["branches"]
+    ]  # fmt: skip
+    table = Table("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told["verdicts"].items()) or "none"
+    return "\n".join([
+        f"{told['path']}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
+        f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
+        *(f"note: {note}" for note in told["notes"]),
+        table.to_text(),
+    ])  # fmt: skip
+
+
+def _find(name: Path) -> Path:
+    """A session by its path, or by its name in the data directory."""
+    if name.exists():
+        return name
+    kept = sessions_directory() / f"{name.name.removesuffix('.session')}.session"
+    return kept if kept.exists() and name.parent == Path() else name
+
+
+def _size(path: Path) -> int:
+    log = path.with_name(path.name + "-wal")
+    return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+
+def _agreed(path: Path) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("not a terminal: give --yes to remove sessions")
+    return typer.confirm(f"remove {clean(str(path))}?")

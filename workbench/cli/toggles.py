@@ -1,0 +1,70 @@
+"""`lockstep toggles`: the catalogue of known bugs, each a rule that can be switched on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from engine.config import EngineConfig, check_fit
+from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
+from workbench.export.json import dumps
+from workbench.models import OpenedModel, open_model
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_LEVELS = {"step": "acts from the next step", "build": "empties the cache", "load": "reads weights again"}
+
+
+@app.command()
+def toggles(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Say which can act on this model.", show_default=False),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="… at this tensor parallelism.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array on stdout.")] = False,
+) -> None:
+    """List the known bugs that `--rule NAME=VALUE` switches on: what each does and where it shows first."""
+    opened = None if model is None else open_model(model)
+    if opened is not None:
+        check_fit(opened.config, EngineConfig(tp=tp))
+    if as_json:
+        print(dumps([_told(fault, opened, tp) for fault in FAULTS]))
+        return
+    group = ""
+    for fault in FAULTS:
+        if fault.group != group:
+            group = fault.group
+            print(f"\n{group}" if fault is not FAULTS[0] else group)
+        _print(fault, None if opened is None else fault.acts_on(opened.config, tp))
+
+
+def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": fault.id,
+        "rule": fault.rule,
+        "value": fault.value,
+        "default": DEFAULTS[fault.rule],
+        "title": fault.title,
+        "group": fault.group,
+        "level": fault.level,
+        "first_tap": fault.first_tap,
+        "step": fault.step,
+        "symptom": fault.symptom,
+        "source": fault.source,
+    }
+    if model is not None:
+        reason = fault.acts_on(model.config, tp)
+        told |= {"acts": reason is None, "reason": reason}
+    return told
+
+
+def _print(fault: Fault, reason: str | None) -> None:
+    phase = "prefill" if fault.step == 0 else f"step {fault.step}"
+    print(f"  {fault.rule}={fault.value:<{max(1, 24 - len(fault.rule))}} {fault.title}")
+    if reason is not None:
+        print(f"{'':28}cannot act here: {reason}")
+        return
+    print(f"{'':28}{fault.symptom}")
+    print(f"{'':28}first at {fault.first_tap.removeprefix('layers.*.')}, {phase}; {_LEVELS[fault.level]}")

@@ -1,0 +1,54 @@
+"""`lockstep tui`: the screens, straight on a model or a session."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli import options
+from workbench.cli.exit import UsageError
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def tui(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|SESSION", help="A model, `demo`, or a saved session.", show_default=False
+        ),
+    ],
+    prompt: options.Prompts = None,
+    ids: options.Ids = None,
+    chat: options.Chat = False,
+    tp: options.Tp = 1,
+    device: options.Device = "cpu",
+    dtype: options.DType = "auto",
+    rule: options.Rules = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    capture: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capture", metavar="WHAT", help="stats, last, full, off, or globs of taps.", show_default=False
+        ),
+    ] = None,
+    save: options.Save = None,
+) -> None:
+    """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("not a terminal, so no screens: use `lockstep run` or `lockstep replay` instead")
+    # Imported here: textual is not for those who only ask for help.
+    from workbench.tui.launch import run_model, run_session
+
+    path = Path(target).expanduser()
+    if path.is_file() and path.suffix == ".session":
+        raise typer.Exit(run_session(path))
+    code = run_model(
+        target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
+        rules=rule or (), capture=capture or (), seed=seed, session=save,
+    )  # fmt: skip
+    raise typer.Exit(code)

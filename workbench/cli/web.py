@@ -1,0 +1,26 @@
+"""`lockstep web`: the screens in a browser of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def web(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|SESSION", help="What to open; default: the home screen.", show_default=False
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+) -> None:
+    """Serve the screens to browsers on this machine only (needs the extra `web`)."""
+    # Imported here: the server is an extra.
+    from workbench.tui.web import serve
+
+    raise typer.Exit(serve([] if target is None else [target], port))

@@ -1,0 +1,65 @@
+"""What a run records: the `--capture` policy, resolved against a model's taps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from engine.errors import RequestError
+from engine.taps.names import TapSpec
+
+#: A step's tensors when nobody asked for a tensor whole: a 24-layer model keeps its attention rows to
+#: some 3,000 positions, and thins them beyond that.
+DEFAULT_BUDGET = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Statistics of every tap or none; tensors whole (`full`) or their last token's row (`last`), by glob."""
+
+    statistics: bool = True
+    full: tuple[str, ...] = ()
+    last: tuple[str, ...] = ("layers.*.attn.probs",)
+    budget_bytes: int | None = None  # of a step's tensors in the session; what does not fit is said there
+
+    def resolve(self, specs: Sequence[TapSpec]) -> dict[str, Any]:
+        """The arguments of a rank's `watch` command."""
+        return {
+            "statistics": self.statistics,
+            "full": [i for i, spec in enumerate(specs) if _any(spec.name, self.full)],
+            "last": [i for i, spec in enumerate(specs) if _any(spec.name, self.last)],
+        }
+
+
+NOTHING = Capture(statistics=False, last=())
+STATS = Capture(budget_bytes=DEFAULT_BUDGET)
+LAST = Capture(last=("*",), budget_bytes=DEFAULT_BUDGET)
+FULL = Capture(full=("*",), last=())
+
+_NAMED = {"off": NOTHING, "stats": STATS, "last": LAST, "full": FULL}
+
+
+def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
+    """`off`, `stats`, `last`, `full`, or globs of taps to record whole beside the statistics.
+
+    RequestError for a glob that selects no tap.
+    """
+    globs = []
+    capture = STATS
+    for word in words:
+        if word in _NAMED:
+            capture = _NAMED[word]
+        elif any(fnmatchcase(spec.name, word) for spec in specs):
+            globs.append(word)
+        else:
+            raise RequestError(
+                f"--capture {word}: no tap matches; use stats, last, full, off, or a glob such as 'layers.0.attn.*'"
+            )
+    budget = None if globs else capture.budget_bytes  # what was asked for by name is kept whole
+    return Capture(capture.statistics, (*capture.full, *globs), capture.last, budget)
+
+
+def _any(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)

@@ -1,0 +1,13 @@
+"""Importing this module fills the registry: the groups in the order of the manual."""
+
+from workbench.debugger import (  # noqa: F401
+    breaking,
+    changing,
+    checking,
+    describing,
+    golden,
+    looking,
+    reversing,
+    running,
+    scripting,
+)  # isort: skip

@@ -1,0 +1,136 @@
+"""`info`: ranks, kv, blocks, weights, toggles, breakpoints, checkpoints, taps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sessions.records import STATISTICS
+from workbench.debugger import registry
+from workbench.debugger.breaking import breakpoint_table
+from workbench.debugger.changing import checkpoint_table, toggles_table
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import NotCaptured
+from workbench.debugger.motion import require_step
+from workbench.debugger.registry import Argument, command
+from workbench.debugger.values import Result, Table
+
+
+def ranks(debugger: Debugger) -> Table:
+    """Where each rank stands."""
+    at = debugger.position
+    tap = "between steps" if at.place is None else debugger.timeline.places.names[at.place]
+    pids: list[Any] = [None] * debugger.timeline.ranks
+    standing: list[Any] = ["recorded"] * debugger.timeline.ranks
+    if debugger.live:
+        client = debugger.engine.inferior.client
+        pids, standing = list(client.pids), client.standing()
+    elif debugger.lost:
+        standing = [debugger.lost] * debugger.timeline.ranks
+    rows = [[rank, at.step, tap, pids[rank], standing[rank]] for rank in range(debugger.timeline.ranks)]
+    return Table("", ["rank", "step", "at", "pid", "engine"], rows)
+
+
+def kv(debugger: Debugger) -> Table:
+    """Cached rows of each sequence on each rank against its positions."""
+    at = require_step(debugger)
+    step = min(at.step, debugger.timeline.last(at.branch))
+    rows = []
+    for told in debugger.timeline.record(at.branch, step).sequences:
+        expected = told.positions[-1] + 1
+        for rank, length in enumerate(told.kv_lens):
+            rows.append([told.seq, rank, length, expected, "" if length == expected else "MISALIGNED"])
+    return Table(f"step {step}", ["sequence", "rank", "cached", "positions", ""], rows)
+
+
+def blocks(debugger: Debugger) -> Table:
+    """Block tables and what the pool has left."""
+    at = require_step(debugger)
+    step = min(at.step, debugger.timeline.last(at.branch))
+    record = debugger.timeline.record(at.branch, step)
+    rows = [
+        [told.seq, len(told.block_table), " ".join(map(str, told.block_table))] for told in record.sequences
+    ]
+    title = f"step {step}: {record.used_blocks} blocks used, {record.free_blocks} free"
+    return Table(title, ["sequence", "blocks", "table"], rows)
+
+
+def weights(debugger: Debugger) -> Table:
+    """Every parameter's share on every rank. A live debugger writes it into the session for replays."""
+    columns = ["name", "rank", "shape", "dtype", *STATISTICS, "checksum"]
+    if debugger.live:
+        answers = debugger.engine.inferior.client.call("weights", timeout=None)
+        rows = [
+            [
+                name,
+                rank,
+                "×".join(map(str, told["shape"])),
+                told["dtype"],
+                *told["stats"],
+                f"{told['checksum']:016x}",
+            ]
+            for rank, answer in enumerate(answers)
+            for name, told in answer["weights"].items()
+        ]
+        rows.sort(key=lambda row: (row[0], row[1]))
+        _keep(debugger, rows)
+        return Table("", columns, rows)
+    kept = debugger.session.meta.get("weights")
+    if not isinstance(kept, list):
+        raise NotCaptured(
+            "the weights were not looked at while the model ran: `info weights` in the live run keeps them"
+        )
+    return Table("", columns, kept)
+
+
+def _keep(debugger: Debugger, rows: list[list[Any]]) -> None:
+    inferior = debugger.engine.inferior
+    writer = inferior.writer
+    if writer is not None:
+        inferior.guard(lambda: writer.set_meta("weights", rows))
+
+
+def taps(debugger: Debugger) -> Table:
+    """Every tap and its layout."""
+    known = debugger.session.taps
+    return Table("", ["place", "tap", "layout"], [[tap.index, tap.name, tap.layout] for tap in known])
+
+
+_SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
+    "ranks": ranks,
+    "kv": kv,
+    "blocks": blocks,
+    "weights": weights,
+    "toggles": toggles_table,
+    "breakpoints": breakpoint_table,
+    "checkpoints": checkpoint_table,
+    "taps": taps,
+}
+
+
+@command(
+    "info", "i", arguments=(Argument("subject", "word", required=True, choices=tuple(_SUBJECTS)),),
+    group="looking", help="ranks, kv, blocks, weights, toggles, breakpoints, checkpoints, taps",
+)  # fmt: skip
+def info(debugger: Debugger, subject: str) -> Result:
+    """A table of a subject."""
+    return _SUBJECTS[subject](debugger)
+
+
+@command(
+    "help", "h", arguments=(Argument("name", "word", help="a command"),), group="session",
+    help="what commands there are, or how one is used",
+)  # fmt: skip
+def help_(debugger: Debugger, name: str | None) -> Result:
+    """The manual."""
+    if name is None:
+        rows = [
+            [one.group, one.name, " ".join(one.aliases) or None, one.key or None, one.help]
+            for one in registry.commands().values()
+        ]
+        return Table("", ["group", "command", "also", "key", "what it does"], rows)
+    one = registry.find(name)
+    rows = [[a.usage(), a.help or a.kind] for a in one.arguments]
+    greyed = " (needs the model)" if one.engine else ""
+    title = f"{one.usage}: {one.help}{greyed}" + (f"\n{one.details}" if one.details else "")
+    return Table(title, ["argument", "meaning"], rows, empty="no arguments")

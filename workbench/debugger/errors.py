@@ -1,0 +1,46 @@
+"""What goes wrong between a user and the debugger: each one clear line, with what to do next."""
+
+from __future__ import annotations
+
+
+class DebuggerError(Exception):
+    """A command that cannot be carried out as it stands; nothing has changed."""
+
+
+class CommandError(DebuggerError):
+    """A command that is not understood. `caret` is the column of `line` at which it went wrong."""
+
+    def __init__(self, message: str, line: str = "", caret: int | None = None) -> None:
+        super().__init__(message)
+        self.line, self.caret = line, caret
+
+    def to_text(self) -> str:
+        """The message, and the line with a caret under the fault."""
+        if self.caret is None or not self.line:
+            return str(self)
+        return f"{self}\n  {self.line}\n  {' ' * self.caret}^"
+
+
+class NotCaptured(DebuggerError):
+    """The session does not hold the answer, and there is no engine to ask."""
+
+
+class NeedsEngine(DebuggerError):
+    """The command runs the model, and this is a replay."""
+
+
+class Interrupted(DebuggerError):
+    """The user has interrupted what was going on."""
+
+
+class RunEnded(DebuggerError):
+    """The user, or a script, has asked to quit."""
+
+
+class Divergence(DebuggerError):
+    """A pass that was run again did not give what the session recorded."""
+
+    def __init__(self, branch: int, step: int, place: int, tap: str, ranks: tuple[int, ...]) -> None:
+        names = ", ".join(map(str, ranks))
+        super().__init__(f"step {step} run again differs from the session at {tap}, rank {names}")
+        self.branch, self.step, self.place, self.tap, self.ranks = branch, step, place, tap, ranks

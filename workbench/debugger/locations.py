@@ -1,0 +1,64 @@
+"""Locations: what `break`, `until`, `goto` and `print` are told, as places (indices of taps in execution order).
+
+layers.3.attn.q_proj     one tap              layers.3        a layer: its first tap
+layers.3.attn.*          a glob of taps       attn.q_proj     that tap in every layer
+logits                                        12              a step
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from sessions.text import clean
+from workbench.debugger.errors import CommandError
+
+
+class Places:
+    """The taps of one model, by name and by place."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._index = {name: place for place, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def exact(self, name: str) -> int:
+        """The place of a tap. CommandError suggests what may have been meant."""
+        if name in self._index:
+            return self._index[name]
+        close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.6)
+        advice = f"did you mean {' or '.join(close)}?" if close else "`info taps` lists them"
+        raise CommandError(f"there is no tap {clean(name, limit=60)!r}: {advice}")
+
+    def matching(self, location: str) -> list[int]:
+        """All places that a location or glob names, in execution order; CommandError for none."""
+        if location in self._index:
+            return [self._index[location]]
+        for pattern in (location, f"layers.*.{location}"):
+            found = [place for place, name in enumerate(self.names) if fnmatchcase(name, pattern)]
+            if found:
+                return found
+        layer = [place for place, name in enumerate(self.names) if name.startswith(f"{location}.")]
+        return layer[:1] if layer else [self.exact(location)]
+
+    def layer_of(self, place: int) -> str:
+        """ "layers.3" of a layer's tap; taps outside the layers stand for themselves."""
+        name = self.names[place]
+        return ".".join(name.split(".")[:2]) if name.startswith("layers.") else name
+
+    def layer_start(self, place: int) -> int:
+        """The first place of the layer of `place`."""
+        layer = self.layer_of(place)
+        while place > 0 and self.layer_of(place - 1) == layer:
+            place -= 1
+        return place
+
+    def layer_end(self, place: int) -> int:
+        """The last place of the layer of `place`."""
+        layer = self.layer_of(place)
+        while place + 1 < len(self.names) and self.layer_of(place + 1) == layer:
+            place += 1
+        return place

@@ -1,0 +1,305 @@
+"""Motion: forwards through what was recorded and on into what was not, backwards through the record.
+
+Both ways stop at the same things. A recorded step is judged from its statistics, a new one beside the taps while
+it runs; the two agree, so a replay stops where the run did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sessions import Session
+from sessions.records import StepRecord
+from workbench.debugger import sentinels
+from workbench.debugger.breakpoints import Hit, recorded_hits
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import DebuggerError, Divergence, Interrupted
+from workbench.debugger.executor import Flight
+from workbench.debugger.sentinels import Found
+from workbench.debugger.values import Position, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where to stop if nothing else does: at the next operation or layer, at a place, after step `last`."""
+
+    stop: Literal["operation", "layer", "place", "never"] = "never"
+    place: int = -1
+    last: int | None = None
+    quiet: bool = False  # breakpoints and sentinels do not stop it (`goto`)
+    reason: str = "step"
+
+    def place_in(self, debugger: Debugger, after: int) -> int | None:
+        """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""
+        places = debugger.timeline.places
+        if self.stop == "operation":
+            return after + 1 if after + 1 < len(places) else None
+        if self.stop == "layer":
+            start = after + 1 if after < 0 else places.layer_end(after) + 1
+            return start if start < len(places) else None
+        if self.stop == "place" and self.place > after:
+            return self.place
+        return None
+
+
+def forward(debugger: Debugger, goal: Goal) -> Stop:
+    """Run until the goal, or until something stops it."""
+    try:
+        while True:
+            debugger.check_interrupted()
+            stop = _pass(debugger, goal)
+            if stop is not None:
+                return stop
+    except Interrupted:
+        return debugger.stop("pause", "interrupted")
+    except Divergence as error:
+        debugger.engine.forget_cache()
+        debugger.position = Position(error.branch, error.step, error.place)
+        return debugger.stop("divergence", str(error), thread_id=error.ranks[0])
+
+
+def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
+    """Go to the end of the present step, or through the next; None at its end."""
+    at = debugger.position
+    inside = at.place is not None
+    step = at.step if inside else at.step + 1
+    flying = debugger.executor is not None and debugger.executor.flight is not None
+    if step <= debugger.timeline.last(at.branch) and not flying:
+        stop = _recorded(debugger, goal, step)
+    elif debugger.executor is None:
+        return debugger.stop("end", "end of the recording")
+    else:
+        stop = _new(debugger, goal, step)
+    if stop is not None:
+        return stop
+    debugger.position = Position(at.branch, step)
+    debugger.events("step", {"branch": at.branch, "step": step})
+    return _after(debugger, goal, inside)
+
+
+def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
+    """Through a recorded step."""
+    at, timeline = debugger.position, debugger.timeline
+    after = -1 if at.place is None else at.place
+    target = goal.place_in(debugger, after)
+    hits: Mapping[int, Hit] = {}
+    candidates = [] if goal.quiet else debugger.breakpoints.at_taps()
+    if candidates:
+        names = timeline.names(at.branch, step)
+        hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
+    for place in sorted(hits):
+        if place > after and (target is None or place <= target):
+            stopping = debugger.breakpoints.count(hits[place].ids)
+            if stopping:
+                debugger.position = Position(at.branch, step, place)
+                return hit_stop(debugger, stopping, hits[place].ranks)
+    if target is not None:
+        debugger.position = Position(at.branch, step, target)
+        return debugger.stop(goal.reason, f"at {timeline.places.names[target]}")
+    return None
+
+
+def _new(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
+    """Through a step that is run now."""
+    engine, branch = debugger.engine, debugger.position.branch
+    while True:
+        flight = engine.flight
+        if flight is None:
+            end = _exhausted(debugger)
+            if end is not None:
+                return end
+            after = -1
+            outcome = engine.start(branch, _pause(debugger, goal, False))
+        else:
+            after = flight.stopped.place
+            outcome = engine.go_on(_pause(debugger, goal, True) or {"stop": "never"})
+        if isinstance(outcome, StepRecord):
+            return None
+        stop = _in_flight(debugger, goal, outcome, after)
+        if stop is not None:
+            return stop
+
+
+def _pause(debugger: Debugger, goal: Goal, inside: bool) -> dict[str, Any] | None:
+    """What the ranks are told to stop at. Stepping keeps what passes readable; running does not, because a
+    long prefill would cost memory (what is looked at later is computed again). None where nothing can stop
+    a pass that is over before anybody's patience is: then it costs nothing to be able to."""
+    breaks = [] if goal.quiet else [one.message() for one in debugger.breakpoints.at_taps()]
+    if not breaks and goal.stop == "never" and not inside and debugger.engine.quick(debugger.position.branch):
+        return None
+    keep = inside or goal.stop in ("operation", "layer", "place")
+    return {"stop": goal.stop, "place": goal.place, "breaks": breaks, "keep": keep}
+
+
+def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> Stop | None:
+    """What a stop inside a new step means; None: go on."""
+    stopped = flight.stopped
+    debugger.position = Position(flight.branch, flight.step, stopped.place)
+    if stopped.reason == "interrupt":
+        return debugger.stop("pause", "interrupted")
+    if stopped.reason == "breakpoint":
+        stopping = debugger.breakpoints.count(stopped.breaks)
+        if stopping:
+            return hit_stop(debugger, stopping, stopped.ranks)
+        if goal.place_in(debugger, after) != stopped.place:
+            return None
+    return debugger.stop(goal.reason, f"at {debugger.timeline.places.names[stopped.place]}")
+
+
+def hit_stop(debugger: Debugger, stopping: list[Any], ranks: tuple[int, ...]) -> Stop:
+    """A stop at breakpoints."""
+    words = "; ".join(one.describe() for one in stopping)
+    return debugger.stop(
+        stopping[0].reason, words, thread_id=ranks[0] if ranks else 0,
+        hit_breakpoint_ids=[one.id for one in stopping],
+    )  # fmt: skip
+
+
+def _after(debugger: Debugger, goal: Goal, inside: bool) -> Stop | None:
+    """At the end of a step: sentinels, the goal, the end of the text."""
+    at = debugger.position
+    if not goal.quiet:
+        for name, one in debugger.breakpoints.sentinels().items():
+            found = look(debugger, name, at.branch, at.step)
+            stopping = debugger.breakpoints.count([one.id]) if found is not None else []
+            if found is not None and stopping:
+                if found.place is not None:
+                    debugger.position = Position(at.branch, at.step, found.place)
+                return debugger.stop(
+                    "exception", f"{one.describe()}: {found.words}",
+                    thread_id=found.ranks[0] if found.ranks else 0, hit_breakpoint_ids=[one.id],
+                )  # fmt: skip
+    if goal.last == at.step or (inside and goal.stop in ("operation", "layer")):
+        return debugger.stop(goal.reason, f"step {at.step} is done")
+    if not goal.quiet and sentinels.eos(debugger.timeline, at.branch, at.step, eos_ids(debugger)):
+        return debugger.stop("end", "end of the text")
+    return None
+
+
+def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Found | None:
+    """Whether a sentinel that looks at whole steps fires at one."""
+    timeline = debugger.timeline
+    if sentinel == "desync":
+        return sentinels.desync(timeline, branch, step)
+    if sentinel == "repetition":
+        return sentinels.repetition(timeline, branch, step)
+    if sentinel == "eos":
+        return sentinels.eos(timeline, branch, step, eos_ids(debugger))
+    if sentinel == "golden" and debugger.settings.golden is not None:
+        with Session.open(Path(debugger.settings.golden)) as reference:
+            return sentinels.golden(timeline, branch, step, reference)
+    return None
+
+
+def eos_ids(debugger: Debugger) -> list[int]:
+    """The ids that end a text."""
+    model = debugger.session.meta.get("model") if debugger.timeline.session is not None else None
+    found = model.get("eos_ids") if isinstance(model, dict) else None
+    return [int(i) for i in found] if isinstance(found, list) else []
+
+
+def _exhausted(debugger: Debugger) -> Stop | None:
+    """The context is full: no pass can follow."""
+    inferior = debugger.engine.inferior
+    context = int(inferior.loaded[0]["context"])
+    line = debugger.timeline.line(debugger.position.branch)
+    for seq in inferior.sequences:
+        told = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None
+        if told is not None and told.positions[-1] + 1 >= context:
+            return debugger.stop("end", f"the context is full ({context} tokens)")
+    return None
+
+
+# --- backwards ---------------------------------------------------------------------------------------
+
+
+def land(debugger: Debugger) -> None:
+    """Before going back: finish the step in flight, so that it is part of the record."""
+    if debugger.live:
+        debugger.engine.land()
+
+
+def backward_to(debugger: Debugger, position: Position) -> Stop:
+    """Stand at an earlier position."""
+    land(debugger)
+    debugger.position = position
+    if position.step < 0:
+        return debugger.stop("entry", "the beginning")
+    return debugger.stop("step", "gone back")
+
+
+def reverse_continue(debugger: Debugger) -> Stop:
+    """Back to the last place at which a breakpoint or watchpoint hits, or where a sentinel *first* fired."""
+    land(debugger)
+    here = debugger.position
+    found = [at for at in (_last_hit(debugger, here), *_first_sentinels(debugger, here)) if at is not None]
+    if not found:
+        return backward_to(debugger, Position(here.branch, -1))
+    position, ids, ranks, words = max(found, key=lambda one: order(one[0]))
+    debugger.position = position
+    reason = debugger.breakpoints.get(ids[0]).reason
+    return debugger.stop(reason, words, thread_id=ranks[0] if ranks else 0, hit_breakpoint_ids=list(ids))
+
+
+def order(at: Position) -> tuple[int, int]:
+    """Positions of one branch in execution order; a step's end comes after all of its places."""
+    return at.step, 1 << 30 if at.place is None else at.place
+
+
+Target = tuple[Position, tuple[int, ...], tuple[int, ...], str]
+
+
+def _last_hit(debugger: Debugger, here: Position) -> Target | None:
+    """The latest hit of a break or watch before `here`."""
+    timeline = debugger.timeline
+    candidates = [one for one in debugger.breakpoints.at_taps() if one.kind != "catch"]
+    if not candidates:
+        return None
+    for step, limit in timeline.backwards(here):
+        debugger.check_interrupted()
+        names = timeline.names(here.branch, step)
+        hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
+        before = [place for place in hits if place < limit]
+        if before:
+            hit = hits[max(before)]
+            words = "; ".join(debugger.breakpoints.get(id).describe() for id in hit.ids)
+            return Position(here.branch, step, hit.place), hit.ids, hit.ranks, words
+    return None
+
+
+def _first_sentinels(debugger: Debugger, here: Position) -> list[Target | None]:
+    """Where each catchpoint first fired, if that is before `here`."""
+    return [
+        _first(debugger, here, one) for one in debugger.breakpoints if one.enabled and one.kind == "catch"
+    ]
+
+
+def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
+    timeline = debugger.timeline
+    for step in range(here.step + 1):
+        debugger.check_interrupted()
+        if one.places:
+            names = timeline.names(here.branch, step)
+            hits = recorded_hits([one], names, len(timeline.places), timeline.ranks)
+            place, ranks, words = (min(hits), hits[min(hits)].ranks, "") if hits else (None, (), "")
+            fired = bool(hits)
+        else:
+            found = look(debugger, one.what, here.branch, step)
+            fired = found is not None
+            place, ranks, words = (found.place, found.ranks, f": {found.words}") if found else (None, (), "")
+        if fired:
+            at = Position(here.branch, step, place)
+            if order(at) >= order(here):
+                return None
+            return at, (one.id,), ranks, f"first {one.describe()}{words}"
+    return None
+
+
+def require_step(debugger: Debugger) -> Position:
+    """Where the debugger stands, if anything was run at all."""
+    if debugger.position.step < 0:
+        raise DebuggerError("nothing was run yet: `next` runs the first step")
+    return debugger.position

@@ -1,0 +1,162 @@
+"""What a debugger is to be started on, from words on a command line: the host's, and `lockstep run`'s."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine import shards
+from engine.config import EngineConfig
+from engine.errors import ConfigError, RequestError
+from engine.faults.catalogue import check_rules, parse_rule
+from engine.sampling import Sampling
+from engine.taps.names import tap_specs
+from workbench.debugger.capture import STATS, parse_capture
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.launch import Run, start
+from workbench.debugger.replay import open_replay
+from workbench.demo import DEFAULT_PROMPT, MODEL_DIR
+from workbench.generation import pick_dtype, plan
+from workbench.models import DEMO, OpenedModel, open_model
+from workbench.paths import new_session_path
+from workbench.recording import may_write
+from workbench.tokens import Tokenizer, find_tokenizer, need_tokenizer
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A live run as the user asked for it. `room`: tokens that the cache must have room for after the prompt."""
+
+    model: str
+    prompts: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    chat: bool = False
+    tp: int = 1
+    device: str = "cpu"
+    dtype: str = "auto"
+    rules: Sequence[str] = ()
+    capture: Sequence[str] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    timeout: float = 60.0
+    session: Path | None = None
+    room: int = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """The host's command line: a replay or a launch."""
+
+    socket: Path
+    replay: Path | None = None
+    launch: Launch | None = None
+
+
+def run_of(launch: Launch) -> Run:
+    """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
+    model = open_model(launch.model)
+    prompts = _prompts(model, launch)
+    if not prompts:
+        raise RequestError("nothing to run: give --prompt TEXT or --ids 1,2,3")
+    rules: dict[str, str] = dict(map(parse_rule, launch.rules))
+    check_rules(rules, model.config, launch.tp)
+    config = EngineConfig(
+        tp=launch.tp,
+        device=launch.device,
+        dtype=pick_dtype(launch.dtype, model.config, launch.device.partition(":")[0]),
+        timeout_seconds=launch.timeout,
+    )
+    config = plan(model.config, config, prompts, launch.room)
+    specs = tap_specs(
+        num_layers=model.config.num_layers,
+        qk_norm=model.config.qk_norm,
+        kv_replicas=shards.kv_replicas(model.config, config.tp),
+    )
+    return Run(
+        model.path, model.config, config, prompts,
+        session=may_write(launch.session) if launch.session else new_session_path(model.name),
+        sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
+        capture=parse_capture(launch.capture, specs) if launch.capture else STATS,
+        meta={"source": "lockstep run", "model_name": model.name, "prompts": list(launch.prompts) or None},
+    )  # fmt: skip
+
+
+def tokenizer_of(model_path: str | None) -> Tokenizer | None:
+    """The tokenizer of the checkpoint that a session was recorded from, where it is still there."""
+    path = MODEL_DIR if model_path == DEMO else Path(model_path or "")
+    if not model_path or not path.exists():
+        return None
+    try:
+        return find_tokenizer(path if path.is_dir() else path.parent)
+    except ConfigError:
+        return None  # the replay does without: token ids are shown
+
+
+def replay_of(path: Path) -> Debugger:
+    """The replay of a session, with its model's tokenizer if that is at hand."""
+    debugger = open_replay(path)
+    meta = debugger.session.meta
+    found = meta.get("model_path")
+    debugger.tokenizer = tokenizer_of(found if isinstance(found, str) else None)
+    return debugger
+
+
+def start_debugger(options: Options, on_warning: Callable[[str], None]) -> Debugger:
+    """What the host's command line asks for."""
+    if options.launch is not None:
+        return start(run_of(options.launch), on_warning)
+    assert options.replay is not None, "the parser lets nothing else through"
+    return replay_of(options.replay)
+
+
+def parse_options(words: Sequence[str]) -> Options:
+    """The host's command line; ends the process on a wrong one, as argparse does."""
+    parser = argparse.ArgumentParser(prog="workbench.debugger.host")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--replay", type=Path)
+    parser.add_argument("model", nargs="?")
+    for name in ("prompt", "ids", "rule", "capture"):
+        parser.add_argument(f"--{name}", action="append", default=[])
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--session", type=Path)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    found = parser.parse_args(words)
+    if (found.replay is None) == (found.model is None):
+        parser.error("give a MODEL or --replay FILE")
+    if found.replay is not None:
+        return Options(found.socket, replay=found.replay)
+    sampling = Sampling(found.temperature, found.top_k, found.top_p, found.seed)
+    launch = Launch(
+        found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
+        found.capture, sampling, found.timeout, found.session,
+    )  # fmt: skip
+    return Options(found.socket, launch=launch)
+
+
+def _prompts(model: OpenedModel, launch: Launch) -> list[list[int]]:
+    """The prompts as token ids: those given as text, then those given as ids. The demo has one to offer."""
+    texts, chat = launch.prompts, launch.chat
+    if not texts and not launch.ids and model.name == DEMO:
+        texts, chat = [DEFAULT_PROMPT], True
+    found = []
+    for text in texts:
+        tokenizer = need_tokenizer(model.tokenizer, model.directory)
+        found.append(
+            tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+        )
+    return [*found, *map(_numbers, launch.ids)]
+
+
+def _numbers(words: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",")]
+    except ValueError:
+        raise RequestError(f"--ids takes whole numbers with commas between them, not {words!r}") from None

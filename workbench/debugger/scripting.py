@@ -1,0 +1,130 @@
+"""expect, source, export: the session as a test and as a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sessions.text import clean
+from workbench.debugger import expressions
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.facts import evaluate_fact
+from workbench.debugger.registry import Argument, command
+from workbench.debugger.scripts import read_script, run_script
+from workbench.debugger.values import Expectation, Group, Message, Result, number
+
+
+@command(
+    "expect", arguments=(Argument("claim", "text", required=True),), group="checking", changes=True,
+    help="claim something about where the debugger stands; a run with a claim that fails exits with 1",
+    details="`expect golden == match`, `expect tokens == [12, 7]`, `expect text contains \"rain\"`, `expect"
+    " nan(layers.0.attn.scores) > 0`, `expect tap == layers.0.attn.scores and reason == exception`.",
+)  # fmt: skip
+def expect(debugger: Debugger, claim: str) -> Result:
+    """Judge a claim."""
+    tree = expressions.parse(claim)
+    holds = bool(evaluate_fact(debugger, tree, claim))
+    result = Expectation(claim, holds, "; ".join(_operands(debugger, tree, claim)))
+    debugger.journal("expect", claim, data={"holds": holds})
+    return result
+
+
+def _operands(debugger: Debugger, tree: Any, line: str) -> list[str]:
+    """What the claim's sides were, for those that are not literal."""
+    if not isinstance(tree, list) or tree[0] in ("string", "list"):
+        return []
+    if tree[0] in ("tap", "statistic"):
+        value = evaluate_fact(debugger, tree, line)
+        return [f"{expressions.show(tree)} = {number(value) if isinstance(value, float) else value}"]
+    if tree[0] == "name":
+        try:
+            value = evaluate_fact(debugger, tree, line)
+        except CommandError:
+            return []  # the word that a fact is compared with
+        shown = number(value) if isinstance(value, float) else clean(str(value), limit=200)
+        return [f"{tree[1]} = {shown}"]
+    if tree[0] in ("==", "!=", "contains") and isinstance(tree[2], list) and tree[2][0] == "name":
+        return _operands(debugger, tree[1], line)
+    return [words for child in tree[1:] for words in _operands(debugger, child, line)]
+
+
+@command(
+    "source", arguments=(Argument("file", "file", required=True),), group="session",
+    help="carry out the commands of a file",
+)  # fmt: skip
+def source(debugger: Debugger, file: str) -> Result:
+    """A script."""
+    if debugger.settings.in_script:
+        raise CommandError("a script cannot carry out another")
+    path = Path(file)
+    debugger.settings.in_script = True
+    try:
+        results = [result for _, result in run_script(debugger, read_script(path), path.name)]
+    finally:
+        debugger.settings.in_script = False
+    return Group(results)
+
+
+@command(
+    "export", arguments=(
+        Argument("what", "word", required=True, choices=("script", "journal")),
+        Argument("file", "file", help="none: shown; an existing file is never replaced"),
+    ),
+    group="session", help="the session as a script that does the same again, or its journal as JSON lines",
+)  # fmt: skip
+def export(debugger: Debugger, what: str, file: str | None) -> Result:
+    """Write down what was done."""
+    text = script_of(debugger) if what == "script" else journal_of(debugger)
+    if file is None:
+        return Message(text, {"lines": text.count("\n") + 1})
+    path = _writable(debugger, file)
+    try:
+        with path.open("x", encoding="utf-8") as opened:
+            opened.write(text + "\n")
+    except FileExistsError:
+        raise DebuggerError(f"{path} exists: choose another name") from None
+    except OSError as error:
+        raise DebuggerError(f"{path}: {error.strerror}") from error
+    return Message(f"wrote {path}", {"path": str(path)})
+
+
+def _writable(debugger: Debugger, file: str) -> Path:
+    """A script may write new files below the working directory, and nothing else."""
+    path = Path(file)
+    if debugger.settings.in_script and (path.is_absolute() or ".." in path.parts or path.parent.is_symlink()):
+        raise DebuggerError(f"a script may only export to new files in the working directory, not to {path}")
+    return path
+
+
+def script_of(debugger: Debugger) -> str:
+    """The journalled commands. What somebody's finger has decided is written as what it led to."""
+    meta = debugger.session.meta
+    debugger.session.refresh()
+    model, dtype = clean(str(meta.get("model_path", "MODEL"))), clean(str(meta.get("dtype")))
+    lines = [
+        f"# lockstep run {model} --tp {meta.get('tp')} --dtype {dtype}",
+        *(f"# sequence {seq}: --ids {','.join(map(str, told.get('prompt_ids', ())))}"
+          for seq, told in _dict(meta.get("sequences")).items()),
+    ]  # fmt: skip
+    for event in debugger.session.events(kind="command"):
+        amended = _dict(event.data).get("amended")
+        lines.append(amended if isinstance(amended, str) else event.text)
+    return "\n".join(clean(line, newlines=True) for line in lines)
+
+
+def journal_of(debugger: Debugger) -> str:
+    """Every event, a JSON object a line."""
+    debugger.session.refresh()
+    return "\n".join(
+        json.dumps({
+            "id": event.id, "branch": event.branch, "step": event.step, "kind": event.kind,
+            "text": event.text, "data": event.data,
+        })
+        for event in debugger.session.events()
+    )  # fmt: skip
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

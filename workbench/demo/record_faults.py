@@ -1,0 +1,166 @@
+"""Records `sessions/recorded/`: one small session for each bug of the two teams, on the embedded model.
+
+    python -m workbench.demo.record_faults [DIRECTORY]
+
+Each is a debugging session told by its commands: run, hold against the golden reference, walk back to the first
+wrong operation, toggle the fix, hold against the reference again. A replay of the same commands comes to the same
+conclusions without the model. Three notes in each say what was seen, what was wrong, and how it was pinned down.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.faults.catalogue import DEFAULTS, Fault, faults_of
+from sessions import Session, SessionWriter
+from workbench.debugger.launch import start
+from workbench.debugger.requests import Launch, run_of
+from workbench.debugger.values import Expectation
+from workbench.models import DEMO
+
+#: Where the recordings are shipped.
+RECORDED = Path(__file__).resolve().parents[2] / "sessions" / "recorded"
+#: Steps of each recording: the prefill and a line or two of text.
+STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One bug: its rule, and what the team saw before anybody knew."""
+
+    rule: str
+    value: str
+    seen: str
+    tp: int = 2
+
+    @property
+    def fault(self) -> Fault:
+        """The catalogue's entry."""
+        return faults_of({self.rule: self.value})[0]
+
+    @property
+    def first(self) -> str:
+        """The operation that goes wrong first, in the first layer."""
+        return self.fault.first_tap.replace("*", "0")
+
+
+STORIES = (
+    Story(
+        "mask", "additive", "Exclamation marks: every logit is NaN, and the sampler falls back to token 0."
+    ),
+    Story(
+        "qkv_shard_dim", "1", "Loose words and empty lines on two ranks; no shape is wrong, nothing crashes."
+    ),
+    Story("lm_head", "missing", "Pieces of random words, though every layer looks healthy."),
+    Story("rope", "swallowed", "A right first token, then one syllable for ever."),
+    Story("rope", "interleaved", "Single letters and empty lines from the first token on."),
+    Story(
+        "cache_reuse", "false", "A right first token, then one syllable for ever: the prompt is forgotten."
+    ),
+    # With one KV head a rank, as at TP=2 here, every repeated head is the right one: one rank shows the bug.
+    Story("cache_heads", "repeated", "Empty lines, then words that belong to no sentence.", tp=1),
+    Story("qkv_sizes", "mixed", "Two words take turns; on one rank the same model is right."),
+    Story(
+        "load_bias", "false", "Fluent at first sight, but no sentence ends and nothing answers the question."
+    ),
+    Story(
+        "positions",
+        "stuck",
+        "Token for token the text of a cache that is not read; only the prefill is right.",
+    ),
+)
+
+
+def commands(story: Story) -> list[str]:
+    """The session as its script."""
+    judged = max(1, story.fault.step + 1)
+    # NaN is caught where it arises; what is merely wrong is found by the reference.
+    begin = ["catch nan", "continue", "disable 1"] if story.value == "additive" else []
+    return [
+        *begin,
+        f"goto {STEPS - 1}",
+        f"goto {judged}",
+        "golden",
+        "expect golden == diverged",
+        f"goto {story.fault.step}",
+        "origin",
+        f"expect tap == {story.first} and step == {story.fault.step}",
+        f"toggle {story.rule} {DEFAULTS[story.rule]}",
+        f"goto {judged}",
+        "golden",
+        "expect golden == match",
+    ]
+
+
+def record(story: Story, path: Path) -> None:
+    """Record one story; RuntimeError when it does not come out as it is told."""
+    launch = Launch(
+        DEMO, tp=story.tp, rules=[f"{story.rule}={story.value}"], session=path, room=STEPS + 4, timeout=120.0
+    )
+    with start(run_of(launch)) as debugger:
+        for line in commands(story):
+            result = debugger.execute(line)
+            if isinstance(result, Expectation) and not result.holds:
+                raise RuntimeError(f"{path.name}: {result.to_text()}")
+        for text in notes(story):
+            debugger.execute(f"note {text}")
+    with SessionWriter.reopen(path) as writer:
+        writer.set_meta("model_path", DEMO)  # where this machine keeps it concerns nobody
+    SessionWriter.pack(path)
+
+
+def notes(story: Story) -> tuple[str, str, str]:
+    """What was seen, what was wrong, how it was pinned down."""
+    fault = story.fault
+    return (
+        f"Seen: {story.seen}",
+        f"Wrong: {fault.title}. {fault.symptom[0].upper()}{fault.symptom[1:]}.",
+        f"Pinned down: {story.first} at step {fault.step} is the first operation that leaves the reference "
+        f"while its inputs do not; {story.rule}={DEFAULTS[story.rule]} restores the match.",
+    )
+
+
+def file_name(story: Story) -> str:
+    """ "load_bias-false.session"."""
+    return f"{story.rule}-{story.value}.session"
+
+
+def readme(stories: Sequence[Story], directory: Path) -> str:
+    """The table of the recordings."""
+    lines = [
+        "# Recorded bugs",
+        "",
+        "The bugs of the two teams this debugger was built for, as its engine reproduces them on the embedded",
+        "model, at TP=2 where that matters. Each file replays without the model (`lockstep replay FILE`): `export",
+        "script` shows what was done, and the same commands lead to the same places. All of them are recorded by",
+        "`python -m workbench.demo.record_faults`.",
+        "",
+        "| session | seen | first wrong operation | step |",
+        "| --- | --- | --- | --- |",
+    ]
+    for story in stories:
+        lines.append(f"| `{file_name(story)}` | {story.seen} | `{story.first}` | {story.fault.step} |")
+    lines += ["", "## Notes", ""]
+    for story in stories:
+        with Session.open(directory / file_name(story)) as session:
+            told = [event.text for event in session.events(kind="note")]
+        lines += [f"### {story.rule}={story.value}", "", *(f"{text}  " for text in told), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Record all of them."""
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
+    directory.mkdir(parents=True, exist_ok=True)
+    for story in STORIES:
+        path = directory / file_name(story)
+        record(story, path)
+        print(f"{path.name}: {path.stat().st_size} bytes", flush=True)
+    (directory / "README.md").write_text(readme(STORIES, directory), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What a signature may look at, and how it says what it found."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnosis.dataflow import inputs_of, kind_of, layer_of
+from workbench.diagnosis.recording import Array, Recording
+
+#: Reads a weight of the checkpoint by its name, whole; None where there is no such weight.
+Weights = Callable[[str], NDArray[Any] | None]
+
+#: Root-mean-square error, relative to the tensor's own, up to which a remainder is rounding.
+NOISE = {"float64": 1e-6, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+#: Share of an error that a signature may leave unexplained: rounding may be a good part of a small error.
+UNEXPLAINED = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A cause that fits. `fitted` holds the parameters of the transform (JSON); `residual` is the share of
+    the error's norm that it leaves: 0 explains everything, 1 nothing."""
+
+    name: str
+    text: str
+    fitted: dict[str, Any]
+    residual: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Both recordings, and where they part: tap, step and sequence of the first divergence.
+
+    `ranks` are those found wrong there (empty: all). `meta` is the golden session's.
+    """
+
+    engine: Recording
+    golden: Recording
+    tap: str
+    step: int
+    seq: int
+    ranks: tuple[int, ...] = ()
+    weights: Weights | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The tap's name within its layer."""
+        return kind_of(self.tap)
+
+    def near(self, kind: str) -> str:
+        """The tap of that kind in the layer of the divergence: `attn.k_rope` -> `layers.3.attn.k_rope`."""
+        layer = layer_of(self.tap)
+        return kind if layer is None else f"layers.{layer}.{kind}"
+
+    def seen(self, kind: str) -> Array | None:
+        """The engine's whole tensor at a tap of this layer in this step, None where there is none."""
+        return self.engine.whole_or_none(self.near(kind), self.step, self.seq)
+
+    def right(self, kind: str) -> Array | None:
+        """The golden tensor at a tap of this layer in this step."""
+        return self.golden.whole_or_none(self.near(kind), self.step, self.seq)
+
+    def wrong_pair(self) -> tuple[Array, Array] | None:
+        """(engine's, golden) at the divergence, if both are there with one shape and all finite."""
+        seen, right = self.seen(self.kind), self.right(self.kind)
+        if seen is None or right is None or seen.shape != right.shape:
+            return None
+        return (seen, right) if np.isfinite(seen).all() and np.isfinite(right).all() else None
+
+    def stream(self) -> Array | None:
+        """The golden residual stream that the divergent block's output is added to."""
+        before = (
+            self.near("attn_residual")
+            if self.kind.startswith("mlp")
+            else inputs_of(self.near("attn_norm"))[0]
+        )
+        return self.golden.whole_or_none(before, self.step, self.seq)
+
+    def spans(self) -> list[slice]:
+        """Which part of the divergent tensor's split dimension each rank holds (empty: not split)."""
+        return self.engine.spans(self.tap, self.step, self.seq)
+
+    def wrong_columns(self, width: int) -> NDArray[np.bool_]:
+        """Which columns belong to the wrong ranks, [width]."""
+        mask = np.zeros(width, dtype=bool)
+        spans = self.spans()
+        if not spans or not self.ranks:
+            return ~mask
+        for rank in self.ranks:
+            mask[spans[rank]] = True
+        return mask
+
+    def weight_name(self, module: str, part: str) -> str:
+        """Checkpoint name of `self_attn.q_proj`, `weight` in the layer of the divergence."""
+        return f"model.layers.{layer_of(self.tap)}.{module}.{part}"
+
+    def weight(self, module: str, part: str) -> Array | None:
+        """That weight in float64, if the checkpoint can be read and has it."""
+        found = self.weights(self.weight_name(module, part)) if self.weights else None
+        return None if found is None else found.astype(np.float64)
+
+    def bias(self, module: str) -> Array | None:
+        """That module's bias, from the golden session (which keeps them) or the checkpoint."""
+        text = self.meta.get("biases", {}).get(self.weight_name(module, "bias"))
+        if text is None:
+            return self.weight(module, "bias")
+        return np.frombuffer(base64.b64decode(text), dtype="<f8")
+
+    def meaning_of(self, by: float) -> str:
+        """What a factor may stand for at this tap, as a clause."""
+        q, ranks = self.right("attn.q_rope"), float(self.engine.ranks)
+        known: dict[float, str] = {}
+        if self.kind == "attn.scores" and q is not None:
+            root = math.sqrt(q.shape[2])
+            known = {
+                root: "sqrt(head_dim): the scale is missing",
+                1 / root: "1 / sqrt(head_dim): scaled twice",
+            }
+        elif self.kind in ("attn.o_proj", "mlp.down") and ranks > 1:
+            known = {
+                ranks: "the number of ranks: summed twice",
+                1 / ranks: "1 / the number of ranks: averaged",
+            }
+        for value, text in known.items():
+            if math.isclose(by, value, rel_tol=1e-2):
+                return f", {text}"
+        return ""
+
+    def explains(
+        self, name: str, text: str, fitted: dict[str, Any], predicted: Array, seen: Array, right: Array
+    ) -> Signature | None:
+        """The signature, if `predicted` comes as near to the engine's tensor `seen` as rounding allows
+        and explains what sets it apart from the golden `right`. All finite and of one shape."""
+        error = float(np.linalg.norm(seen - right))
+        left = float(np.linalg.norm(seen - predicted))
+        scale = max(float(np.linalg.norm(right)), float(np.linalg.norm(predicted)))
+        if not error > 0 or left > NOISE[self.engine.dtype] * scale or left > UNEXPLAINED * error:
+            return None
+        return Signature(name, text, fitted, left / error)
+
+    def equals(
+        self, name: str, text: str, fitted: dict[str, Any], predicted: Array, seen: Array
+    ) -> Signature | None:
+        """The signature, if the engine's tensor is `predicted`; for tensors whose shape alone is wrong."""
+        if predicted.shape != seen.shape or not np.isfinite(seen).all() or not np.isfinite(predicted).all():
+            return None
+        left, scale = float(np.linalg.norm(seen - predicted)), float(np.linalg.norm(predicted))
+        if not scale > 0 or left > NOISE[self.engine.dtype] * scale:
+            return None
+        return Signature(name, text, fitted, left / scale)
+
+
+#: Fits one transform; None where it does not apply or does not explain the divergence.
+Cause = Callable[[Evidence], Signature | None]

@@ -1,0 +1,111 @@
+"""Measure everything that an engine recorded against the golden session, before any of it is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessions.errors import IdsMismatch
+from sessions.metrics import Metrics
+from workbench.diagnosis.compare import Comparison, compare
+from workbench.diagnosis.floors import Floors
+from workbench.diagnosis.judgement import DiagnosisError
+from workbench.diagnosis.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    engine: Recording
+    golden: Recording
+    floor: Recording | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One tap of one sequence at one step: the engine's error, and the reference's own (`noise`).
+
+    `largest` is the golden tensor's largest magnitude, on which single elements' errors are judged.
+    """
+
+    step: int
+    seq: int
+    tap: str
+    engine: Comparison
+    noise: Metrics | None = None
+    largest: float = math.nan
+
+
+def measure(case: Case) -> Iterator[Measured]:
+    """All that the engine ran, in execution order: step, tap, sequence."""
+    for side in filter(None, (case.engine, case.floor)):
+        _same_ids(side, case.golden, case.engine.steps)
+    absent = case.golden.session.meta.get("absent", {})
+    for step in case.engine.steps:
+        seqs = sorted(case.engine.sequences(step))
+        for tap in case.golden.session.taps:
+            for seq in seqs:
+                if tap.name in absent:
+                    yield Measured(step, seq, tap.name, Comparison(None, str(absent[tap.name])))
+                else:
+                    yield _measure_tap(case, tap.name, step, seq)
+
+
+def _measure_tap(case: Case, tap: str, step: int, seq: int) -> Measured:
+    right = case.golden.session.rebuilt(tap, step=step, seq=seq).array
+    if right is None or np.isnan(right).any():
+        wrong = "is missing" if right is None else "holds NaN"
+        raise DiagnosisError(f"the golden {tap} {wrong} at step {step}: no reference to judge by")
+    if step <= 1:  # a prefill and a decode step: the comparison proves itself on the golden against itself
+        itself = compare(case.golden, tap, step, seq, right, case.golden.dtype).metrics
+        if itself is None or not itself.equal:
+            raise DiagnosisError(
+                f"the golden {tap} differs from itself at step {step}: no reference to judge by"
+            )
+    engine = compare(case.engine, tap, step, seq, right, case.golden.dtype)
+    noise = None
+    if case.floor is not None:
+        noise = compare(case.floor, tap, step, seq, right, case.golden.dtype).metrics
+    largest = float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right)))
+    return Measured(step, seq, tap, engine, noise, largest)
+
+
+def _same_ids(side: Recording, golden: Recording, steps: range) -> None:
+    for step in steps:
+        for name, recording in (("golden", golden), ("floor", side)):
+            if step not in recording.steps:
+                raise IdsMismatch(f"the {name} session lacks step {step}; record it for as many decode steps")
+        theirs = golden.sequences(step)
+        for seq, ours in side.sequences(step).items():
+            if seq not in theirs or tuple(theirs[seq].ids) != tuple(ours.ids):
+                read = list(theirs[seq].ids)[:8] if seq in theirs else "nothing"
+                raise IdsMismatch(
+                    f"step {step}, sequence {seq}: {side.session.path.name} read ids {list(ours.ids)[:8]}, "
+                    f"the golden {read}; force both onto the same ids"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The floors of the relative L2 error, and of the largest error of a single element over the golden
+    tensor's largest magnitude."""
+
+    whole: Floors
+    single: Floors
+
+
+def limits_of(case: Case, measured: Sequence[Measured]) -> Limits:
+    dtype = case.engine.dtype
+    if case.floor is None:
+        return Limits(Floors.fixed(dtype), Floors.fixed(dtype))
+    noise = {(m.step, m.seq, m.tap): m.noise.rel_l2 for m in measured if m.noise is not None}
+    single = {
+        (m.step, m.seq, m.tap): relative(m.noise.max_abs, m.largest) for m in measured if m.noise is not None
+    }
+    return Limits(Floors.measured(dtype, noise), Floors.measured(dtype, single))
+
+
+def relative(error: float, largest: float) -> float:
+    return error / largest if largest > 0 else (math.inf if error else 0.0)

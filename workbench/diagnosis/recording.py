@@ -1,0 +1,91 @@
+"""One branch of a session as diagnosis reads it: whole tensors and ranks' parts, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions import layouts
+from sessions.errors import LayoutError
+from sessions.layouts import Layout
+from sessions.reader import Session
+from sessions.records import SequenceStep
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A session seen along one branch."""
+
+    session: Session
+    branch: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.session.ranks
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the model ran in, by torch's name."""
+        return str(self.session.meta.get("dtype", "float32"))
+
+    @property
+    def steps(self) -> range:
+        return self.session.steps(self.branch)
+
+    def has_tap(self, tap: str) -> bool:
+        """Whether the session knows a tap of that name."""
+        return self.session.has_tap(tap)
+
+    def layout(self, tap: str) -> Layout:
+        """How the tap is spread over the ranks."""
+        return layouts.parse(self.session.tap(tap).layout)
+
+    def sequences(self, step: int) -> dict[int, SequenceStep]:
+        """What the step did to each sequence, by its number."""
+        return {sequence.seq: sequence for sequence in self.session.step(step, self.branch).sequences}
+
+    def rebuilt(self, tap: str, step: int, seq: int) -> layouts.Rebuilt:
+        """The tensor that one rank alone would have had. LayoutError where the parts do not fit together."""
+        return self.session.rebuilt(tap, step=step, seq=seq, branch=self.branch, slice="")
+
+    def whole_or_none(self, tap: str, step: int, seq: int) -> Array | None:
+        """That tensor in float64; None where it was not captured or its parts do not fit together."""
+        if not self.has_tap(tap) or step not in self.steps:
+            return None
+        try:
+            array = self.rebuilt(tap, step, seq).array
+        except LayoutError:
+            return None
+        return None if array is None else array.astype(np.float64)
+
+    def shard(self, tap: str, rank: int, step: int, seq: int) -> Array | None:
+        """What one rank held, in float64; None where it was not captured."""
+        if not self.has_tap(tap):
+            return None
+        array: NDArray[Any] | None = self.session.tensor(
+            tap, step=step, rank=rank, seq=seq, branch=self.branch, slice=""
+        )
+        return None if array is None else array.astype(np.float64)
+
+    def spans(self, tap: str, step: int, seq: int) -> list[slice]:
+        """Per rank the part of the split dimension that it holds; empty where the tap is not split over
+        ranks, or a rank's part was not captured."""
+        layout = self.layout(tap)
+        held = {rank: self.shard(tap, rank, step, seq) for rank in range(self.ranks)}
+        arrays = {
+            rank: array for rank, array in held.items() if array is not None and array.ndim > layout.dim
+        }
+        if layout.kind != "shard" or len(arrays) < self.ranks:
+            return []
+        try:
+            sizes = layouts.sizes(layout, arrays, self.ranks)
+        except LayoutError:
+            return []
+        stops = np.cumsum(sizes).tolist()
+        parts = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+        return [parts[rank // layout.replicas] for rank in range(self.ranks)]

@@ -1,0 +1,43 @@
+"""Name the cause of a divergence from what was recorded: fit known transforms and see what they leave.
+
+Each signature says how the engine's tensor would come about from the golden ones, fits the free
+parameters, and accuses only if what remains is rounding. It reads the two sessions (and, where given, the
+checkpoint's weights), never the rules in force: an unknown engine is diagnosed like our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sessions.reader import Session
+from workbench.diagnosis.causes_attention import ATTENTION
+from workbench.diagnosis.causes_linear import LINEAR, factor
+from workbench.diagnosis.causes_output import OUTPUT
+from workbench.diagnosis.causes_rope import ROPE
+from workbench.diagnosis.evidence import Cause, Evidence, Signature, Weights
+from workbench.diagnosis.judgement import Divergence
+from workbench.diagnosis.recording import Recording
+
+#: Tap kind -> the signatures that can explain a divergence there.
+_CAUSES: Mapping[str, tuple[Cause, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT}
+
+
+def explain(
+    engine: Session,
+    golden: Session,
+    first: Divergence | None,
+    *,
+    branch: int = 0,
+    weights: Weights | None = None,
+) -> list[Signature]:
+    """The causes that fit the first divergence of the engine's `branch`, best first; empty where none does.
+
+    `weights` reads the checkpoint and lets causes be told that show in the weights' own numbers.
+    """
+    if first is None:
+        return []
+    ranks = first.ranks if len(first.ranks) < engine.ranks else ()
+    sides = Recording(engine, branch), Recording(golden)
+    evidence = Evidence(*sides, first.tap, first.step, first.seq, ranks, weights, golden.meta)
+    found = [cause(evidence) for cause in _CAUSES.get(evidence.kind, (factor,))]
+    return sorted(filter(None, found), key=lambda signature: signature.residual)

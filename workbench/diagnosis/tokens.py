@@ -1,0 +1,84 @@
+"""The tokens that come out: the engine's choice against the reference's, and how far their logits are apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.diagnosis.judgement import TokenMismatch
+from workbench.diagnosis.recording import Array, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class TokenComparison:
+    """`max_abs_logits` is infinite where shapes or non-finite logits differ, NaN where none were captured."""
+
+    max_abs_logits: float
+    mismatches: tuple[TokenMismatch, ...]
+
+
+def compare_tokens(engine: Recording, reference: Recording, golden: Recording) -> TokenComparison:
+    """Every step of every sequence. `reference` is at the engine's dtype, `golden` the truth: where those
+    two are as far apart as the reference's margin between two tokens, choosing either is a tie."""
+    largest, mismatches = math.nan, []
+    for step in engine.steps:
+        for seq in sorted(engine.sequences(step)):
+            ours = engine.whole_or_none("logits", step, seq)
+            theirs = reference.whole_or_none("logits", step, seq)
+            truth = golden.whole_or_none("logits", step, seq)
+            if theirs is None or truth is None:
+                continue
+            if ours is not None:
+                largest = max(_apart(ours, theirs), 0.0 if math.isnan(largest) else largest)
+            token = chosen(engine, step, seq, ours)
+            # Two likeliest tokens with the very same logit: either is the reference's choice.
+            if token is not None and not _is_largest(token, theirs[-1]):
+                right = int(np.argmax(theirs[-1]))
+                mismatches.append(_mismatch(step, seq, token, right, theirs[-1], truth[-1]))
+    return TokenComparison(largest, tuple(mismatches))
+
+
+#: What stands for the choice of logits that are not numbers.
+NO_TOKEN = -1
+
+
+def chosen(recording: Recording, step: int, seq: int, logits: Array | None) -> int | None:
+    """The token that a greedy run takes here: the one that came out where the run was greedy and free, else the
+    likeliest by the recorded logits. None where neither was recorded."""
+    sequence = recording.sequences(step)[seq]
+    if logits is not None and not np.isfinite(logits).all():
+        return NO_TOKEN
+    if sequence.emitted is not None and not sequence.forced and _greedy(recording, seq):
+        return sequence.emitted
+    if logits is not None:
+        return int(np.argmax(logits[-1]))
+    return sequence.topk_ids[0] if sequence.topk_ids else None
+
+
+def _greedy(recording: Recording, seq: int) -> bool:
+    """Whether the session says that the sequence was decoded greedily."""
+    sequences = recording.session.meta.get("sequences")
+    known = sequences.get(str(seq), {}) if isinstance(sequences, dict) else {}
+    return bool(known.get("sampling", {}).get("temperature") == 0)
+
+
+def _is_largest(token: int, logits: Array) -> bool:
+    return 0 <= token < logits.size and bool(logits[token] == logits.max())
+
+
+def _apart(ours: Array | None, theirs: Array) -> float:
+    if ours is None:
+        return math.nan
+    if ours.shape != theirs.shape or not np.isfinite(ours).all():
+        return math.inf
+    return float(np.abs(ours - theirs).max())
+
+
+def _mismatch(step: int, seq: int, token: int, right: int, logits: Array, truth: Array) -> TokenMismatch:
+    if not 0 <= token < logits.size:
+        return TokenMismatch(step, seq, token, right, math.inf, tie=False)
+    margin = float(logits[right] - logits[token])
+    noise = float(np.abs(logits - truth).max())
+    return TokenMismatch(step, seq, token, right, margin, tie=margin <= 2 * noise)

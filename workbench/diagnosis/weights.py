@@ -1,0 +1,41 @@
+"""A checkpoint's weights for the signatures, read without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.checkpoint.header import read_header
+from engine.checkpoint.resolve import open_checkpoint
+from sessions.codec import widen
+
+#: How the file's dtypes lie in numpy, which has no bfloat16.
+_STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+
+
+def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
+    """A reader of single weights by their checkpoint names; None for those that the checkpoint lacks.
+
+    The output head of a tied model is its embedding. CheckpointError and ConfigError as `open_checkpoint`.
+    """
+    model, source = open_checkpoint(path)
+    with source:
+        files = {name: source.info(name).file for name in source.names()}
+    headers = {file: read_header(file) for file in set(files.values())}
+
+    def read(name: str) -> NDArray[Any] | None:
+        if name == "lm_head.weight" and name not in files and model.tie_embeddings:
+            name = "model.embed_tokens.weight"
+        if name not in files:
+            return None
+        entry = headers[files[name]].entries[name]
+        kind = np.dtype(_STORED[entry.dtype])
+        count = (entry.stop - entry.start) // kind.itemsize
+        raw = np.fromfile(files[name], kind, count, offset=entry.start)
+        return widen(raw.reshape(entry.shape), entry.dtype)
+
+    return read

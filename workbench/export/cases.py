@@ -1,0 +1,42 @@
+"""A session's verdicts as JUnit cases: a suite for each branch and step, a test for each tap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sessions import Session
+from workbench.export.junit import Case, Result
+from workbench.export.plots import told
+from workbench.export.story.judged import Judged, State, judged_of
+
+_RESULTS: dict[State, Result] = {
+    "pass": "pass",
+    "suspect": "suspect",
+    "fail": "fail",
+    "inherited": "fail",
+    "absent": "absent",
+}
+
+
+def cases(session: Session, branch: int | None = None, step: int | None = None) -> Iterator[Case]:
+    """In the order of the judgement: by branch, step, execution."""
+    names = {line.id: line.name for line in session.branches()}
+    for one in judged_of(session, branch, step):
+        group = "model" if one.layer is None else f"layers.{one.layer}"
+        suite = f"{names.get(one.branch, one.branch)}, step {one.step}"
+        message = one.reason if one.state in ("absent", "fail") and one.reason else told(one)
+        yield Case(suite, group, one.operation, _RESULTS[one.state], message, _detail(one))
+
+
+def _detail(one: Judged) -> str:
+    figures = {
+        "relative L2 error": one.rel_l2,
+        "noise floor": one.floor,
+        "times the floor": one.ratio,
+        "max abs": one.max_abs,
+        "cosine": one.cosine,
+    }
+    lines = [f"{name}: {value:.6g}" for name, value in figures.items() if value is not None]
+    if one.state == "inherited":
+        lines.insert(0, "inherited: what it is computed from had failed already")
+    return "\n".join([*lines, *([one.reason] if one.reason else [])])

@@ -1,0 +1,166 @@
+"""What a check found, as text: a table a layer a row, the first divergence, its cause, the verdict."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from sessions.text import clean
+from workbench.checking import CheckResult
+from workbench.diagnosis.dataflow import kind_of, layer_of
+from workbench.diagnosis.judgement import Divergence, TapVerdict
+from workbench.export.numbers import number
+
+#: Heads of the columns: operations in execution order.
+HEADS: Mapping[str, str] = {
+    "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
+    "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.k_cache": "kc", "attn.v_cache": "vc",
+    "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
+    "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
+    "mlp.down.partial": "d+", "mlp.down": "d", "mlp_residual": "r2",
+}  # fmt: skip
+
+#: What a cell shows of the worst judgement in it.
+_MARKS = {"pass": "·", "suspect": "~", "fail": "✗", "inherited": "↓", "absent": "-"}
+_STYLES = {"pass": "green", "suspect": "yellow", "fail": "bold red", "inherited": "red", "absent": "dim"}
+_WORDS = {
+    "pass": "right",
+    "suspect": "suspect",
+    "fail": "wrong",
+    "inherited": "wrong input",
+    "absent": "not compared",
+}
+_ORDER = ("fail", "inherited", "suspect", "pass", "absent")
+
+#: Columns of the names before the lines under the table.
+_INDENT = 12
+
+#: (tap, whether in decode) -> the worst of it
+Cells = Mapping[tuple[str, bool], str]
+
+
+def render(result: CheckResult, console: Console) -> None:
+    """Print the whole report."""
+    table(result, console)
+    console.print()
+    explain(result, console)
+    verdict(result, console)
+
+
+def table(result: CheckResult, console: Console) -> None:
+    """A layer a row, an operation a column; each cell holds the prefill and the decode steps."""
+    judged = _cells(result.judgement.taps)
+    shown = {tap for (tap, _), name in judged.items() if name != "absent"}
+    cells = {place: name for place, name in judged.items() if place[0] in shown}
+    kinds = [kind for kind in HEADS if any(kind_of(tap) == kind for tap in shown)]
+    first = result.judgement.first_divergence
+    console.print(f"each cell: prefill, decode   {_legend(cells)}", style="dim")
+    console.print(Text("layer ") + Text(" ".join(f"{HEADS[kind]:2}" for kind in kinds), "bold"))
+    _outside("embed", cells, first, console)
+    for layer in sorted({layer for tap in shown if (layer := layer_of(tap)) is not None}):
+        row = [_cell(f"layers.{layer}.{kind}", cells, first) for kind in kinds]
+        console.print(Text(f"{layer:<6}") + Text(" ").join(row))
+    for tap in ("final_norm", "logits"):
+        _outside(tap, cells, first, console)
+
+
+def _legend(cells: Cells) -> str:
+    used = set(cells.values())
+    return "   ".join(f"{_MARKS[name]} {words}" for name, words in _WORDS.items() if name in used)
+
+
+def _outside(tap: str, cells: Cells, first: Divergence | None, console: Console) -> None:
+    if any((tap, decode) in cells for decode in (False, True)):
+        console.print(Text(f"{'':6}") + _cell(tap, cells, first) + Text(f" {tap}"))
+
+
+def _cells(taps: Iterable[TapVerdict]) -> Cells:
+    worst: dict[tuple[str, bool], str] = {}
+    for one in taps:
+        name = "inherited" if one.verdict == "fail" and one.inherited else one.verdict
+        place = (one.tap, one.step > 0)
+        worst[place] = min(worst.get(place, name), name, key=_ORDER.index)
+    return worst
+
+
+def _cell(tap: str, cells: Cells, first: Divergence | None) -> Text:
+    cell = Text()
+    for decode in (False, True):
+        name = cells.get((tap, decode))
+        here = first is not None and first.tap == tap and (first.step > 0) == decode
+        if name is None:
+            cell.append(" ")
+        else:
+            cell.append(_MARKS[name], f"{_STYLES[name]}{' reverse' if here else ''}")
+    return cell
+
+
+def explain(result: CheckResult, console: Console) -> None:
+    """The first divergence: where, how wrong, why."""
+    first = result.judgement.first_divergence
+    if first is None:
+        return
+    _say(console, "first wrong", where(first, result.judgement.tp), "bold")
+    _say(console, "how wrong", how_wrong(first))
+    for index, cause in enumerate(result.causes[:3]):
+        name = "cause" if index == 0 else "or"
+        left = f" (leaves {100 * cause.residual:.2g} % of the error)" if cause.residual >= 1e-4 else ""
+        _say(console, name, clean(cause.text) + left, "bold" if index == 0 else "")
+    if not result.causes:
+        _say(console, "cause", "no known signature fits", "dim")
+
+
+def where(first: Divergence, tp: int) -> str:
+    """The place of a divergence in words: operation, layer, step, ranks."""
+    step = "prefill (step 0)" if first.step == 0 else f"decode step {first.step}"
+    layer = "" if first.layer is None else f", layer {first.layer}"
+    if tp == 1:
+        ranks = "rank 0"
+    elif first.rank is None:
+        ranks = "both ranks" if tp == 2 else f"all {tp} ranks"
+    else:
+        ranks = f"rank{'s' * (len(first.ranks) > 1)} {', '.join(map(str, first.ranks))}"
+    return f"{first.tap}{layer}, {step}, {ranks}"
+
+
+def how_wrong(first: Divergence) -> str:
+    """The size of a divergence in words."""
+    return (
+        f"max abs {number(first.max_abs)}, relative {number(first.rel_l2)}, cosine {number(first.cosine)}"
+        f" ({clean(first.reason)})"
+    )
+
+
+def verdict(result: CheckResult, console: Console) -> None:
+    """Tokens, logits, and the verdict itself on the last line."""
+    judged = result.judgement
+    for note in judged.notes:
+        _say(console, "note", clean(note))
+    logits = (
+        "not compared" if judged.max_abs_logits != judged.max_abs_logits else number(judged.max_abs_logits)
+    )
+    at = "at the same dtype" if judged.tolerance == "floor" else "in float64"
+    tokens = "identical"
+    if judged.mismatches:
+        miss = judged.mismatches[0]
+        tie = ", a tie within the noise" if miss.tie else ""
+        tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
+    _say(console, "tokens", tokens)
+    _say(console, "logits", f"max abs {logits} from transformers {at}")
+    if result.matches:
+        suspects = sum(one.verdict == "suspect" for one in judged.taps)
+        counted = sum(one.verdict != "absent" for one in judged.taps)
+        said = f"match: {counted} tensors judged, {suspects} suspect, none wrong"
+    else:
+        said = "diverged"
+    _say(console, "verdict", said, "bold green" if result.matches else "bold red")
+
+
+def _say(console: Console, name: str, value: str, style: str = "") -> None:
+    """A line of the report, folded under itself where the terminal is narrow."""
+    lines = textwrap.wrap(value, max(20, console.width - _INDENT), break_long_words=False) or [""]
+    folded = ("\n" + " " * _INDENT).join(lines)
+    console.print(Text(f"{name:<{_INDENT}}", "dim") + Text(folded, style))

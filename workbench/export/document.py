@@ -1,0 +1,77 @@
+"""The story as JSON for other programs: what the page shows, without its pictures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from workbench.export.story.attention import Attention
+from workbench.export.story.biases import Bias
+from workbench.export.story.series import STATISTIC, History
+from workbench.export.story.story import Story
+
+#: Counts up when a field changes its meaning or goes away.
+VERSION = 1
+
+
+def document(story: Story) -> dict[str, Any]:
+    """Plain values for `json.dumps` of this room, which writes NaN and the infinities as words."""
+    return {
+        "lockstep_export": VERSION,
+        "identity": asdict(story.identity),
+        "focus": {"branch": story.branch.id, "step": story.step},
+        "branches": [asdict(branch) for branch in story.branches],
+        "tokens": [asdict(tokens) for tokens in story.tokens],
+        "judgement": asdict(story.judgement),
+        "sentinels": [asdict(one) for one in story.sentinels],
+        "statistics": [_history(one) for one in story.histories],
+        "attention": [_attention(one) for one in story.attention],
+        "biases": [{"layer": layer, "biases": [_bias(b) for b in found]} for layer, found in story.biases],
+        "journal": [asdict(entry) for entry in story.journal],
+        "left_out": list(story.cut),
+    }
+
+
+def _history(one: History) -> dict[str, Any]:
+    return {
+        "tap": one.tap,
+        "layout": one.layout,
+        "statistic": STATISTIC,
+        "first_step": one.steps[0],
+        "last_step": one.steps[1],
+        "values": one.values.tolist(),
+        "not_finite": one.broken.tolist(),
+        "now": list(one.now),
+        "replicas_agree": one.agree,
+    }
+
+
+def _attention(one: Attention) -> dict[str, Any]:
+    heads = [
+        {
+            "head": head.head,
+            "rank": head.rank,
+            "kv_head": head.kv_head,
+            "row_sum": head.total,
+            "entropy": head.entropy,
+            "keys_holding_99_percent": head.keys,
+            "last_row": head.values[-1].tolist(),
+        }
+        for head in one.heads
+    ]
+    return {
+        "layer": one.layer,
+        "step": one.step,
+        "seq": one.seq,
+        "first_query": one.first_query,
+        "missing": one.missing or None,
+        "heads": heads,
+    }
+
+
+def _bias(one: Bias) -> dict[str, Any]:
+    parts = [
+        {"rank": rank, "shape": shape, "rms": rms, "absmax": absmax, "checksum": checksum}
+        for rank, shape, rms, absmax, checksum in one.parts
+    ]
+    return {"name": one.name, "values": None if one.values is None else one.values.tolist(), "ranks": parts}

@@ -1,0 +1,44 @@
+"""Numbers as short text of even width: the eye compares columns, not formats."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`value` in at most seven or so cells: 3.41, 820, 1.2e-5, NaN, ∞; `-` where there is none."""
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if 1e-2 <= size < 10**digits:
+        decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+        return f"{value:.{min(decimals, digits)}f}"
+    if digits <= 4 <= size < 1e5 and float(value).is_integer():
+        return f"{value:.0f}"
+    return power(value, digits - 2)
+
+
+def power(value: float, decimals: int = 0) -> str:
+    """`value` in powers of ten without padding: 3e-7, 1.2e5."""
+    mantissa, _, exponent = f"{value:.{max(0, decimals)}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(value: float) -> str:
+    """A count with thousands set apart: 1 681."""
+    return f"{int(value):,}".replace(",", " ")
+
+
+def bytes_text(size: float) -> str:
+    """A size in bytes: 812 B, 3.4 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable: GiB takes what is left")

@@ -1,0 +1,79 @@
+"""A matrix shrunk or grown to the pixels at hand, so that no outlier is lost.
+
+Shrinking takes the element of largest magnitude of each bin, with its sign; NaN and Inf win over any number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: What a pixel holds besides a number.
+FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """`values[h, w]` float32 (0 where not finite), `kind[h, w]` of FINITE, INF, NAN, ABSENT; the first row and
+    column of the matrix in each pixel (`rows[h]`, `columns[w]`)."""
+
+    values: NDArray[np.float32]
+    kind: NDArray[np.uint8]
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    pooled: bool
+
+
+def _edges(size: int, pixels: int) -> NDArray[np.intp]:
+    """The first element of each of `pixels` bins over `size` elements; repeated when there are more bins."""
+    return (np.arange(pixels) * size) // pixels
+
+
+def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
+    """Shrink (or repeat) `matrix[r, c]` to at most `width` × `height` pixels, square ones where it grows.
+
+    `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
+    """
+    hidden = np.isneginf(matrix) if masked else None
+    if hidden is not None:
+        matrix = np.where(hidden, np.float32(0), matrix)
+    rows, columns = matrix.shape
+    scale = max(1, min(width // max(columns, 1), height // max(rows, 1)))
+    row_edges = _edges(rows, min(rows * scale, height))
+    column_edges = _edges(columns, min(columns * scale, width))
+    if rows <= height and columns <= width:
+        values = matrix[np.ix_(row_edges, column_edges)]
+        pooled = False
+    else:
+        values = _strongest(matrix, row_edges, column_edges)
+        pooled = True
+    nan, inf = np.isnan(values), np.isinf(values)
+    kind = np.where(nan, NAN, np.where(inf, INF, FINITE)).astype(np.uint8)
+    if hidden is not None:
+        kind[_reduce(np.minimum, hidden, row_edges, column_edges)] = ABSENT
+    return Pixels(
+        np.where(kind == FINITE, values, 0).astype(np.float32), kind, row_edges, column_edges, pooled
+    )
+
+
+def _strongest(
+    matrix: NDArray[np.float32], row_edges: NDArray[np.intp], column_edges: NDArray[np.intp]
+) -> NDArray[np.float32]:
+    """The element of largest magnitude of each bin. NaN survives: maximum and minimum carry it along."""
+    upper = _reduce(np.maximum, matrix, row_edges, column_edges)
+    lower = _reduce(np.minimum, matrix, row_edges, column_edges)
+    return np.where(np.abs(lower) > np.abs(upper), lower, upper)
+
+
+def _reduce(
+    ufunc: np.ufunc, matrix: NDArray[Any], row_edges: NDArray[np.intp], column_edges: NDArray[np.intp]
+) -> NDArray[Any]:
+    """`ufunc` over the bins of both axes; repeated edges (a side that grows) repeat their element."""
+    with np.errstate(invalid="ignore"):
+        # Along the rows first: they lie together in memory, and what is left for the other axis is small.
+        along_rows = ufunc.reduceat(matrix, column_edges, axis=1)
+        reduced: NDArray[Any] = ufunc.reduceat(along_rows, row_edges, axis=0)
+    return reduced

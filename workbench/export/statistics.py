@@ -1,0 +1,47 @@
+"""The statistics of a session as a table: a row for each step, tap and rank, with checksum and verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from engine.errors import RequestError
+from sessions import STATISTICS, Session, Tap
+from workbench.export.story.words import said
+
+COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
+
+#: More rows than this are no table that anybody opens.
+MOST_ROWS = 2_000_000
+
+
+def select(session: Session, globs: Sequence[str]) -> list[Tap]:
+    """The taps that the globs select (none given: all). RequestError for a glob that selects none."""
+    for glob in globs:
+        if not any(fnmatchcase(tap.name, glob) for tap in session.taps):
+            names = ", ".join(said(tap.name, 40) for tap in session.taps[:3])
+            raise RequestError(
+                f"no tap matches {said(glob, 80)!r}: {said(session.path.name, 60)} has {names}, …"
+            )
+    return [t for t in session.taps if not globs or any(fnmatchcase(t.name, glob) for glob in globs)]
+
+
+def rows(
+    session: Session, branch: int, steps: Sequence[int], taps: Sequence[Tap]
+) -> Iterator[tuple[object, ...]]:
+    """The rows of `COLUMNS`, steps outermost. A step without statistics gives none."""
+    name = next(said(line.name) for line in session.branches() if line.id == branch)
+    for step in steps:
+        stats, sums = session.stats(step, branch), session.checksums(step, branch)
+        if stats is None:
+            continue
+        verdicts = {one.tap: one for one in session.verdicts(branch=branch, step=step)}
+        for tap in taps:
+            judged = verdicts.get(tap.name)
+            error = judged.detail.get("rel_l2") if judged and isinstance(judged.detail, dict) else None
+            for rank in range(session.ranks):
+                checksum = "" if sums is None else f"{int(sums[tap.index, rank]):016x}"
+                yield (
+                    name, step, tap.name, tap.layout, rank, *map(float, stats[tap.index, rank]),
+                    checksum, judged.verdict if judged else None, error,
+                )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Foreign values as short, safe text."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from typing import Any
+
+from sessions.text import clean
+
+#: Format, private and unassigned characters: invisible, so that their code is shown instead.
+_INVISIBLE = ("Cf", "Co", "Cn")
+
+
+def said(value: object, limit: int = 120) -> str:
+    """Any JSON value of a session as one line of text."""
+    if isinstance(value, str):
+        return clean(value, limit=limit)
+    return clean(json.dumps(value, ensure_ascii=False, default=str)[: 8 * limit], limit=limit)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """`value` if it is a JSON object, else an empty one: a stranger's session may hold anything anywhere."""
+    return value if isinstance(value, dict) else {}
+
+
+def figure_of(data: object, key: str) -> float | None:
+    """A number of a JSON object; NaN and the infinities may be written as words. None: not there."""
+    value = mapping(data).get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def finite(value: float | None) -> bool:
+    """Whether it is a number that can be drawn."""
+    return value is not None and math.isfinite(value)
+
+
+def token_label(text: str) -> str:
+    """One token's text as a reader can see it: blanks as dots, invisible characters by their code, a combining
+    mark on a circle. A leading space stays a space, for that is how words begin."""
+    if not text:
+        return "∅"
+    shown = "".join(
+        f"‹{ord(c):x}›" if unicodedata.category(c) in _INVISIBLE else c for c in clean(text, limit=40)
+    )
+    if not shown.strip(" "):
+        return "·" * len(shown)
+    body = shown.rstrip(" ")
+    shown = body + "·" * (len(shown) - len(body))
+    return f"◌{shown}" if unicodedata.combining(shown[0]) else shown
+
+
+def layer_of(tap: str) -> int | None:
+    """The layer that a tap belongs to, None outside the layers."""
+    head, _, rest = tap.partition(".")
+    number, dot, _ = rest.partition(".")
+    return int(number) if head == "layers" and dot and number.isdecimal() and len(number) < 6 else None
+
+
+def operation_of(tap: str) -> str:
+    """A tap's name within its layer."""
+    return tap if layer_of(tap) is None else tap.split(".", 2)[2]
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `10 000 steps`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}".replace(",", " ")

@@ -1,0 +1,50 @@
+"use strict";
+// Moves the present step along the tokens. Everything that comes from the session is put in as text, never as markup.
+for (const box of document.querySelectorAll(".sequence")) {
+  const told = JSON.parse(box.querySelector("script").textContent);
+  const cells = [...box.querySelectorAll("td[data-step]")];
+  const heads = [...box.querySelectorAll("th[data-step]")];
+  const sides = box.querySelector(".sides");
+  const slider = box.querySelector("input");
+  const output = box.querySelector("output");
+  const make = (tag, text, name) => {
+    const element = document.createElement(tag);
+    if (text !== undefined) element.textContent = text;
+    if (name) element.className = name;
+    return element;
+  };
+  const percent = (p) => (typeof p !== "number" ? p || "" : p < 5e-5 ? "<0.01 %" : (100 * p).toFixed(p < 0.1 ? 2 : 1) + " %");
+  const side = (line, choice) => {
+    const table = make("table");
+    const caption = make("caption");
+    caption.append(make("span", line.name + " ", "quiet"), make("bdi", choice.label, "strong"));
+    if (choice.note) caption.append(make("span", "  " + choice.note, "quiet"));
+    table.append(caption);
+    const body = table.createTBody();
+    for (const [label, p, logit, chosen] of choice.top) {
+      const row = body.insertRow();
+      if (chosen) row.className = "chosen";
+      const text = row.insertCell();
+      text.append(make("bdi", label));
+      row.insertCell().textContent = percent(p);
+      row.insertCell().append(make("span", "", typeof p === "number" ? "bar p" + Math.round(10 * p) : ""));
+      row.insertCell().textContent = logit;
+    }
+    return table;
+  };
+  const show = (step) => {
+    for (const cell of [...cells, ...heads]) cell.classList.toggle("now", cell.dataset.step === String(step));
+    slider.value = told.steps.indexOf(step);
+    output.textContent = "step " + step;
+    const found = told.lines.filter((line) => line.choices[step]).map((line) => side(line, line.choices[step]));
+    sides.replaceChildren(...found);
+  };
+  for (const cell of cells) {
+    const step = Number(cell.dataset.step);
+    cell.addEventListener("mouseenter", () => show(step));
+    cell.addEventListener("click", () => show(step));
+  }
+  slider.max = told.steps.length - 1;
+  slider.addEventListener("input", () => show(told.steps[slider.value]));
+  if (told.steps.length) show(told.steps.includes(told.now) ? told.now : told.steps[told.steps.length - 1]);
+}

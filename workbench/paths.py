@@ -1,0 +1,38 @@
+"""Where Lockstep keeps files on this machine (torch-free). Each can be moved by an environment variable."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_data_path
+
+
+def data_directory() -> Path:
+    """What must stay: `$LOCKSTEP_DATA_DIR`, or the user's data directory (XDG)."""
+    root = os.environ.get("LOCKSTEP_DATA_DIR")
+    return Path(root) if root else user_data_path("lockstep", appauthor=False)
+
+
+def cache_directory() -> Path:
+    """What can be made again: `$LOCKSTEP_CACHE_DIR`, or the user's cache directory (XDG)."""
+    root = os.environ.get("LOCKSTEP_CACHE_DIR")
+    return Path(root) if root else user_cache_path("lockstep", appauthor=False)
+
+
+def sessions_directory() -> Path:
+    """Where sessions go that nobody named a place for; made if need be."""
+    directory = data_directory() / "sessions"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def new_session_path(stem: str) -> Path:
+    """A name in `sessions_directory` that is not taken: STEM-DATE-TIME.session."""
+    named = f"{stem}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    directory = sessions_directory()
+    candidates = (
+        directory / f"{named}{suffix}.session" for suffix in ("", *(f"-{n}" for n in range(2, 1000)))
+    )
+    return next(path for path in candidates if not path.exists())

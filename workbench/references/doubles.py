@@ -1,0 +1,36 @@
+"""Make a transformers model compute in float64 from end to end.
+
+Loading with dtype=float64 is not enough: the modelling code asks for float32 by name in its norms,
+its softmax and its rotary angles, which would leave float32 noise in what is to be the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class DoubleWhereFloat(TorchFunctionMode):
+    """Inside, every explicit request for float32 (`.float()`, `dtype=torch.float32`) is served in float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        widened = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widen, args), **widened)
+
+
+def _widen(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def widen_rotary(model: Any) -> None:
+    """Rebuild the rotary frequencies in float64: the loaded ones were rounded to float32."""
+    with DoubleWhereFloat():
+        device = model.model.rotary_emb.inv_freq.device
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)

@@ -1,0 +1,229 @@
+"""The torch-free front of the golden recorder: ask for a reference, get the path of its session.
+
+transformers runs in a process of its own: the debugger's host stays free of it, a crash or a full memory
+ends the recorder alone, and its memory goes back when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import workbench
+from engine.checkpoint.resolve import open_checkpoint
+from engine.text import printable
+from sessions import Session
+from workbench.references import cache
+from workbench.references.request import (
+    DType,
+    GoldenRequest,
+    GoldenSequence,
+    ReferenceFailure,
+    model_directory,
+)
+
+Progress = Callable[[int, int], None]
+
+
+def record_golden(
+    model_dir: str | Path,
+    sequences: Sequence[GoldenSequence],
+    steps: int,
+    dtype: DType,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """One golden session for these token ids, from the cache or recorded now: a prefill and `steps` decode steps.
+
+    `threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
+    passes and is called from another thread. ReferenceFailure says why there is no session; CheckpointError and
+    ConfigError come from opening the checkpoint.
+    """
+    checkpoint = _Checkpoint.open(model_dir)
+    request = checkpoint.request(sequences, steps, dtype, device, threads)
+    found = cache.find(checkpoint.key(request))
+    if found is not None:
+        return found
+    with cache.aside() as path:
+        _run(checkpoint, [(request, path)], timeout, progress)
+        return cache.keep(checkpoint.key(request), path)
+
+
+def record_pair(
+    model_dir: str | Path,
+    sequences: Sequence[GoldenSequence],
+    steps: int,
+    dtype: DType,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[Path, Path]:
+    """What an engine at `dtype` is judged by: the truth (float64), and the reference at `dtype` on the same ids.
+
+    One process records both where neither is cached. Sequences that are not forced go on greedily in float64.
+    Options and errors as `record_golden`.
+    """
+    checkpoint = _Checkpoint.open(model_dir)
+    truth = checkpoint.request(sequences, steps, "float64", device, threads)
+    golden = cache.find(checkpoint.key(truth))
+    if golden is not None:
+        forced = forced_onto(golden)
+        options: dict[str, Any] = {
+            "device": device,
+            "threads": threads,
+            "timeout": timeout,
+            "progress": progress,
+        }
+        return golden, record_golden(model_dir, forced, steps, dtype, **options)
+    with cache.aside() as first, cache.aside() as second:
+        follower = replace(truth, dtype=dtype)  # forced onto the first's tokens by the recorder
+        _run(checkpoint, [(truth, first), (follower, second)], timeout, progress)
+        follower = replace(follower, sequences=forced_onto(first))
+        floor = cache.keep(checkpoint.key(follower), second)
+        return cache.keep(checkpoint.key(truth), first), floor
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A checkpoint on disk, as far as the cache must know it."""
+
+    directory: Path
+    digest: str
+    stamps: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def open(cls, path: str | Path) -> _Checkpoint:
+        directory = model_directory(path)
+        _, source = open_checkpoint(directory)
+        with source:
+            files = sorted({source.info(name).file for name in source.names()})
+            stats = [file.stat() for file in files]
+            return cls(directory, source.digest(), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+    def request(
+        self, sequences: Sequence[GoldenSequence], steps: int, dtype: DType, device: str, threads: int | None
+    ) -> GoldenRequest:
+        path = str(self.directory.resolve())
+        return GoldenRequest(path, tuple(sequences), steps, dtype, device, threads or os.cpu_count() or 1)
+
+    def key(self, request: GoldenRequest) -> str:
+        return cache.cache_key(request, self.digest, self.stamps)
+
+
+def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
+    """The sequences of a golden session, each forced onto the very tokens that came out there: what to
+    record another dtype of it with, and what to force an engine onto."""
+    with Session.open(path) as session:
+        emitted: dict[int, list[int]] = {}
+        for step in session.steps():
+            for sequence in session.step(step).sequences:
+                if sequence.emitted is not None:
+                    emitted.setdefault(sequence.seq, []).append(sequence.emitted)
+        prompts = {sequence.seq: tuple(sequence.ids) for sequence in session.step(0).sequences}
+    return tuple(GoldenSequence(ids, tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))
+
+
+def _run(
+    checkpoint: _Checkpoint,
+    jobs: Sequence[tuple[GoldenRequest, Path]],
+    timeout: float | None,
+    progress: Progress | None,
+) -> None:
+    """Record the jobs in one subprocess; each after the first is forced onto the first's tokens."""
+    asked = [
+        request.to_json() | {"checkpoint": checkpoint.digest, "output": str(path)} for request, path in jobs
+    ]
+    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
+        file = Path(scratch) / "request.json"
+        file.write_text(json.dumps({"requests": asked}), encoding="utf-8")
+        # -P: the working directory may hold a stranger's torch.py
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "workbench.references.record", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_environment(jobs[0][0].threads),
+            text=True,
+            errors="replace",
+        ) as process:
+            listener = _Listener(process, progress)
+            try:
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise ReferenceFailure(
+                    f"no golden reference within {timeout:g} s: allow more time", 4
+                ) from None
+            finally:
+                if process.poll() is None:  # timed out or interrupted
+                    process.kill()
+                listener.join()
+    if code != 0:
+        raise listener.failure(code)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    root = str(Path(workbench.__path__[0]).parent)  # so that the child finds the very package that runs here
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # Relative entries would bring the working directory back in.
+    path = os.pathsep.join([root, *(entry for entry in inherited if os.path.isabs(entry))])
+    return os.environ | {
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+class _Listener(threading.Thread):
+    """Reads the recorder's stderr to the end: progress, its error, and the last of anything else."""
+
+    def __init__(self, process: subprocess.Popen[str], progress: Progress | None) -> None:
+        super().__init__(name="golden-recorder", daemon=True)
+        assert process.stderr is not None
+        self.lines, self.progress = process.stderr, progress
+        self.error: dict[str, Any] | None = None
+        self.rest: deque[str] = deque(maxlen=5)
+        self.start()
+
+    def run(self) -> None:
+        for line in self.lines:
+            message = _message(line)
+            if self.progress and "progress" in message:
+                done, of = message["progress"]
+                self.progress(done, of)
+            elif "error" in message:
+                self.error = message
+            elif "progress" not in message:
+                self.rest.append(line.strip())
+
+    def failure(self, code: int) -> ReferenceFailure:
+        """What to raise for a recorder that ended with `code`."""
+        if self.error is not None:
+            return ReferenceFailure(printable(self.error["error"], 600), self.error["exit_code"])
+        how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit code {code}"
+        said = printable(" | ".join(self.rest), 400) or "nothing"
+        return ReferenceFailure(f"the golden recorder {how}; it last said: {said}")
+
+
+def _message(line: str) -> dict[str, Any]:
+    """The recorder's JSON message on this line, {} where the line is something else (a library's warning)."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -1,0 +1,79 @@
+"""Load a checkpoint with transformers, offline and strictly: a golden model with a random head is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from engine.text import printable
+from workbench.references.attention import register
+from workbench.references.doubles import widen_rotary
+from workbench.references.request import DType, ReferenceFailure
+
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_golden(directory: Path, dtype: DType, device: str) -> Any:
+    """The transformers model, in eval mode, with the tapped eager attention.
+
+    ReferenceFailure where transformers cannot read it, where it is of a family whose taps are not mapped, or
+    where weights are missing, left over or misshapen: transformers itself would only warn and go on with
+    random ones.
+    """
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(directory, **options)
+        if config.model_type not in FAMILIES:
+            raise ReferenceFailure(
+                f"{directory}: model_type {printable(config.model_type)!r}; the reference records {', '.join(FAMILIES)}"
+            )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=TORCH_DTYPES[dtype],
+            attn_implementation=register(),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are told by name, and refused below
+            **options,
+        )
+        model, info = loaded
+        _refuse_incomplete(directory, info)
+        model = model.eval().to(device)
+    except ReferenceFailure:
+        raise
+    except Exception as error:  # transformers raises whatever it likes; whoever asked needs one line
+        reason = f"{type(error).__name__}: {printable(error, 400)}"
+        raise ReferenceFailure(f"{directory}: transformers cannot load it: {reason}") from error
+    if dtype == "float64":
+        widen_rotary(model)
+    return model
+
+
+def _refuse_incomplete(directory: Path, info: dict[str, Any]) -> None:
+    what = {
+        "missing_keys": "has no",
+        "mismatched_keys": "holds in another shape",
+        "unexpected_keys": "holds, but the model has no place for,",
+        "error_msgs": "could not be read:",
+    }
+    for key, verb in what.items():
+        if found := sorted(map(str, info.get(key) or ())):
+            named = printable(", ".join(found[:3]), 300) + (
+                f" and {len(found) - 3} more" if found[3:] else ""
+            )
+            raise ReferenceFailure(
+                f"{directory}: the checkpoint {verb} {named}; a golden reference needs exactly the model's weights"
+            )

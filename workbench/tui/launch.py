@@ -1,0 +1,76 @@
+"""What the command line calls: the home screen, a session, a model. Each returns an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from textual.screen import Screen
+
+from workbench.tui import settings
+from workbench.tui.app import LockstepApp
+from workbench.tui.settings import SettingsError
+
+#: The exit code of a usage error.
+_USAGE = 2
+
+
+def run_home() -> int:
+    """Bare `lockstep`."""
+    # Screens are imported when they are needed: the first paint waits for no other's modules.
+    from workbench.tui.screens.home import HomeScreen
+
+    return _run(HomeScreen)
+
+
+def run_session(path: Path) -> int:
+    """A saved session. A file that is none is one line on stderr."""
+    from workbench.tui.screens.opening import OpeningScreen
+
+    return _run(lambda: OpeningScreen(path))
+
+
+def run_model(
+    model: str,
+    *,
+    tp: int = 1,
+    prompts: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    chat: bool = False,
+    device: str = "cpu",
+    dtype: str = "auto",
+    rules: Sequence[str] = (),
+    capture: Sequence[str] = (),
+    seed: int = 0,
+    session: Path | None = None,
+) -> int:
+    """A model, live, recorded to `session` (None: a new one in the data directory)."""
+    from workbench.tui.opening import starting
+
+    words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--seed", str(seed)]
+    for option, values in (("--prompt", prompts), ("--ids", ids), ("--rule", rules), ("--capture", capture)):
+        words += [word for value in values for word in (option, value)]
+    words += ["--chat"] if chat else []
+    words += ["--session", str(session)] if session is not None else []
+    return _run(lambda: starting(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
+
+
+def _run(first: Callable[[], Screen[None]]) -> int:
+    try:
+        app = LockstepApp(first, settings.load())
+    except SettingsError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return _USAGE
+    result = app.run()
+    # A crash leaves return_code 1 and no result; quitting leaves neither.
+    return app.return_code or (result if isinstance(result, int) else 0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m workbench.tui [SESSION | MODEL [TP]]`, for development and the tests."""
+    if not arguments:
+        return run_home()
+    if arguments[0].endswith(".session"):
+        return run_session(Path(arguments[0]))
+    return run_model(arguments[0], tp=int(arguments[1]) if len(arguments) > 1 else 2)

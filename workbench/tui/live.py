@@ -1,0 +1,95 @@
+"""The engine behind a live screen: the debugger's host, asked and heard without ever blocking the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from textual.message import Message
+from textual.message_pump import MessagePump
+
+from workbench.debugger.host_client import HostClient, HostError
+
+
+class EngineEvent(Message):
+    """Something that the host tells unasked: ready, step, stopped, output, rankLost, closed."""
+
+    def __init__(self, name: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self.event, self.body = name, body
+
+    def can_replace(self, message: Message) -> bool:
+        """A burst of steps paints once: a newer step takes the place of one that was not handled yet."""
+        return isinstance(message, EngineEvent) and message.event == self.event == "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a command: its text for people, its result for programs, the state after it."""
+
+    text: str
+    result: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Engine:
+    """One host. Events go to `listener`, a screen; it may be changed when another screen takes over."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = tuple(arguments)
+        self.listener: MessagePump | None = None
+        self.running: str | None = None
+        self._client: HostClient | None = None
+
+    async def start(self) -> dict[str, Any]:
+        """Start the host and wait until the model is loaded; the body of "ready". HostError says why not."""
+        self._client = await asyncio.to_thread(HostClient.start, self.arguments, self._heard)
+        return await asyncio.wrap_future(self._client.ready)
+
+    def _heard(self, name: str, body: dict[str, Any]) -> None:
+        """On the client's reading thread: hand over. `post_message` may be called from any thread."""
+        listener = self.listener
+        if listener is not None and listener.is_running:
+            listener.post_message(EngineEvent(name, body))
+
+    async def command(self, line: str) -> Reply:
+        """Carry out a command line. HostError says what is wrong with it."""
+        assert self._client is not None, "the host was not started"
+        self.running = line
+        try:
+            return _reply(await asyncio.wrap_future(self._client.command(line)))
+        finally:
+            self.running = None
+
+    async def registry(self) -> list[dict[str, Any]]:
+        """Every command there is."""
+        assert self._client is not None, "the host was not started"
+        answer = await asyncio.wrap_future(self._client.request("registry"))
+        return list(answer["commands"])
+
+    def interrupt(self) -> None:
+        """Stop what runs, at an operation boundary."""
+        if self._client is not None:
+            self._client.interrupt()
+
+    def close(self) -> None:
+        """End the host and its ranks in the background; the session is kept."""
+        client, self._client, self.listener = self._client, None, None
+        if client is not None:
+            # Not a daemon: the program does not end before the ranks have.
+            threading.Thread(target=_end, args=(client,), name="host-close").start()
+
+
+def _end(client: HostClient) -> None:
+    with contextlib.suppress(HostError, OSError):
+        client.close()
+
+
+def _reply(answer: dict[str, Any]) -> Reply:
+    return Reply(
+        str(answer.get("text", "")), dict(answer.get("result") or {}), dict(answer.get("state") or {})
+    )

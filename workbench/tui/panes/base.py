@@ -1,0 +1,142 @@
+"""What the panes have in common: ask the reader, show the answer, say what fills an empty pane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import Static
+
+from sessions.errors import SessionError
+from workbench.tui.reader import Reader
+from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.tokens import TokenLine
+from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.status_line import Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A pane's content as data, for copy and export."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+class Pane(Widget):
+    """One pane. It looks where the screen tells it to, and asks for nothing while it is hidden."""
+
+    DEFAULT_CSS = """
+    Pane { height: 1fr; width: 1fr; layout: vertical; }
+    Pane > .empty { height: 1fr; content-align: center middle; text-align: center; color: $quiet; display: none; }
+    Pane.-empty > .empty { display: block; }
+    Pane.-empty > .content { display: none; }
+    """
+
+    NUMBER: ClassVar[int] = 0
+    TITLE: ClassVar[str] = ""
+    SHORT: ClassVar[str] = ""  # the title where it is narrow
+    HELP: ClassVar[str] = ""
+    HINTS: ClassVar[tuple[KeyHint, ...]] = ()
+
+    overview: reactive[Overview | None] = reactive(None)
+    where: reactive[Where] = reactive(Where())
+    line: reactive[TokenLine | None] = reactive(None)
+
+    @dataclass
+    class Go(Message):
+        """Look somewhere else. What is None stays."""
+
+        step: int | None = None
+        tap: int | None = None
+        branch: int | None = None
+        rank: int | None = None
+
+    @dataclass
+    class OpenTensor(Message):
+        """Show a tap's tensor."""
+
+        tap: int
+
+    @dataclass
+    class Tell(Message):
+        """Say something in the message line."""
+
+        facts: tuple[Fact, ...]
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(id=f"pane-{self.NUMBER}")
+        self.reader = reader
+        self._empty = Static("", classes="empty", markup=False)
+        self.border_title = self.TITLE
+
+    def content(self) -> Iterable[Widget]:
+        """The widgets of the pane."""
+        raise NotImplementedError
+
+    def question(self) -> tuple[Callable[..., Any], Sequence[object]]:
+        """What to ask the reader: a pure function of the source, and its arguments after `where`."""
+        raise NotImplementedError
+
+    def answer(self, snapshot: Any) -> None:
+        """Show the answer."""
+        raise NotImplementedError
+
+    def table(self) -> Table | None:
+        """What is shown, as data; None while there is nothing."""
+        return None
+
+    def compose(self) -> ComposeResult:
+        """The content, and what stands in its place while there is none."""
+        for widget in self.content():
+            widget.add_class("content")
+            yield widget
+        yield self._empty
+
+    def look(self, overview: Overview, where: Where) -> None:
+        """Show what is at `where`; the newest call wins."""
+        self.overview, self.where = overview, where
+        self._look()
+
+    def label(self, position: int) -> str:
+        """The token at a position of the sequence, as far as it has been read."""
+        return self.line.label(position) if self.line is not None else ""
+
+    def again(self) -> None:
+        """Ask anew: a setting of the pane changed."""
+        if self.overview is not None:
+            self._look()
+
+    @work(exclusive=True, group="look")
+    async def _look(self) -> None:
+        function, arguments = self.question()
+        try:
+            snapshot = await self.reader.ask(function, self.where, *arguments)
+        except SessionError as error:
+            self.empty(str(error))
+            return
+        self.answer(snapshot)
+
+    def empty(self, text: str) -> None:
+        """Show `text` instead of the content: what is missing and the key that fills the pane."""
+        self._empty.update(text)
+        self.add_class("-empty")
+
+    def filled(self) -> None:
+        """Show the content."""
+        self.remove_class("-empty")
+
+    def focus_content(self) -> None:
+        """Give the keys to the pane's main widget."""
+        for widget in self.query("*"):
+            if widget.can_focus and widget.display:
+                widget.focus()
+                return

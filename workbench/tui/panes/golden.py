@@ -1,0 +1,196 @@
+"""Pane 7: the verdicts as a map of layers and operations, the figure over depth, the first divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from textual import on
+from textual.containers import Container, Vertical
+from textual.widget import Widget
+
+from workbench.tui.panes.base import Pane, Table
+from workbench.tui.snapshots.golden import Golden, golden, operations_of
+from workbench.tui.snapshots.overview import layer_of, short_name
+from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.plot import bars, squeeze
+from workbench.tui.widgets.verdict_map import MapRow, VerdictMap
+
+#: The error at which the plot begins: what is below is no error worth a line.
+_FLOOR = 1e-9
+
+
+class GoldenPane(Pane):
+    """Where the run left the golden reference."""
+
+    NUMBER = 7
+    TITLE = "Golden"
+    HELP = """\
+Every tap of the step against the golden reference.
+
+  ▪ within the noise of the dtype    █ wrong by itself: the operation errs on right inputs
+  ▪ suspect (brighter)               ▒ wrong because its inputs were
+  · the reference has no such tap
+
+The figure under the map is the error of each tap in the order of execution, on a logarithmic scale.
+
+  enter  the difference as a tensor     o  first divergence     g  compare
+"""
+    HINTS = (
+        KeyHint("g", "compare", "g"),
+        KeyHint("o", "first", "o"),
+        KeyHint("enter", "difference", "enter"),
+    )
+    DEFAULT_CSS = """
+    GoldenPane > #verdict { height: 1; margin-bottom: 1; }
+    GoldenPane > #split { layout: vertical; height: 1fr; }
+    GoldenPane > #split.-wide { layout: horizontal; }
+    GoldenPane VerdictMap { height: 1fr; margin: 0 1; }
+    GoldenPane #beside { height: 5; }
+    GoldenPane .-wide #beside { height: 1fr; width: 44; }
+    GoldenPane #depth { height: auto; padding: 0 1; }
+    GoldenPane #detail { height: 1fr; padding: 1 1 0 1; }
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.snapshot: Golden | None = None
+
+    def content(self) -> Iterable[Widget]:
+        """The verdict, the map, the depth, the tap under the cursor."""
+        yield Lines(id="verdict")
+        yield Container(
+            VerdictMap(id="map"), Vertical(Lines(id="depth"), Lines(id="detail"), id="beside"), id="split"
+        )
+
+    def question(self) -> tuple[Callable[..., Golden], Sequence[object]]:
+        """The verdicts of the present step."""
+        return golden, ()
+
+    def answer(self, snapshot: Golden) -> None:
+        """Show them."""
+        self.snapshot = snapshot
+        if not snapshot.taps:
+            others = ", ".join(map(str, snapshot.judged_steps[:12]))
+            told = f"Judged steps: {others}.\n\n" if others else ""
+            self.empty(
+                f"Step {snapshot.step} was not compared with a golden reference.\n\n{told}g  compares it"
+            )
+            return
+        self.filled()
+        assert self.overview is not None
+        verdicts = self.query_one(VerdictMap)
+        verdicts.rows = _map(self.overview.taps, snapshot)
+        verdicts.point_at(self.where.tap)
+        self._draw()
+
+    def _draw(self) -> None:
+        snapshot, overview = self.snapshot, self.overview
+        assert snapshot is not None
+        assert overview is not None
+        counts = {
+            v: sum(1 for t in snapshot.taps.values() if t.judged.verdict == v)
+            for v in ("pass", "suspect", "fail")
+        }
+        first = snapshot.first
+        told = (
+            (f"✗ first wrong: {first.name}", "wrong")
+            if first
+            else ("✓ matches the golden reference", "strong")
+        )
+        rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
+        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")]])
+        wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
+        self.query_one("#split").set_class(wide, "-wide")
+        self.query_one("#depth", Lines).show(
+            self._depth(5, 34) if wide else self._depth(2, self.size.width - 12)
+        )
+        self.query_one("#detail", Lines).show(self._detail())
+
+    def _depth(self, height: int, width: int) -> list[TextLine]:
+        """The error of each tap in order, on a logarithmic scale."""
+        assert self.snapshot is not None
+        figures = [tap.judged.figure for tap in self.snapshot.taps.values()]
+        scaled = [
+            None if f is None or math.isnan(f) else math.log10(max(f, _FLOOR)) - math.log10(_FLOOR)
+            for f in figures
+        ]
+        drawn = bars(squeeze(scaled, max(20, width)), height)
+        labels = ["error", *[""] * (height - 1)]
+        return [
+            [(f"{label:<7}", "quiet"), (line, "trace")] for label, line in zip(labels, drawn, strict=True)
+        ]
+
+    def _detail(self) -> list[TextLine]:
+        """What the judge said of the tap under the cursor."""
+        tap = self.query_one(VerdictMap).tap
+        assert self.snapshot is not None
+        assert self.overview is not None
+        if tap is None:
+            return []
+        name = self.overview.taps[tap]
+        found = self.snapshot.taps.get(tap)
+        if found is None:
+            return [[(name, "strong"), ("   not judged", "quiet")]]
+        role = "wrong" if found.judged.verdict == "fail" else "text"
+        head: TextLine = [(f"{name}   ", "strong"), (found.judged.verdict, role)]
+        if not self.query_one("#split").has_class("-wide"):
+            flat = [
+                piece for key, text in found.details for piece in ((f"   {key} ", "quiet"), (text, "text"))
+            ]
+            return [head, flat]
+        return [head, *([(f"  {key:<16}", "quiet"), (text, "text")] for key, text in found.details)]
+
+    @on(VerdictMap.Pointed)
+    def _pointed(self, event: VerdictMap.Pointed) -> None:
+        event.stop()
+        self._draw()
+        self.post_message(self.Go(tap=event.tap))
+
+    @on(VerdictMap.Chosen)
+    def _chosen(self, event: VerdictMap.Chosen) -> None:
+        event.stop()
+        self.post_message(self.OpenTensor(event.tap))
+
+    def first_wrong(self) -> int | None:
+        """The tap of the first divergence."""
+        return self.snapshot.first.tap if self.snapshot and self.snapshot.first else None
+
+    def table(self) -> Table | None:
+        """Every judged tap."""
+        if self.snapshot is None or not self.snapshot.taps:
+            return None
+        rows = tuple(
+            (
+                t.name,
+                t.judged.verdict,
+                t.judged.figure,
+                t.judged.inherited,
+                "; ".join(f"{k}={v}" for k, v in t.details),
+            )
+            for t in self.snapshot.taps.values()
+        )
+        return Table(
+            f"golden, step {self.snapshot.step}", ("tap", "verdict", "error", "inherited", "detail"), rows
+        )
+
+
+def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[MapRow, ...]:
+    """The rows of the map; a tap outside the layers has one cell."""
+    layers = 1 + max((layer_of(name) for name in taps), default=-1)
+    rows = {name: MapRow(name, (None,) * layers) for name in operations_of(taps)}
+    for index, name in enumerate(taps):
+        layer = layer_of(name)
+        key = short_name(name) if layer >= 0 else name
+        found = snapshot.taps.get(index)
+        mark = "absent" if found is None else found.judged.verdict
+        if found is not None and mark == "fail" and found.judged.inherited:
+            mark = "inherited"
+        column = max(layer, 0)
+        cells = list(rows[key].cells) or [None]
+        cells[column] = (index, mark if mark in ("pass", "suspect", "fail", "inherited") else "absent")
+        rows[key] = replace(rows[key], cells=tuple(cells) if layer >= 0 else (cells[0],))
+    return tuple(rows.values())

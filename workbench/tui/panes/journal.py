@@ -1,0 +1,131 @@
+"""Pane 8: commands, stops and notes in order, and the branches as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from textual import on
+from textual.widget import Widget
+
+from workbench.tui.panes.base import Pane, Table
+from workbench.tui.snapshots.journal import Journal, journal
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.key_bar import KeyHint
+
+_ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
+
+
+class JournalPane(Pane):
+    """What was done and what happened."""
+
+    NUMBER = 8
+    TITLE = "Journal"
+    HELP = """\
+The branches as a tree, each with the rules in which it differs and its last tokens; below, every command,
+stop and note in order. The commands are the script that makes this session again.
+
+  enter  go to that branch, or to that event's step
+"""
+    HINTS = (KeyHint("enter", "go there", "enter"), KeyHint("tab", "branches, events", "tab"))
+    DEFAULT_CSS = """
+    JournalPane > #branches { height: auto; max-height: 40%; min-height: 3; margin-bottom: 1; }
+    JournalPane > #events { height: 1fr; }
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.snapshot: Journal | None = None
+
+    def content(self) -> Iterable[Widget]:
+        """The tree, and the events."""
+        yield Grid(_BRANCHES, id="branches")
+        yield Grid(_EVENTS, id="events")
+
+    def question(self) -> tuple[Callable[..., Journal], Sequence[object]]:
+        """The whole journal."""
+        return journal, ()
+
+    def answer(self, snapshot: Journal) -> None:
+        """Show it; a journal that grew is followed if its end was in view."""
+        grown = self.snapshot is not None and len(snapshot.entries) > len(self.snapshot.entries)
+        first = self.snapshot is None
+        self.snapshot = snapshot
+        self.filled()
+        branches, events = self.query_one("#branches", Grid), self.query_one("#events", Grid)
+        at_end = events.cursor >= events.count - 1
+        branches.styles.height = len(snapshot.branches) + 1
+        branches.show(len(snapshot.branches), self._branch)
+        events.show(len(snapshot.entries), self._event)
+        if first or (grown and at_end):
+            events.cursor = events.count - 1
+
+    def _branch(self, index: int) -> list[GridCell]:
+        assert self.snapshot is not None
+        node = self.snapshot.branches[index]
+        here = node.id == self.where.branch
+        stem = "  " * (node.depth - 1) + "└ " if node.depth else ""
+        return [
+            ("▸" if here else "", "accent"),
+            (stem + node.name, "strong" if here else "text"),
+            (f"step {node.fork_step}" if node.depth else "", "quiet"),
+            (str(node.steps), "quiet"),
+            (node.rules or "all correct", "wrong" if node.rules else "quiet"),
+            (node.last_tokens, "quiet"),
+        ]
+
+    def _event(self, index: int) -> list[GridCell]:
+        assert self.snapshot is not None
+        entry = self.snapshot.entries[index]
+        here = entry.branch == self.where.branch and entry.step == self.where.step
+        return [
+            ("▸" if here else "", "accent"),
+            (str(entry.step), "quiet"),
+            (entry.kind, "quiet"),
+            (entry.text, "accent" if entry.stop and entry.kind == "stop" else _ROLES.get(entry.kind, "text")),
+            (self._branch_name(entry.branch), "quiet"),
+        ]
+
+    def _branch_name(self, branch: int) -> str:
+        assert self.snapshot is not None
+        return next((node.name for node in self.snapshot.branches if node.id == branch), str(branch))
+
+    @on(Grid.Chosen)
+    def _chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        assert self.snapshot is not None
+        if event.grid.id == "branches":
+            self.post_message(self.Go(branch=self.snapshot.branches[event.row].id))
+        else:
+            entry = self.snapshot.entries[event.row]
+            self.post_message(self.Go(branch=entry.branch, step=entry.step))
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+
+    def table(self) -> Table | None:
+        """The events."""
+        if self.snapshot is None:
+            return None
+        rows = tuple(
+            (e.id, self._branch_name(e.branch), e.step, e.kind, e.text) for e in self.snapshot.entries
+        )
+        return Table("journal", ("id", "branch", "step", "kind", "text"), rows)
+
+
+_BRANCHES = (
+    Column("", 1),
+    Column("branch", 20, flex=1),
+    Column("from", 9, drop=2),
+    Column("steps", 6, right=True),
+    Column("rules", 22, flex=1),
+    Column("last tokens", 14, flex=1, drop=1),
+)
+_EVENTS = (
+    Column("", 1),
+    Column("step", 6, right=True),
+    Column("", 8),
+    Column("what", 30, flex=1),
+    Column("branch", 16, drop=1),
+)

@@ -1,0 +1,276 @@
+"""Pane 1: every tap of the present step, its statistics on each rank, agreement, verdict, recent past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import Input
+
+from sessions.records import STATISTICS
+from workbench.export.numbers import count, number
+from workbench.tui.panes.base import Pane, Table
+from workbench.tui.snapshots.operations import INF, NAN, Judged, Operations, operations
+from workbench.tui.snapshots.overview import layer_of, short_name
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.sparkline import sparkline
+from workbench.tui.widgets.status_line import Fact
+
+#: The statistics worth a look over steps, in the order in which the key goes through them.
+_SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")
+
+
+class OperationsPane(Pane):
+    """The model from embedding to logits, a row a tap."""
+
+    NUMBER = 1
+    TITLE = "Operations"
+    SHORT = "Ops"
+    HELP = """\
+Every tap of the present step, from the embedding to the logits.
+
+A row shows one statistic of the tap on each rank, whether ranks that must hold the same bits do
+(= or ≠), the tap's layout, the golden reference's verdict, and the statistic over the last steps.
+NaN and Inf are counted in place of the statistic; ● marks the first operation that holds any.
+
+  /      filter by name            t      another statistic
+  enter  open the tensor           R      one rank, or all
+"""
+    HINTS = (
+        KeyHint("enter", "tensor", "enter"),
+        KeyHint("/", "filter", "slash"),
+        KeyHint("t", "statistic", "t"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter"),
+        Binding("t", "statistic", "Another statistic"),
+        Binding("escape", "clear_filter", "All operations", show=False),
+    ]
+    DEFAULT_CSS = """
+    OperationsPane > Input { height: 1; border: none; padding: 0 1; display: none; background: $raised; }
+    OperationsPane > Input.-open { display: block; }
+    """
+
+    statistic: reactive[str] = reactive("rms")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.snapshot: Operations | None = None
+        self._rows: list[int] = []  # a tap, or -1 - layer for the heading of a layer
+        self._for: tuple[object, ...] = ()
+
+    def content(self) -> Iterable[Widget]:
+        """A filter that opens over the grid, and the grid."""
+        yield Input(placeholder="filter: part of a name, e.g. q_proj or layers.3", compact=True)
+        yield Grid((), id="operations")
+
+    def question(self) -> tuple[Callable[..., Operations], Sequence[object]]:
+        """The operations of the step."""
+        return operations, ()
+
+    def answer(self, snapshot: Operations) -> None:
+        """Show them; rows stay in place from step to step."""
+        self.snapshot = snapshot
+        if snapshot.stats is None:
+            self.empty(
+                f"No statistics at step {snapshot.step}.\n\nThey were not captured: run with --capture stats"
+            )
+            return
+        self.filled()
+        self._lay_out()
+        self._tell()
+
+    def _lay_out(self) -> None:
+        assert self.overview is not None
+        needle = self.query_one(Input).value.strip()
+        key = (self.overview.taps, needle)
+        if key != self._for:
+            self._for = key
+            self._rows = _rows(self.overview.taps, needle)
+        grid = self.query_one(Grid)
+        grid.show(len(self._rows), self._cells, columns=self._columns())
+        if self.where.tap in self._rows:
+            grid.cursor = self._rows.index(self.where.tap)
+
+    def _columns(self) -> list[Column]:
+        ranks = self.overview.ranks if self.overview else 1
+        shown = range(ranks) if self.where.rank is None else [self.where.rank]
+        return [
+            Column("", 1),
+            Column("operation", 19, flex=2),
+            *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
+            Column("", 1, drop=3 if ranks == 1 else 0),
+            Column("layout", 12, drop=8),
+            Column("golden", 11, drop=2),
+            Column("over steps", 12, flex=1, drop=5, tail=True),
+        ]
+
+    def _cells(self, index: int) -> list[GridCell]:
+        """One row, made when it is drawn."""
+        snapshot, overview = self.snapshot, self.overview
+        assert snapshot is not None
+        assert snapshot.stats is not None
+        assert overview is not None
+        row = self._rows[index]
+        if row < 0:
+            return [("", "quiet"), (f"layers.{-1 - row}", "strong")]
+        name = overview.taps[row]
+        filtered = bool(self._for[1])
+        label = name if filtered or layer_of(name) < 0 else f"  {short_name(name)}"
+        mark = "●" if row == snapshot.first_broken else "▸" if row == self.where.tap else ""
+        agreement = snapshot.agreement[row] if row < len(snapshot.agreement) else ""
+        ranks = range(snapshot.stats.shape[1]) if self.where.rank is None else [self.where.rank]
+        return [
+            (mark, "wrong" if mark == "●" else "accent"),
+            (label, "wrong" if row == snapshot.first_broken else "text"),
+            *(self._statistic_cell(row, rank) for rank in ranks),
+            (agreement, "wrong" if agreement == "≠" else "faint"),
+            (layout_text(name, overview.layouts[row]), "quiet"),
+            verdict_cell(snapshot.judged.get(name)),
+            (self._past(row), "trace"),
+        ]
+
+    def _statistic_cell(self, tap: int, rank: int) -> GridCell:
+        assert self.snapshot is not None
+        assert self.snapshot.stats is not None
+        row = self.snapshot.stats[tap, rank]
+        role = "wrong" if tap == self.snapshot.first_broken else "worn"
+        if row[NAN] > 0:
+            return f"NaN {count(row[NAN])}", role
+        if row[INF] > 0:
+            return f"Inf {count(row[INF])}", role
+        if self.snapshot.checksums is not None and not self.snapshot.checksums[tap].any():
+            return "not run", "faint"
+        return number(float(row[STATISTICS.index(self.statistic)])), "text"
+
+    def _past(self, tap: int) -> str:
+        assert self.snapshot is not None
+        past = self.snapshot.past
+        if past is None:
+            return ""
+        rank = self.where.rank or 0
+        broken = past[:, tap, rank, NAN] + past[:, tap, rank, INF] > 0
+        values = past[:, tap, rank, STATISTICS.index(self.statistic)]
+        return sparkline([float("nan") if bad else float(v) for v, bad in zip(values, broken, strict=True)])
+
+    def _tell(self) -> None:
+        snapshot, overview = self.snapshot, self.overview
+        if snapshot is None or overview is None or snapshot.first_broken is None:
+            self.post_message(self.Tell(()))
+            return
+        name = overview.taps[snapshot.first_broken]
+        self.post_message(
+            self.Tell(
+                (
+                    Fact("●", "wrong"),
+                    Fact(f"{name} is the first to hold NaN or Inf: what went in was finite", "text"),
+                )
+            )
+        )
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        row = self._rows[event.row]
+        if row >= 0:
+            self.post_message(self.Go(tap=row))
+
+    @on(Grid.Chosen)
+    def _chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        if self._rows[event.row] >= 0:
+            self.post_message(self.OpenTensor(self._rows[event.row]))
+
+    def action_filter(self) -> None:
+        """Type to filter."""
+        field = self.query_one(Input)
+        field.add_class("-open")
+        field.focus()
+
+    def action_clear_filter(self) -> None:
+        """All operations again."""
+        field = self.query_one(Input)
+        field.value = ""
+        field.remove_class("-open")
+        self.query_one(Grid).focus()
+
+    @on(Input.Changed)
+    def _filtered(self, event: Input.Changed) -> None:
+        event.stop()
+        if self.snapshot is not None and self.snapshot.stats is not None:
+            self._lay_out()
+
+    @on(Input.Submitted)
+    def _filter_done(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not event.value:
+            self.query_one(Input).remove_class("-open")
+        self.query_one(Grid).focus()
+
+    def action_statistic(self) -> None:
+        """Show the next statistic."""
+        self.statistic = _SHOWN[(_SHOWN.index(self.statistic) + 1) % len(_SHOWN)]
+        if self.snapshot is not None and self.snapshot.stats is not None:
+            self._lay_out()
+
+    def table(self) -> Table | None:
+        """Every tap, every rank, every statistic."""
+        snapshot, overview = self.snapshot, self.overview
+        if snapshot is None or snapshot.stats is None or overview is None:
+            return None
+        rows = tuple(
+            (name, overview.layouts[i], rank, *(float(x) for x in snapshot.stats[i, rank]))
+            for i, name in enumerate(overview.taps)
+            for rank in range(overview.ranks)
+        )
+        return Table(f"operations of step {snapshot.step}", ("tap", "layout", "rank", *STATISTICS), rows)
+
+
+def _rank_column(rank: int, place: int, statistic: str) -> Column:
+    """Where it is narrow the third rank and those after it leave; R shows them one at a time."""
+    return Column(
+        f"rank {rank} {statistic}", 13, flex=1, drop=10 + place if place > 1 else 0, role=f"rank{rank % 4}"
+    )
+
+
+def _rows(taps: Sequence[str], needle: str) -> list[int]:
+    """Which rows there are: all taps under headings of their layers, or those whose name holds the needle."""
+    if needle:
+        return [i for i, name in enumerate(taps) if needle.lower() in name.lower()]
+    rows: list[int] = []
+    previous = -1
+    for i, name in enumerate(taps):
+        layer = layer_of(name)
+        if layer >= 0 and layer != previous:
+            rows.append(-1 - layer)
+        previous = layer
+        rows.append(i)
+    return rows
+
+
+def layout_text(name: str, layout: str) -> str:
+    """A layout as a column shows it: what is cut, and how many ranks hold the same shard."""
+    if not layout.startswith("shard"):
+        return layout
+    what = "vocab" if name == "logits" else "heads" if ".attn." in name else "cols"
+    replicas = layout.partition("replicas=")[2].rstrip(")")
+    return f"shard {what}" + (f" ×{replicas}" if replicas else "")
+
+
+def verdict_cell(judged: Judged | None) -> GridCell:
+    """✓ and the figure, or ✗ and whether the error is this operation's own."""
+    if judged is None:
+        return "", "faint"
+    figure = number(judged.figure, 2) if judged.figure is not None else ""
+    if judged.verdict == "pass":
+        return f"✓ {figure}", "quiet"
+    if judged.verdict == "suspect":
+        return f"~ {figure}", "text"
+    if judged.verdict == "fail":
+        return ("✗ inherited", "worn") if judged.inherited else (f"✗ {figure}", "wrong")
+    return "· no golden", "faint"

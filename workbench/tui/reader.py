@@ -1,0 +1,45 @@
+"""The one way from a session to the screen: questions asked on a reader thread, immutable answers.
+
+The event loop never reads a file. A question is a pure function of the session (see `snapshots`); its
+answer is a frozen snapshot. One thread asks them in order, so an answer is never older than the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from sessions.reader import Session
+from workbench.tui.snapshots.source import Source
+
+Answer = TypeVar("Answer")
+
+
+class Reader:
+    """Asks a source questions on a thread of its own. Close it: the source is closed on that thread too."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-reader")
+
+    @classmethod
+    def open(cls, path: Path) -> Reader:
+        """A reader of the session at `path`; `SessionError` when it is none."""
+        return cls(Source(Session.open(path)))
+
+    async def ask(
+        self,
+        question: Callable[..., Answer],
+        *arguments: object,
+    ) -> Answer:
+        """`question(source, *arguments)`, answered off the event loop. Cancelling drops it if it has not begun."""
+        job = self._thread.submit(question, self.source, *arguments)
+        return await asyncio.wrap_future(job)
+
+    def close(self) -> None:
+        """Stop asking; what is under way is short and is waited for."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.source.close()

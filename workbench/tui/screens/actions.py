@@ -1,0 +1,299 @@
+"""What the workbench's keys do: the base of its screen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from textual.reactive import reactive
+from textual.screen import Screen
+
+from workbench.tui import export
+from workbench.tui.panes import PANES
+from workbench.tui.panes.base import Pane
+from workbench.tui.reader import Reader
+from workbench.tui.screens import commands, keys, moves
+from workbench.tui.screens.help import HelpScreen
+from workbench.tui.screens.status import message_facts
+from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
+from workbench.tui.snapshots.journal import stops
+from workbench.tui.snapshots.operations import operations
+from workbench.tui.snapshots.overview import Overview, Present, Where
+from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.status_line import Fact, StatusLine
+
+#: The panes' titles in the order of their numbers.
+TITLES = tuple(pane.TITLE for pane in PANES)
+
+
+class WorkbenchActions(Screen[None]):
+    """Moves, panes, help, copy, export, the command line. The screen itself lays out and follows `where`."""
+
+    reader: Reader
+    present: Present | None
+    overview: reactive[Overview | None] = reactive(None)
+    where: reactive[Where] = reactive(Where())
+
+    comparing: int | bool | None
+    said: tuple[Fact, ...] = ()  # about the last action; gone with the next place
+    story: tuple[Fact, ...] = ()  # what the pane in front has to tell
+    difference: tuple[Fact, ...] = ()  # where the branch left the one it is held against
+
+    @property
+    def against(self) -> int | None:
+        """The branch whose tokens stand under the present ones."""
+        raise NotImplementedError
+
+    def watch_where(self) -> None:
+        """Show everything at `where` anew."""
+        raise NotImplementedError
+
+    @property
+    def current_pane(self) -> Pane | None:
+        """The pane in front."""
+        raise NotImplementedError
+
+    async def show_pane(self, number: int) -> None:
+        """Bring a pane to the front."""
+        raise NotImplementedError
+
+    async def go(self, where: Where) -> None:
+        """Look at `where`, at the nearest step that its branch has."""
+        raise NotImplementedError
+
+    def open_tensor(self, tap: int) -> None:
+        """A tap's tensor over the whole screen."""
+        raise NotImplementedError
+
+    def state_fact(self) -> Fact | None:
+        """Whether a model runs behind this; None: the session alone decides what is said."""
+        return None
+
+    def tell(self, text: str, *, wrong: bool = False) -> None:
+        """Say something in the message line."""
+        mark = (Fact("✗", "wrong"),) if wrong else ()
+        self.said = (*mark, Fact(text, "text"))
+        self.show_message()
+
+    def show_message(self) -> None:
+        """The message line: what was said last, else what the pane has to tell, else what the step did."""
+        line = self.query_one("#message", StatusLine)
+        left, right = message_facts(self.present)
+        line.left = self.said or self.story or left
+        line.right = self.difference or right
+
+    async def action_move(self, kind: str, by: int) -> None:
+        """n N s S i I c C f: in a replay they move about in what was recorded."""
+        await self.move(kind, by)
+
+    async def move(self, kind: str, by: int, times: int = 1) -> None:
+        """Move `times` by a token, layer, operation or stop."""
+        if self.overview is None or self.present is None:
+            return
+        taps, steps = self.overview.taps, self.present.steps
+        where = self.where
+        for _ in range(min(times, 100_000)):
+            before = where
+            where = await self._moved(where, kind, by, taps, steps)
+            if where == before:
+                self.tell(f"nothing further: the branch has steps {steps.start} to {steps.stop - 1}")
+                break
+        self.where = where
+
+    async def _moved(self, where: Where, kind: str, by: int, taps: tuple[str, ...], steps: range) -> Where:
+        if kind == "token":
+            return replace(where, step=min(max(where.step + by, steps.start), steps.stop - 1))
+        if kind == "operation":
+            return moves.next_operation(taps, where, by, steps)
+        if kind == "layer":
+            return moves.next_layer(taps, where, by, steps)
+        if kind == "finish":
+            return moves.end_of_layer(taps, where)
+        step = await self._stop_beside(where, by)
+        return where if step is None else replace(where, step=step)
+
+    async def _stop_beside(self, where: Where, by: int) -> int | None:
+        found = await self.reader.ask(stops, where.branch)
+        return moves.next_stop([(event.branch, event.step) for event in found], where, by)
+
+    def action_scrub(self, by: int) -> None:
+        """[ and ]: look at another step; nothing runs."""
+        if self.present is not None:
+            steps = self.present.steps
+            self.where = replace(self.where, step=min(max(self.where.step + by, steps.start), steps.stop - 1))
+
+    async def action_stop_event(self, by: int) -> None:
+        """{ and }: look at the stop before, or the next one."""
+        step = await self._stop_beside(self.where, by)
+        if step is None:
+            self.tell("no stop before this one" if by < 0 else "no further stop on this branch")
+        else:
+            self.where = replace(self.where, step=step)
+
+    def action_layer(self, by: int) -> None:
+        """, and .: the same operation of a neighbouring layer."""
+        if self.overview is not None:
+            self.where = moves.same_operation(self.overview.taps, self.where, by)
+
+    def action_rank(self) -> None:
+        """R: one rank, then the next, then all."""
+        if self.overview is not None:
+            self.where = moves.next_rank(self.where, self.overview.ranks)
+            self.tell("all ranks" if self.where.rank is None else f"rank {self.where.rank} alone")
+
+    async def action_pane(self, number: int) -> None:
+        """1 … 8."""
+        await self.show_pane(number)
+
+    async def action_golden(self) -> None:
+        """g: the golden pane; a live session compares first."""
+        await self.show_pane(7)
+
+    async def action_breakpoints(self) -> None:
+        """B: the journal, where the breakpoints are."""
+        await self.show_pane(8)
+
+    async def action_origin(self) -> None:
+        """o: the first operation that is wrong at this step."""
+        found = await self.reader.ask(operations, self.where)
+        wrong = [
+            i
+            for i, name in enumerate(self.overview.taps if self.overview else ())
+            if i == found.first_broken
+            or (
+                name in found.judged
+                and found.judged[name].verdict == "fail"
+                and not found.judged[name].inherited
+            )
+        ]
+        if not wrong:
+            self.tell("nothing is wrong at this step, as far as it was recorded and compared")
+            return
+        self.where = replace(self.where, tap=wrong[0])
+        assert self.overview is not None
+        self.tell(f"{self.overview.taps[wrong[0]]} is where it begins at step {self.where.step}", wrong=True)
+
+    def needs_engine(self, what: str) -> None:
+        """Say why an action does nothing."""
+        self.tell(f"{what}: {keys.REPLAY}")
+
+    async def action_break_here(self) -> None:
+        """b."""
+        self.needs_engine("break")
+
+    async def action_toggles(self) -> None:
+        """x: what can be switched on and off; in a replay it can only be read."""
+        meta = await self.reader.ask(lambda source: dict(source.meta))
+        model, overview = meta.get("model"), self.overview
+        if overview is None:
+            return
+        rules = dict(overview.branch(self.where.branch).rules)
+        rows = toggle_rows(model if isinstance(model, dict) else {}, overview.ranks, rules)
+        self.app.push_screen(TogglesScreen(rows, self.why_no_toggle()), self.toggled)
+
+    def why_no_toggle(self) -> str:
+        """Why nothing can be switched; "" when it can."""
+        return keys.REPLAY
+
+    def toggled(self, chosen: Toggled | None) -> None:
+        """A toggle was chosen."""
+
+    async def action_interrupt(self) -> None:
+        """ctrl+c."""
+        self.tell("nothing runs; ctrl+q quits")
+
+    async def action_compare(self) -> None:
+        """w: the next other branch under this one, token for token; after the last, none."""
+        others = [b.id for b in self.overview.branches if b.id != self.where.branch] if self.overview else []
+        if not others:
+            self.tell("there is only one branch: x forks another")
+            return
+        now = self.against
+        index = others.index(now) + 1 if now in others else 0
+        self.comparing = others[index] if index < len(others) else False
+        self.watch_where()
+
+    def action_zoom(self) -> None:
+        """z: the pane alone."""
+        self.toggle_class("-zoomed")
+
+    def action_help(self) -> None:
+        """?: what the pane shows, and every key."""
+        pane = self.current_pane
+        if pane is not None:
+            self.app.push_screen(HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference()))
+
+    def action_copy(self) -> None:
+        """y: the pane's data, tab-separated."""
+        table = self.current_pane.table() if self.current_pane else None
+        if table is None:
+            self.tell("there is nothing in this pane to copy")
+            return
+        self.app.copy_to_clipboard(export.as_text(table))
+        self.tell(f"copied {len(table.rows)} rows of {table.title}")
+
+    def action_export(self) -> None:
+        """e: ask for a file; its ending names the format."""
+        pane = self.current_pane
+        name = pane.TITLE.lower().replace(" ", "-") if pane else "pane"
+        self.query_one(CommandLine).open(f"export {name}-step{self.where.step}.svg")
+
+    def action_command(self) -> None:
+        """The colon."""
+        self.query_one(CommandLine).open()
+
+    def export_pane(self, name: str) -> None:
+        """Write the pane to a file."""
+        file = Path(name.strip()).expanduser()
+        pane = self.current_pane
+        try:
+            export.write(pane.table() if pane else None, file, self.app.export_screenshot)
+        except export.ExportError as error:
+            self.tell(str(error), wrong=True)
+            return
+        self.tell(f"wrote {file.absolute()}")
+
+    async def run_line(self, line: str) -> None:
+        """A command of the `:` line."""
+        if self.overview is None:
+            return
+        try:
+            act = commands.parse(line, self.overview, self.where, TITLES)
+        except commands.CommandProblem as problem:
+            self.tell(str(problem), wrong=True)
+            return
+        await self.perform(act)
+
+    async def perform(self, act: commands.Act) -> None:
+        """Do what a line asked for."""
+        argument = act.argument
+        if act.do == "move" and isinstance(argument, tuple):
+            kind, by = argument
+            await self.move(kind, by, act.times)
+        elif act.do == "goto" and isinstance(argument, int):
+            await self.go(replace(self.where, step=argument))
+        elif act.do == "tap" and isinstance(argument, int):
+            self.where = replace(self.where, tap=argument)
+        elif act.do == "tensor" and isinstance(argument, int):
+            self.open_tensor(argument)
+        elif act.do == "branch" and isinstance(argument, int):
+            await self.go(replace(self.where, branch=argument))
+        elif act.do == "pane" and isinstance(argument, int):
+            await self.show_pane(argument)
+        elif act.do == "export":
+            self.export_pane(str(argument))
+        elif act.do == "theme":
+            self._theme(str(argument))
+        elif act.do == "help":
+            self.action_help()
+        elif act.do == "quit":
+            self.app.exit(0)
+
+    def _theme(self, name: str) -> None:
+        found = [theme for theme in sorted(self.app.available_themes) if name in theme]
+        if not found:
+            self.tell(
+                f"no theme {name!r}: there are {', '.join(sorted(self.app.available_themes))}", wrong=True
+            )
+            return
+        self.app.theme = found[0]

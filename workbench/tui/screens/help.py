@@ -1,0 +1,58 @@
+"""Help over the present screen: what the pane shows, and every key with what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from workbench.tui.widgets.lines import Lines, TextLine
+
+
+class HelpScreen(ModalScreen[None]):
+    """A sheet of text and keys. Any of escape, q, ? closes it."""
+
+    CSS_PATH = "../styles/help.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "dismiss", "Close")]
+
+    def __init__(self, title: str, text: str, keys: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._about, self._text, self._keys = title, text, keys
+
+    def compose(self) -> ComposeResult:
+        """The text of the pane, then the keys in two columns where there is room."""
+        with VerticalScroll(id="sheet") as sheet:
+            sheet.border_title = self._about
+            sheet.border_subtitle = "esc closes"
+            yield Static(reflowed(self._text), markup=False, id="about")
+            yield Lines(id="all-keys")
+
+    def on_mount(self) -> None:
+        """Lay the keys out."""
+        wide = self.app.size.width >= 100
+        half = -(-len(self._keys) // 2) if wide else len(self._keys)
+        lines: list[TextLine] = []
+        for i in range(half):
+            pairs = [self._keys[i]] + ([self._keys[i + half]] if i + half < len(self._keys) else [])
+            line: list[tuple[str, str]] = []
+            for key, what in pairs:
+                line += [(f"{key:>9}  ", "strong"), (f"{what:<34}", "quiet")]
+            lines.append(line)
+        self.query_one(Lines).show(lines)
+        self.query_one("#sheet").focus()
+
+
+def reflowed(text: str) -> str:
+    """Paragraphs as one line each, to be wrapped to the sheet; lines that begin with a space stay lines."""
+    out: list[str] = []
+    for line in text.splitlines():
+        if out and out[-1] and line and not line.startswith(" ") and not out[-1].startswith(" "):
+            out[-1] += f" {line}"
+        else:
+            out.append(line)
+    return "\n".join(out)

@@ -1,0 +1,264 @@
+"""The home screen: the demo, what was open last, something else to open, what is wrong with the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.screen import Screen
+
+from engine.text import printable
+from workbench.paths import sessions_directory
+from workbench.tui import settings
+from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from workbench.tui.widgets.lines import Lines, TextLine
+
+# `snapshots.identify` reads sessions and checkpoints: numpy, which the first paint does not wait for. It is
+# imported by the threads that need it.
+if TYPE_CHECKING:
+    from workbench.tui.snapshots.identify import Found, Recent
+
+_WORDMARK = (
+    "█   █▀█ █▀▀ █▄▀ █▀▀ ▀█▀ █▀▀ █▀█",
+    "█▄▄ █▄█ █▄▄ █ █ ▄▄█  █  ██▄ █▀▀",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the menu."""
+
+    name: str
+    told: str
+    when: str
+    does: Literal["demo", "open", "recent", "heading"]
+    path: Path | None = None
+
+
+class OpenLine(CommandLine):
+    """The line for a path."""
+
+    PROMPT = "▸"
+
+
+class HomeScreen(Screen[None]):
+    """Bare `lockstep`. Posts `Open` when something is to be opened."""
+
+    CSS_PATH = "../styles/home.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d", "demo", "The demo"),
+        Binding("o", "open", "Open"),
+        Binding("q", "app.quit", "Quit"),
+    ]
+
+    @dataclass
+    class Open(Message):
+        """Open what was found."""
+
+        found: Found
+
+    def __init__(self, *, examine: bool = True) -> None:
+        super().__init__()
+        self._examine = examine
+        self._rows: list[_Row] = []
+
+    def compose(self) -> ComposeResult:
+        """The wordmark, the menu, the line to type into, the machine."""
+        with Vertical(id="home"):
+            yield Lines(id="wordmark")
+            yield Grid(_COLUMNS, header=False, id="menu")
+            yield Lines(id="machine")
+        yield Lines(id="check")
+        yield OpenLine(_completions, id="open")
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        """Fill in what is known at once; the rest comes."""
+        words: list[TextLine] = [[(line, "accent")] for line in _WORDMARK]
+        self.query_one("#wordmark", Lines).show(
+            [*words, [], [("step, inspect and compare tensor-parallel inference", "quiet")]]
+        )
+        self.query_one(KeyBar).show(
+            (
+                KeyHint("enter", "open", "enter"),
+                KeyHint("d", "demo", "d"),
+                KeyHint("o", "open a session or a model", "o"),
+            ),
+            (KeyHint("^q", "quit", "ctrl+q"),),
+        )
+        self._lay_out([])
+        self.query_one("#menu", Grid).focus()
+        self._read_recent()
+        if self._examine:
+            self._look_at_machine()
+
+    def on_screen_resume(self) -> None:
+        """Back from a session: it is the most recent one now."""
+        self._read_recent()
+
+    def _lay_out(self, found: list[Recent]) -> None:
+        rows = [
+            _Row("demo", "a small model that writes haiku, two ranks, on this machine", "d", "demo"),
+            _Row("open …", "a session, or a model's directory", "o", "open"),
+        ]
+        if found:
+            rows += [_Row("", "", "", "heading"), _Row("recent", "", "", "heading")]
+            rows += [_Row(r.path.name, r.told, r.when, "recent", r.path) for r in found]
+        self._rows = rows
+        grid = self.query_one("#menu", Grid)
+        grid.styles.height = len(rows)
+        grid.show(len(rows), self._cells)
+
+    def _cells(self, index: int) -> list[GridCell]:
+        row = self._rows[index]
+        if row.does == "heading":
+            return [("", "quiet"), (row.name, "quiet"), ("", "quiet"), ("", "quiet")]
+        here = index == self.query_one("#menu", Grid).cursor
+        name = printable(row.name, 60)
+        return [("▸" if here else "", "accent"), (name, "strong"), (row.told, "quiet"), (row.when, "quiet")]
+
+    @work(thread=True, exclusive=True, group="recent")
+    def _read_recent(self) -> None:
+        """Sessions and models are opened to say what they are: off the event loop."""
+        from workbench.tui.snapshots.identify import recents
+
+        paths = settings.recent()
+        known = {path.resolve() for path in paths}
+        fresh = sorted(sessions_directory().glob("*.session"), key=lambda p: p.stat().st_mtime, reverse=True)
+        paths += [path for path in fresh[:12] if path.resolve() not in known]
+        found = recents(paths[:12])
+        self.app.call_from_thread(self._lay_out, found)
+
+    @work(exclusive=True, group="machine")
+    async def _look_at_machine(self) -> None:
+        """`lockstep doctor`, in a process of its own: it loads torch, this one must not."""
+        shown = self.query_one("#machine", Lines)
+        shown.show([[("looking at the machine …", "quiet")]])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "workbench.cli", "doctor", "--json"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            out, _ = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        shown.show(machine_lines(out))
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        grid = event.grid
+        if self._rows[event.row].does == "heading":
+            down = event.row > self._before
+            step = 1 if down else -1
+            row = event.row
+            while 0 <= row < len(self._rows) and self._rows[row].does == "heading":
+                row += step
+            grid.cursor = row
+        self._before = grid.cursor
+        grid.refresh()
+
+    _before: int = 0
+
+    @on(Grid.Chosen)
+    def _chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        row = self._rows[event.row]
+        if row.does == "demo":
+            self.action_demo()
+        elif row.does == "open":
+            self.action_open()
+        elif row.path is not None:
+            self._try(str(row.path))
+
+    def action_demo(self) -> None:
+        """The demo model."""
+        self._try("demo")
+
+    def action_open(self) -> None:
+        """Type what to open."""
+        self.query_one(OpenLine).open()
+        self._check("")
+
+    @on(OpenLine.Changed)
+    def _typed(self, event: OpenLine.Changed) -> None:
+        if self.query_one(OpenLine).has_class("-open"):
+            self._check(event.value)
+
+    @work(thread=True, exclusive=True, group="check")
+    def _check(self, text: str) -> None:
+        from workbench.tui.snapshots.identify import identify
+
+        found = identify(text)
+        self.app.call_from_thread(self._tell, found)
+
+    def _tell(self, found: Found) -> None:
+        mark = {"session": "✓", "model": "✓"}.get(found.kind, "·")
+        role = "text" if mark == "✓" else "quiet"
+        self.query_one("#check", Lines).show([[(f"{mark} ", "accent"), (found.told, role)]])
+
+    @on(CommandLine.Closed)
+    def _line_closed(self) -> None:
+        self.query_one("#check", Lines).show([])
+        self.query_one("#menu", Grid).focus()
+
+    @on(CommandLine.Entered)
+    def _entered(self, event: CommandLine.Entered) -> None:
+        self._try(event.text)
+
+    @work(thread=True, exclusive=True, group="try")
+    def _try(self, text: str) -> None:
+        from workbench.tui.snapshots.identify import identify
+
+        found = identify(text)
+        self.app.call_from_thread(self._take, found)
+
+    def _take(self, found: Found) -> None:
+        if found.kind in ("session", "model"):
+            self.post_message(self.Open(found))
+        else:
+            self.query_one("#check", Lines).show([[("✗ ", "wrong"), (found.told, "text")]])
+
+    def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
+        """A clicked hint is its key."""
+        self.app.simulate_key(event.hint.press)
+
+
+def _completions(text: str) -> list[str]:
+    from workbench.tui.snapshots.identify import completions
+
+    return completions(text)
+
+
+def machine_lines(out: bytes) -> list[TextLine]:
+    """What `doctor --json` found, as far as it needs saying."""
+    try:
+        findings = json.loads(out)
+    except ValueError:
+        return [[("machine  ", "quiet"), ("could not be examined: lockstep doctor says more", "wrong")]]
+    bad = [f for f in findings if isinstance(f, dict) and f.get("level") == "bad"]
+    if not bad:
+        return [[("machine  ", "quiet"), ("everything that is needed is here", "quiet")]]
+    lines: list[TextLine] = []
+    for finding in bad[:6]:
+        what, found, advice = (printable(finding.get(key, ""), 100) for key in ("what", "found", "advice"))
+        lines.append([("✗ ", "wrong"), (f"{what}: {found}", "text"), (f"  {advice}", "quiet")])
+    return lines
+
+
+_COLUMNS = (Column("", 1), Column("", 28, flex=1), Column("", 42, flex=1), Column("", 14, right=True))

@@ -1,0 +1,243 @@
+"""The workbench on a running model: the same screen, and the keys run it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from textual import on, work
+
+from sessions.text import clean
+from workbench.debugger.host_client import HostError
+from workbench.tui.live import Engine, EngineEvent, Reply
+from workbench.tui.reader import Reader
+from workbench.tui.screens import keys
+from workbench.tui.screens.output import OutputScreen
+from workbench.tui.screens.toggles import Toggled
+from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.snapshots.overview import Where, overview
+from workbench.tui.snapshots.source import Source
+from workbench.tui.widgets.status_line import Fact, StatusLine
+
+#: Seconds after which what runs is said to run.
+_SAY_AFTER = 0.2
+#: First words of the `:` line that are the screen's own, not the debugger's.
+_OWN = ("pane", "theme", "quit", "help")
+
+
+class LiveWorkbench(WorkbenchScreen):
+    """A session that grows. Commands go to the host, one after another; what it writes is read as always."""
+
+    def __init__(self, engine: Engine, reader: Reader, ready: dict[str, Any]) -> None:
+        super().__init__(reader)
+        self.engine = engine
+        self.state: dict[str, Any] = dict(ready.get("state") or {})
+        self.host_pid = int(ready.get("pid", 0))
+        self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
+        self.words: list[str] = []
+        self.began = 0.0
+        engine.listener = self
+
+    def on_mount(self) -> None:
+        """Ask what commands there are; run the prefill so that there is something to see."""
+        self.set_interval(0.1, self._tick)
+        self._prepare()
+
+    @work(group="prepare")
+    async def _prepare(self) -> None:
+        try:
+            self.words = [str(one["name"]) for one in await self.engine.registry()]
+        except HostError as error:
+            self.tell(str(error), wrong=True)
+            return
+        if int(self.state.get("step", -1)) < 0:
+            await self.send("next")
+
+    def state_fact(self) -> Fact:
+        """What the engine does."""
+        if self.state.get("lost"):
+            return Fact("● rank lost", "wrong")
+        if not self.state.get("live", True):
+            return Fact("○ engine ended", "wrong")
+        if self.engine.running is not None and time.monotonic() - self.began > _SAY_AFTER:
+            return Fact(f"● {self.engine.running.split()[0]} …", "accent")
+        tap = self.state.get("tap")
+        if not tap:
+            return Fact("● stopped", "text")
+        # A pass that stands still in its middle is recorded when it lands: what is shown is the step before.
+        flying = int(self.state.get("step", 0)) > self.where.step
+        return Fact(
+            f"● in step {self.state['step']} at {tap}" if flying else f"● at {tap}",
+            "accent" if flying else "text",
+        )
+
+    def _tick(self) -> None:
+        """Long work shows that it goes on."""
+        if not self.query("#status"):
+            return  # a timer outlives the screen's widgets by a moment when the app quits
+        if self.engine.running is not None and time.monotonic() - self.began > _SAY_AFTER:
+            status = self.query_one("#status", StatusLine)
+            if status.right:
+                status.right = (self.state_fact(), *status.right[1:])
+            elapsed = time.monotonic() - self.began
+            self.tell(f"{self.engine.running}   {elapsed:.0f} s   ctrl+c interrupts")
+
+    # --- commands ------------------------------------------------------------------------------------
+
+    async def send(self, line: str, *, quiet: bool = False) -> Reply | None:
+        """Have a command carried out and show where that led. None: it failed, and was told why."""
+        if self.engine.running is not None:
+            self.tell(f"{self.engine.running} is still running: ctrl+c interrupts it")
+            return None
+        self.began = time.monotonic()
+        try:
+            reply = await self.engine.command(line)
+        except HostError as error:
+            await self.follow()
+            self.tell(clean(str(error), limit=300), wrong=True)
+            return None
+        self.state = reply.state or self.state
+        await self.follow()
+        if not quiet:
+            self._show_reply(line, reply)
+        return reply
+
+    def _show_reply(self, line: str, reply: Reply) -> None:
+        """One line into the message line, more into a sheet."""
+        text = reply.text.strip()
+        if "\n" in text and reply.result.get("kind") != "stopped":
+            self.app.push_screen(OutputScreen(line, text))
+        elif text:
+            raised = reply.result.get("reason") in ("exception", "data breakpoint", "divergence")
+            self.tell(clean(text.splitlines()[0], limit=300), wrong=raised)
+
+    async def follow(self) -> None:
+        """Read what was written and look at where the debugger stands."""
+        await self.reader.ask(Source.refresh)
+        self.overview = await self.reader.ask(overview)
+        branch = int(self.state.get("branch", 0))
+        steps = await self.reader.ask(lambda source: source.session.steps(branch))
+        step = min(max(int(self.state.get("step", 0)), 0), max(0, steps.stop - 1))
+        taps = self.overview.taps
+        tap = self.state.get("tap")
+        index = taps.index(tap) if tap in taps else self.where.tap
+        where = replace(self.where, branch=branch, step=step, tap=index)
+        if where == self.where:
+            self.watch_where()  # the same place, but more is known of it
+        else:
+            self.where = where
+        if not self.current_pane:
+            await self.show_pane(self.pane)
+
+    @on(EngineEvent)
+    async def _heard(self, event: EngineEvent) -> None:
+        """What the host tells while a command runs."""
+        event.stop()
+        if event.event == "step":
+            self.state = {
+                **self.state,
+                "branch": event.body.get("branch", 0),
+                "step": event.body.get("step", 0),
+            }
+            await self.follow()
+        elif event.event == "output":
+            self.tell(clean(str(event.body.get("text", "")), limit=300))
+        elif event.event == "rankLost":
+            self.state = {**self.state, "lost": event.body.get("message") or "a rank was lost"}
+            told = clean(str(event.body.get("message", "a rank was lost")), limit=300)
+            self.tell(f"{told}   the session is kept; :restart starts the ranks again", wrong=True)
+        elif event.event == "closed":
+            self.state = {**self.state, "live": False}
+            message = clean(str(event.body.get("message") or "the engine has ended"), limit=300)
+            self.tell(f"{message}; the session is kept and can still be looked at", wrong=True)
+
+    # --- keys ----------------------------------------------------------------------------------------
+
+    async def move(self, kind: str, by: int, times: int = 1) -> None:
+        """n N s S i I c C f: the debugger's own commands."""
+        key = next(k for k in keys.KEYS if k.action == f"move('{kind}', {by})")
+        self._run(key.command if times == 1 else f"{key.command} {times}")
+
+    @work(group="command")
+    async def _run(self, line: str) -> None:
+        await self.send(line)
+
+    async def action_interrupt(self) -> None:
+        """ctrl+c: stop what runs, at an operation boundary."""
+        if self.engine.running is None:
+            self.tell("nothing runs; ctrl+q quits")
+        else:
+            self.engine.interrupt()
+            self.tell(f"interrupting {self.engine.running} …")
+
+    async def action_break_here(self) -> None:
+        """b: a breakpoint at the present operation."""
+        if self.overview is not None:
+            self._run(f"break {self.overview.taps[self.where.tap]}")
+
+    async def action_breakpoints(self) -> None:
+        """B: the breakpoints."""
+        self._run("info breakpoints")
+
+    async def action_golden(self) -> None:
+        """g: compare, then show the verdicts."""
+        await self.show_pane(7)
+        self._golden()
+
+    @work(group="command")
+    async def _golden(self) -> None:
+        if await self.send("golden") is not None:
+            await self.attach_golden()
+
+    def why_no_toggle(self) -> str:
+        """Why nothing can be switched now."""
+        return "a rank was lost: :restart first" if self.state.get("lost") else ""
+
+    def toggled(self, chosen: Toggled | None) -> None:
+        """Switch it: the debugger forks a branch."""
+        if chosen is not None:
+            self._run(f"toggle {chosen.rule} {chosen.value}")
+
+    def open_tensor(self, tap: int) -> None:
+        """Capture the tensor first if the session does not have it yet."""
+        self._open_tensor_of(tap)
+
+    @work(group="command", exclusive=True)
+    async def _open_tensor_of(self, tap: int) -> None:
+        where = replace(self.where, tap=tap)
+        captured = await self.reader.ask(_is_captured, where)
+        assert self.overview is not None
+        if not captured and self.engine.running is None and self.state.get("live", True):
+            await self.send(f"print {self.overview.taps[tap]}", quiet=True)
+        WorkbenchScreen.open_tensor(self, tap)
+
+    async def run_line(self, line: str) -> None:
+        """The `:` line: the screen's own words, else the debugger's."""
+        word = line.split()[0].lstrip(":")
+        if word in _OWN or (word == "export" and Path(line).suffix in (".svg", ".csv", ".html", ".txt")):
+            await super().run_line(line)
+        elif word == "q":
+            self.app.exit(0)
+        else:
+            self._run(line.lstrip(":"))
+
+    def complete(self, line: str) -> list[str]:
+        """The debugger's commands, and the screen's own."""
+        word, space, _ = line.partition(" ")
+        if not space:
+            known = sorted({*self.words, *_OWN})
+            return [name for name in known if name.startswith(word)]
+        return super().complete(line)
+
+    def on_unmount(self) -> None:
+        """The host and its ranks end with the screen."""
+        self.engine.close()
+
+
+def _is_captured(source: Source, where: Where) -> bool:
+    names = source.session.taps
+    if where.step not in source.session.steps(where.branch):
+        return False
+    return any(key.tap == names[where.tap].name for key in source.session.captured(where.step, where.branch))

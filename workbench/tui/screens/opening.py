@@ -1,0 +1,56 @@
+"""A session on its way to the screen: painted at once, while what reads it is imported and opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from textual import work
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from engine.text import printable
+from workbench.tui import settings
+from workbench.tui.widgets.rule import Rule
+from workbench.tui.widgets.status_line import Fact, StatusLine
+
+
+class OpeningScreen(Screen[None]):
+    """Gives way to the workbench. A file that is no session ends the program, or goes back to the home screen."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def compose(self) -> ComposeResult:
+        """The workbench's first lines."""
+        yield StatusLine(id="status")
+        yield Rule()
+
+    def on_mount(self) -> None:
+        """Paint, then open."""
+        self.query_one(StatusLine).show(
+            (Fact(printable(self._path.name), "strong"), Fact("opening …", "quiet"))
+        )
+        self.call_after_refresh(self._open)
+
+    @work(thread=True)
+    def _open(self) -> None:
+        # On a thread, and only now: numpy and the panes take as long to import as all that was painted.
+        from sessions.errors import SessionError
+        from workbench.tui.reader import Reader
+        from workbench.tui.screens.workbench import WorkbenchScreen
+
+        try:
+            reader = Reader.open(self._path)
+        except (SessionError, OSError) as error:
+            self.app.call_from_thread(self._refused, printable(error, 500))
+            return
+        settings.remember(self._path)
+        self.app.call_from_thread(lambda: self.app.switch_screen(WorkbenchScreen(reader)))
+
+    def _refused(self, why: str) -> None:
+        if len(self.app.screen_stack) > 2:
+            self.app.pop_screen()
+            self.notify(why, severity="error")
+        else:
+            self.app.exit(return_code=3, message=f"lockstep: {why}")

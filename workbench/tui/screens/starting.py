@@ -1,0 +1,85 @@
+"""While the ranks start and load: what is being done, for how long, and a way out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from sessions.errors import SessionError
+from sessions.text import clean
+from workbench.debugger.host_client import HostError
+from workbench.tui.live import Engine
+from workbench.tui.reader import Reader
+from workbench.tui.widgets.lines import Lines
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+class StartingScreen(Screen[None]):
+    """Starts an engine, then gives way to the screen that `then` makes of it."""
+
+    CSS_PATH = "../styles/starting.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "cancel", "Cancel", priority=True)]
+
+    def __init__(
+        self, engine: Engine, what: str, then: Callable[[Engine, Reader, dict[str, Any]], Screen[None]]
+    ) -> None:
+        super().__init__()
+        self.engine, self.what, self._then = engine, what, then
+        self._began = time.monotonic()
+        self._failed = False
+
+    def compose(self) -> ComposeResult:
+        """A few lines in the middle."""
+        yield Lines(id="starting")
+
+    def on_mount(self) -> None:
+        """Start."""
+        self.set_interval(0.1, self._tick)
+        self._start()
+
+    def _tick(self) -> None:
+        if self._failed:
+            return
+        elapsed = time.monotonic() - self._began
+        frame = _FRAMES[int(elapsed * 10) % len(_FRAMES)] if elapsed > 0.2 else " "
+        self.query_one(Lines).show(
+            [
+                [(f"{frame} ", "accent"), (self.what, "strong")],
+                [("  starting the ranks and loading the weights", "quiet"), (f"   {elapsed:.0f} s", "quiet")],
+                [],
+                [("  esc", "text"), (" cancels", "quiet")],
+            ]
+        )
+
+    @work(exclusive=True)
+    async def _start(self) -> None:
+        try:
+            ready = await self.engine.start()
+            reader = Reader.open(Path(str(ready["session"])))
+        except (HostError, SessionError, OSError) as error:
+            self._failed = True
+            self.engine.close()
+            lines = [
+                [("✗ ", "wrong"), (line, "text")]
+                for line in clean(str(error), limit=1000, newlines=True).split("\n")
+            ]
+            self.query_one(Lines).show([*lines, [], [("  esc", "text"), (" goes back", "quiet")]])
+            return
+        self.app.switch_screen(self._then(self.engine, reader, ready))
+
+    def action_cancel(self) -> None:
+        """Give up: the host ends with its ranks."""
+        self.workers.cancel_node(self)
+        self.engine.close()
+        if len(self.app.screen_stack) > 2:
+            self.app.pop_screen()
+        else:
+            self.app.exit(3 if self._failed else 130)

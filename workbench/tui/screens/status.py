@@ -1,0 +1,61 @@
+"""The words of the status lines: pure functions of what is known."""
+
+from __future__ import annotations
+
+from workbench.export.numbers import number
+from workbench.tui.snapshots.overview import Overview, Present, Where
+from workbench.tui.widgets.status_line import Fact
+
+Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]
+
+
+def status_facts(
+    overview: Overview, where: Where, present: Present | None, state: Fact | None
+) -> tuple[Facts, Facts]:
+    """The status line and the line of rules below it."""
+    last = present.steps.stop - 1 if present else 0
+    speed = present.tokens_per_second if present else None
+    position = present.position if present else None
+    left = (
+        Fact(overview.model, "strong"),
+        Fact(f"tp {overview.ranks}", "text", drop=2),
+        Fact(f"{overview.device} {overview.dtype}", "quiet", drop=6),
+        Fact(f"step {where.step}/{last}", "accent", width=5 + 2 * len(str(last)) + 1),
+        Fact(f"pos {'-' if position is None else position}", "text", drop=4, width=8),
+        Fact(f"{number(speed)} tok/s" if speed else "", "quiet", drop=7, width=11),
+    )
+    branch = overview.branch(where.branch)
+    right = (
+        state or Fact("replay" if not overview.growing else "growing", "quiet", drop=3),
+        Fact(f"branch {branch.name}", "text", drop=5),
+    )
+    rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
+    rule_facts = (
+        (Fact(f"rules  {rules}", "wrong"), Fact("← differs from correct", "quiet", drop=3))
+        if rules
+        else (Fact("rules  all correct", "quiet"),)
+    )
+    return (left, right), (rule_facts, (_golden(present), Fact(overview.name, "quiet", drop=2)))
+
+
+def _golden(present: Present | None) -> Fact:
+    if present is None or present.verdict is None:
+        return Fact("golden: not compared", "quiet", drop=1)
+    if present.first_wrong is not None:
+        return Fact(f"golden: ✗ {present.first_wrong}", "wrong", drop=1)
+    return Fact(
+        "golden: ✓ match" if present.verdict == "pass" else f"golden: ~ {present.verdict}", "text", drop=1
+    )
+
+
+def message_facts(present: Present | None) -> Facts:
+    """What the present step did, when nothing more urgent is to be said."""
+    if present is None:
+        return ((Fact("no steps yet", "quiet"),), ())
+    told = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")
+    figures = []
+    if present.probability is not None:
+        figures.append(f"p {present.probability:.2f}")
+    if present.entropy is not None:
+        figures.append(f"H {present.entropy:.2f}")
+    return ((Fact(told, "quiet"),), (Fact("  ".join(figures), "quiet", drop=1),))

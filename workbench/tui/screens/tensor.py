@@ -1,0 +1,213 @@
+"""One tensor over the whole screen: colours, the numbers around the cursor, figures, histogram."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.reactive import reactive
+from textual.screen import Screen
+
+from workbench.export.numbers import count, number
+from workbench.tui.reader import Reader
+from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.tensor import Tensor, figures, plane, tensor
+from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.plot import bars
+from workbench.tui.widgets.rule import Rule
+from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.status_line import Fact, StatusLine
+
+_CELL = 10  # cells that a number takes
+
+
+class TensorScreen(Screen[None]):
+    """A tap's tensor. Escape goes back."""
+
+    CSS_PATH = "../styles/tensor.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Back"),
+        Binding("R", "view(1)", "Next view: rebuilt, a rank, golden, difference"),
+        Binding("full_stop", "slice(1)", "Next slice"),
+        Binding("comma", "slice(-1)", "Previous slice"),
+        Binding("right_square_bracket,n", "step(1)", "Next step"),
+        Binding("left_square_bracket,N", "step(-1)", "Previous step"),
+    ]
+
+    where: reactive[Where] = reactive(Where())
+    view: reactive[str] = reactive("rebuilt")
+
+    def __init__(self, reader: Reader, overview: Overview, where: Where, view: str = "rebuilt") -> None:
+        super().__init__()
+        self.reader, self.overview = reader, overview
+        self.snapshot: Tensor | None = None
+        self._index: tuple[int, ...] = ()
+        self.set_reactive(TensorScreen.where, where)
+        self.set_reactive(TensorScreen.view, view)
+
+    def compose(self) -> ComposeResult:
+        """A title, the heatmap with the figures beside it, the numbers under it."""
+        yield StatusLine(id="title")
+        yield Rule()
+        with Horizontal(id="body"):
+            yield Vertical(Heatmap(id="heatmap"), Lines(id="numbers"), id="left")
+            yield Lines(id="figures")
+        yield Lines(id="nothing")
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        """Read the tensor."""
+        self.query_one(KeyBar).show(
+            [
+                KeyHint("esc", "back", "escape"),
+                KeyHint("R", "ranks, golden, difference", "R"),
+                KeyHint(", .", "slice", "full_stop"),
+                KeyHint("[ ]", "step", "right_square_bracket"),
+                KeyHint("↑↓←→", "cursor", "down"),
+            ]
+        )
+        self.query_one(Heatmap).focus()
+        self._read()
+
+    @work(exclusive=True, group="tensor")
+    async def _read(self) -> None:
+        self.snapshot = await self.reader.ask(tensor, self.where, self.where.tap, self.view)
+        self._draw()
+
+    def _draw(self) -> None:
+        found = self.snapshot
+        assert found is not None
+        self.set_class(found.array is None, "-nothing")
+        shape = "×".join(map(str, found.array.shape)) if found.array is not None else ""
+        self.query_one("#title", StatusLine).show(
+            (
+                Fact(found.tap, "strong"),
+                Fact(
+                    found.view,
+                    f"rank{int(found.view[5:]) % 4}" if found.view.startswith("rank") else "accent",
+                ),
+                Fact(f"{shape} {found.dtype}".strip(), "text"),
+                Fact(found.slice, "quiet", drop=2),
+                Fact(found.layout, "quiet", drop=3),
+            ),
+            (Fact(f"step {self.where.step}", "accent"),),
+        )
+        if found.array is None:
+            told = found.note or f"{found.tap} was not captured at step {self.where.step}."
+            lines: list[TextLine] = [
+                [(told, "quiet")],
+                [],
+                [(f":capture {found.tap}", "text"), ("  captures it from the next step on", "quiet")],
+            ]
+            self.query_one("#nothing", Lines).show(lines)
+            return
+        leading = found.array.shape[:-2]
+        self._index = tuple(
+            min(i, size - 1) for i, size in zip(self._index or (0,) * len(leading), leading, strict=False)
+        )
+        self._index += (0,) * (len(leading) - len(self._index))
+        scale = "difference" if found.view == "difference" else "magnitude"
+        masked = found.tap.endswith((".scores", ".probs"))
+        self.query_one(Heatmap).matrix = Matrix(self._plane(found.array), scale, masked=masked)  # type: ignore[arg-type]
+        self._show_figures(found.array)
+        self._show_numbers()
+
+    def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        return plane(array, self._index)
+
+    def _show_figures(self, array: NDArray[np.float32]) -> None:
+        """The statistics of the slice and of the whole."""
+        found = figures(self._plane(array))
+        lines: list[TextLine] = []
+        if self._index:
+            place = ", ".join(map(str, self._index))
+            lines += [
+                [("slice  ", "quiet"), (f"[{place}, :, :]", "strong"), (f" of {array.shape[0]}", "quiet")],
+                [],
+            ]
+        for name, value in (
+            ("min", found.minimum),
+            ("max", found.maximum),
+            ("mean", found.mean),
+            ("rms", found.rms),
+        ):
+            lines.append([(f"{name:<7}", "quiet"), (number(value, 4), "text")])
+        for name, many in (("NaN", found.nan), ("Inf", found.inf)):
+            lines.append([(f"{name:<7}", "quiet"), (count(many), "wrong" if many else "quiet")])
+        lines.append([("zeros  ", "quiet"), (f"{count(found.zeros)} of {count(found.count)}", "quiet")])
+        lines.append([])
+        lines += [[(line, "trace")] for line in bars([c**0.5 for c in found.counts[::2]], 4)]
+        lines.append([(f"{number(found.minimum)} … {number(found.maximum)}", "quiet")])
+        if self.snapshot is not None and self.snapshot.note:
+            lines += [[], [(self.snapshot.note, "wrong")]]
+        self.query_one("#figures", Lines).show(lines)
+
+    def _show_numbers(self) -> None:
+        """The numbers around the cursor, the one under it marked."""
+        heatmap, lines = self.query_one(Heatmap), self.query_one("#numbers", Lines)
+        if heatmap.matrix is None:
+            return
+        values = heatmap.matrix.values
+        row, column = heatmap.cursor
+        across = max(1, (heatmap.size.width - 8) // _CELL)
+        down = 5
+        top = max(0, min(row - down // 2, values.shape[0] - down))
+        left = max(0, min(column - across // 2, values.shape[1] - across))
+        columns = range(left, min(left + across, values.shape[1]))
+        shown: list[TextLine] = [[(" " * 7, "quiet"), *((f"{c:>{_CELL}}", "quiet") for c in columns)]]
+        for r in range(top, min(top + down, values.shape[0])):
+            cells = [
+                (f"{number(float(values[r, c]), 4):>{_CELL}}", _role(values[r, c], (r, c) == (row, column)))
+                for c in columns
+            ]
+            shown.append([(f"{r:>6} ", "quiet"), *cells])
+        lines.show(shown)
+
+    @on(Heatmap.Pointed)
+    def _pointed(self) -> None:
+        self._show_numbers()
+
+    def watch_where(self) -> None:
+        """Another step."""
+        self._read()
+
+    def watch_view(self) -> None:
+        """Another view."""
+        self._read()
+
+    def action_view(self, by: int) -> None:
+        """Rebuilt, each rank, golden, difference."""
+        if self.snapshot is not None:
+            views = self.snapshot.views
+            self.view = views[(views.index(self.snapshot.view) + by) % len(views)]
+
+    def action_slice(self, by: int) -> None:
+        """Another index of the first dimension (a head, a token)."""
+        if self.snapshot is not None and self.snapshot.array is not None and self._index:
+            size = self.snapshot.array.shape[0]
+            self._index = ((self._index[0] + by) % size, *self._index[1:])
+            self._draw()
+
+    async def action_step(self, by: int) -> None:
+        """Another step of the same tap."""
+        steps = await self.reader.ask(lambda source: source.session.steps(self.where.branch))
+        if self.where.step + by in steps:
+            self.where = replace(self.where, step=self.where.step + by)
+
+    def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
+        """A clicked hint is its key."""
+        self.app.simulate_key(event.hint.press)
+
+
+def _role(value: float, here: bool) -> str:
+    if here:
+        return "present"
+    return "text" if np.isfinite(value) else "wrong"

@@ -1,0 +1,158 @@
+"""The toggles: known bugs by group, what each does, what switching costs, why it cannot act here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+
+from engine.config import ModelConfig
+from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.lines import Lines, TextLine
+
+_COSTS = {"step": "next step", "build": "empties the cache", "load": "reads weights again"}
+
+
+@dataclass(frozen=True, slots=True)
+class Toggled:
+    """What was chosen: set `rule` to `value`."""
+
+    rule: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToggleRow:
+    """A line of the list: a group's heading, or a fault, whether it is on, and why it cannot act."""
+
+    fault: Fault | None
+    heading: str = ""
+    on: bool = False
+    why_not: str = ""
+
+
+def toggle_rows(model: Mapping[str, Any], tp: int, rules: Mapping[str, str]) -> list[ToggleRow]:
+    """The catalogue for a model (as a session's meta tells it) under the rules in force."""
+    known = cast(ModelConfig, SimpleNamespace(**model))
+    rows: list[ToggleRow] = []
+    for group, faults in groupby(sorted(FAULTS, key=lambda f: _ORDER.index(f.group)), key=lambda f: f.group):
+        rows.append(ToggleRow(None, group))
+        rows += [
+            ToggleRow(f, "", rules.get(f.rule, DEFAULTS[f.rule]) == f.value, _why_not(f, known, tp))
+            for f in faults
+        ]
+    return rows
+
+
+_ORDER = list(dict.fromkeys(fault.group for fault in FAULTS))
+
+
+def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
+    try:
+        return fault.acts_on(model, tp) or ""
+    except AttributeError:
+        return "the session does not say enough about its model"
+
+
+class TogglesScreen(ModalScreen[Toggled | None]):
+    """Choose a fault to switch on or off. `why_not` greys all of them: a replay."""
+
+    CSS_PATH = "../styles/toggles.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,x", "close", "Close"),
+        Binding("space", "switch", "Switch"),
+    ]
+
+    def __init__(self, rows: list[ToggleRow], why_not: str = "") -> None:
+        super().__init__()
+        self._rows, self._why_not = rows, why_not
+
+    def compose(self) -> ComposeResult:
+        """The list, and the fault under the cursor in full."""
+        with Vertical(id="toggles") as box:
+            box.border_title = "toggles"
+            box.border_subtitle = "enter switches   esc closes"
+            yield Grid(_COLUMNS, id="faults")
+            yield Lines(id="fault")
+
+    def on_mount(self) -> None:
+        """Stand on the first fault."""
+        grid = self.query_one(Grid)
+        grid.show(len(self._rows), self._cells)
+        grid.cursor = next((i for i, row in enumerate(self._rows) if row.on), 1)
+        grid.focus()
+        self._describe()
+
+    def _cells(self, index: int) -> list[GridCell]:
+        row = self._rows[index]
+        if row.fault is None:
+            return [("", "quiet"), (row.heading, "strong"), ("", "quiet"), ("", "quiet")]
+        greyed = bool(row.why_not or self._why_not)
+        role = "wrong" if row.on else "trace" if greyed else "text"
+        cost = row.why_not or _COSTS[row.fault.level]
+        return [
+            ("●" if row.on else "○", "wrong" if row.on else "trace"),
+            (f"  {row.fault.title}", role),
+            (f"{row.fault.rule}={row.fault.value}", role if row.on or greyed else "quiet"),
+            (cost, "trace" if greyed else "quiet"),
+        ]
+
+    def _describe(self) -> None:
+        row = self._rows[self.query_one(Grid).cursor]
+        if row.fault is None:
+            self.query_one(Lines).show([[("", "quiet")]])
+            return
+        fault = row.fault
+        why = row.why_not or self._why_not
+        lines: list[TextLine] = [
+            [(fault.symptom, "text")],
+            [
+                ("shows first at ", "quiet"),
+                (fault.first_tap, "text"),
+                (f"   seen in {fault.source}", "quiet"),
+            ],
+            [("cannot act: ", "wrong"), (why, "text")]
+            if why
+            else [("costs: ", "quiet"), (_COSTS[fault.level], "text")],
+        ]
+        self.query_one(Lines).show(lines)
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        self._describe()
+
+    @on(Grid.Chosen)
+    def _chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        self.action_switch()
+
+    def action_switch(self) -> None:
+        """Switch the fault under the cursor."""
+        row = self._rows[self.query_one(Grid).cursor]
+        if row.fault is None or row.why_not or self._why_not:
+            self.app.bell()
+            return
+        value = DEFAULTS[row.fault.rule] if row.on else row.fault.value
+        self.dismiss(Toggled(row.fault.rule, value))
+
+    def action_close(self) -> None:
+        """Switch nothing."""
+        self.dismiss(None)
+
+
+_COLUMNS = (
+    Column("", 1),
+    Column("fault", 30, flex=2),
+    Column("rule", 22, flex=1),
+    Column("costs", 20, drop=1),
+)

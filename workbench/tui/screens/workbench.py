@@ -1,0 +1,260 @@
+"""The workbench: status, tokens, one pane large, a line that tells, the keys. Live and replay alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.reactive import reactive
+from textual.widgets import ContentSwitcher
+
+from sessions.errors import SessionError
+from workbench.tui.panes import PANES
+from workbench.tui.panes.base import Pane
+from workbench.tui.reader import Reader
+from workbench.tui.screens import commands, keys
+from workbench.tui.screens.actions import TITLES, WorkbenchActions
+from workbench.tui.screens.status import status_facts
+from workbench.tui.screens.tensor import TensorScreen
+from workbench.tui.snapshots.comparison import compare
+from workbench.tui.snapshots.operations import operations
+from workbench.tui.snapshots.overview import Present, Where, overview, present
+from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.tokens import TokenLine, TokenLines
+from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.inspector import Inspector
+from workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from workbench.tui.widgets.model_tree import ModelTree
+from workbench.tui.widgets.pane_tabs import PaneTabs
+from workbench.tui.widgets.rule import Rule
+from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.timeline import Timeline
+from workbench.tui.widgets.token_strip import TokenStrip
+
+
+class WorkbenchScreen(WorkbenchActions):
+    """One session on screen. `reader` gives what is shown; without an engine it is a replay."""
+
+    CSS_PATH = "../styles/workbench.tcss"
+    # Textual declares both as instance variables.
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-tree"), (160, "-inspector")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings(),
+        *(Binding(str(i), f"pane({i})", title, show=False) for i, title in enumerate(TITLES, 1)),
+    ]
+
+    pane: reactive[int] = reactive(1)
+
+    def __init__(self, reader: Reader, *, at: Where | None = None) -> None:
+        super().__init__()
+        self.reader = reader
+        self.present: Present | None = None
+        self._at = at
+        #: Which branch to hold this one against: None its parent, False none.
+        self.comparing: int | bool | None = None
+        self._lines = TokenLines()
+        self.line = TokenLine()
+
+    def compose(self) -> ComposeResult:
+        """The frame; panes are made when they are first shown."""
+        yield StatusLine(id="status")
+        yield StatusLine(id="rules")
+        yield TokenStrip(id="tokens")
+        yield TokenStrip(id="other-tokens")
+        yield Rule(id="under-tokens")
+        yield PaneTabs(id="tabs")
+        with Horizontal(id="body"):
+            yield ModelTree(id="tree")
+            yield ContentSwitcher(id="panes")
+            yield Inspector(id="inspector")
+        yield Timeline(id="timeline")
+        yield StatusLine(id="message")
+        yield CommandLine(self.complete, id="command")
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        """Read what the session is, then look at its last step."""
+        tabs = self.query_one(PaneTabs)
+        tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
+        self.open()
+
+    @work(group="open")
+    async def open(self) -> None:
+        """Read the session and show its last step."""
+        self.overview = await self.reader.ask(overview)
+        await self.attach_golden()
+        steps = await self.reader.ask(lambda source: source.session.steps(0))
+        self.where = self._at or Where(step=max(0, steps.stop - 1))
+        await self.show_pane(self.pane)
+
+    async def attach_golden(self) -> None:
+        """Have the golden reference at hand for differences, where there is one."""
+        await self.reader.ask(Source.attach_golden)
+
+    async def show_pane(self, number: int) -> None:
+        """Bring a pane to the front."""
+        switcher = self.query_one("#panes", ContentSwitcher)
+        if not switcher.query(f"#pane-{number}"):
+            await switcher.add_content(PANES[number - 1](self.reader))
+        switcher.current = f"pane-{number}"
+        self.said = self.story = ()
+        self.pane = self.query_one(PaneTabs).active = number
+        pane = self.current_pane
+        if pane is not None and self.overview is not None:
+            pane.line = self.line
+            pane.look(self.overview, self.where)
+            pane.focus_content()
+            self.query_one(KeyBar).show([*pane.HINTS, *_FOOTER], _PINNED)
+
+    @property
+    def current_pane(self) -> Pane | None:
+        """The pane in front."""
+        return next(iter(self.query(f"#pane-{self.pane}").results(Pane)), None)
+
+    def watch_where(self) -> None:
+        """Everything follows the place that is looked at."""
+        if self.overview is None:
+            return
+        self.said = ()
+        pane = self.current_pane
+        if pane is not None:
+            pane.look(self.overview, self.where)
+        self._refresh_frame()
+
+    @work(exclusive=True, group="frame")
+    async def _refresh_frame(self) -> None:
+        """Status, tokens, tree and inspector; the tokens of a long session come in as they are read."""
+        try:
+            self.present = await self.reader.ask(present, self.where)
+            assert self.overview is not None
+            status, rules = status_facts(self.overview, self.where, self.present, self.state_fact())
+            self.query_one("#status", StatusLine).show(*status)
+            self.query_one("#rules", StatusLine).show(*rules)
+            self.show_message()
+            await self._refresh_sides()
+            complete = False
+            while not complete:
+                complete = await self._read_tokens()
+        except SessionError as error:
+            self.tell(str(error), wrong=True)
+
+    async def _read_tokens(self) -> bool:
+        """Read a little more of the tokens and show them; whether that was all."""
+        where, other = self.where, self.against
+        self.line = await self.reader.ask(self._lines.line, where.branch, where.seq)
+        strip, beside = self.query_one("#tokens", TokenStrip), self.query_one("#other-tokens", TokenStrip)
+        self.set_class(other is not None, "-comparing")
+        shown, complete = self.line, self.line.complete
+        if other is not None and self.overview is not None:
+            theirs = await self.reader.ask(self._lines.line, other, where.seq)
+            both = compare(self.line, theirs)
+            shown, complete = both.ours, complete and theirs.complete
+            beside.tokens, beside.at = both.theirs.tokens, both.theirs.at(where.step)
+            beside.title, beside.leader = self.overview.branch(other).name, strip
+            beside.refresh()
+            first = both.first
+            self.difference = () if first is None else (Fact(f"first difference at step {first}", "wrong"),)
+        else:
+            self.difference = ()
+        self.show_message()
+        strip.title = self.overview.branch(where.branch).name if other is not None and self.overview else ""
+        strip.tokens, strip.at = shown.tokens, shown.at(where.step)
+        self.query_one(Timeline).show(self.line, where)
+        pane = self.current_pane
+        if pane is not None:
+            pane.line = self.line
+        return complete
+
+    @property
+    def against(self) -> int | None:
+        """The branch whose tokens stand under the present ones: the one it came from, or the one chosen."""
+        if self.overview is None or self.comparing is False:
+            return None
+        if isinstance(self.comparing, int) and self.comparing != self.where.branch:
+            return int(self.comparing)
+        return self.overview.branch(self.where.branch).parent
+
+    async def _refresh_sides(self) -> None:
+        """The model tree and the inspector, where there is room for them."""
+        tree, inspector = self.query_one(ModelTree), self.query_one(Inspector)
+        if tree.display or inspector.display:
+            found = await self.reader.ask(operations, self.where)
+            assert self.overview is not None
+            tree.update(self.overview, self.where, found)
+            inspector.update(self.overview, self.where, found)
+
+    def on_screen_resume(self) -> None:
+        """Back from another screen: the keys go to the pane."""
+        pane = self.current_pane
+        if pane is not None:
+            pane.focus_content()
+
+    @on(PaneTabs.Picked)
+    async def _tab(self, event: PaneTabs.Picked) -> None:
+        await self.show_pane(event.number)
+
+    @on(TokenStrip.Picked)
+    @on(Timeline.Picked)
+    def _token(self, event: TokenStrip.Picked | Timeline.Picked) -> None:
+        self.where = replace(self.where, step=event.step)
+
+    @on(ModelTree.Picked)
+    def _tree(self, event: ModelTree.Picked) -> None:
+        self.where = replace(self.where, tap=event.tap)
+
+    @on(Pane.Go)
+    async def _go(self, event: Pane.Go) -> None:
+        changes = {key: getattr(event, key) for key in ("step", "tap", "branch", "rank")}
+        await self.go(replace(self.where, **{k: v for k, v in changes.items() if v is not None}))
+
+    async def go(self, where: Where) -> None:
+        """Look at `where`, at the nearest step that its branch has."""
+        steps = await self.reader.ask(lambda source: source.session.steps(where.branch))
+        if len(steps):
+            where = replace(where, step=min(max(where.step, steps.start), steps.stop - 1))
+        self.where = where
+
+    @on(Pane.OpenTensor)
+    def _open_tensor(self, event: Pane.OpenTensor) -> None:
+        self.open_tensor(event.tap)
+
+    def open_tensor(self, tap: int) -> None:
+        """A tap's tensor over the whole screen."""
+        assert self.overview is not None
+        self.app.push_screen(TensorScreen(self.reader, self.overview, replace(self.where, tap=tap)))
+
+    @on(Pane.Tell)
+    def _pane_tells(self, event: Pane.Tell) -> None:
+        self.story = event.facts
+        self.show_message()
+
+    @on(KeyBar.Pressed)
+    def _pressed(self, event: KeyBar.Pressed) -> None:
+        self.app.simulate_key(event.hint.press)
+
+    @on(CommandLine.Closed)
+    def _line_closed(self) -> None:
+        pane = self.current_pane
+        if pane is not None:
+            pane.focus_content()
+
+    @on(CommandLine.Entered)
+    async def _line_entered(self, event: CommandLine.Entered) -> None:
+        await self.run_line(event.text)
+
+    def on_unmount(self) -> None:
+        """The session is closed with its screen."""
+        self.reader.close()
+
+    def complete(self, line: str) -> list[str]:
+        """What the command line may become."""
+        return commands.complete(line, self.overview, TITLES)
+
+
+_FOOTER = tuple(KeyHint(key.shown, key.footer, key.key) for key in keys.KEYS if key.footer)
+_PINNED = (KeyHint("?", "help", "question_mark"), KeyHint("^q", "quit", "ctrl+q"))

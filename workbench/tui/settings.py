@@ -1,0 +1,108 @@
+"""Settings and what is remembered between runs, under the XDG directories. Errors name file and key."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_config_path, user_state_path
+
+from workbench.tui.theme import THEMES
+
+_THEME_NAMES = tuple(theme.name for theme in THEMES)
+_RECENT = 12
+
+
+class SettingsError(ValueError):
+    """A settings file that says something it must not: the message names the file and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `config.toml` may say."""
+
+    theme: str = _THEME_NAMES[0]
+    token_colour: str = "probability"
+
+
+_CHOICES = {
+    "theme": _THEME_NAMES,
+    "token_colour": ("probability", "entropy", "divergence"),
+}
+
+
+def config_file() -> Path:
+    """Where the settings are read from."""
+    return user_config_path("lockstep") / "config.toml"
+
+
+def load(file: Path | None = None) -> Settings:
+    """The settings; the defaults where there is no file."""
+    file = file or config_file()
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {file}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: not valid TOML: {error}") from error
+    return Settings(**{key: _checked(file, key, value) for key, value in raw.items()})
+
+
+def _checked(file: Path, key: str, value: Any) -> str:
+    if key not in _CHOICES:
+        raise SettingsError(f"{file}: {key}: no such setting; there are {', '.join(_CHOICES)}")
+    if value not in _CHOICES[key]:
+        raise SettingsError(
+            f"{file}: {key} = {value!r}: must be one of {', '.join(map(repr, _CHOICES[key]))}"
+        )
+    return str(value)
+
+
+def save_theme(name: str, file: Path | None = None) -> None:
+    """Remember the theme; other settings in the file stay as they are, a file that is not there is made."""
+    file = file or config_file()
+    line = f'theme = "{name}"'
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    kept = [text for text in lines if text.partition("=")[0].strip() != "theme"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _replace(file, "\n".join([line, *kept]) + "\n")
+
+
+def recent_file() -> Path:
+    """Where the recent sessions and models are remembered."""
+    return user_state_path("lockstep") / "recent.json"
+
+
+def recent(file: Path | None = None) -> list[Path]:
+    """What was opened last, newest first, as far as it is still there."""
+    try:
+        raw = json.loads((file or recent_file()).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []  # only a memory: a broken one is as good as none, and is written anew
+    paths = [Path(item) for item in raw if isinstance(item, str)] if isinstance(raw, list) else []
+    return [path for path in paths if path.exists()]
+
+
+def remember(path: Path, file: Path | None = None) -> None:
+    """Put a session or a model at the head of the recent ones. A state directory that cannot be written is let be."""
+    file = file or recent_file()
+    path = path.absolute()
+    kept = [path, *(other for other in recent(file) if other != path)][:_RECENT]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _replace(file, json.dumps([str(item) for item in kept], indent=1))
+    except OSError:
+        return
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file in one piece."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)

@@ -1,0 +1,123 @@
+"""What one layer attends to: probabilities or scores of every head, a query a row, keys by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.source import Source
+
+#: How many steps back the rows of the last token are gathered into one matrix.
+_ROWS = 512
+#: The largest matrix of one layer that is put together, in elements.
+_LARGEST = 32_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """One layer at one step. `values[heads, queries, keys]` float32; row i is the query at position
+    `first_query + i`; -inf is a key that the mask hides. `golden` has the same shape, or is None."""
+
+    layer: int
+    kind: str
+    values: NDArray[np.float32] | None
+    first_query: int
+    kv_heads: int
+    ranks: int
+    missing: str = ""
+    golden: NDArray[np.float32] | None = None
+
+    @property
+    def heads(self) -> int:
+        """How many query heads."""
+        return 0 if self.values is None else self.values.shape[0]
+
+    def rank_of(self, head: int) -> int:
+        """The rank that computes a head."""
+        return head * self.ranks // max(1, self.heads)
+
+    def kv_of(self, head: int) -> int:
+        """The key/value head that a query head reads."""
+        return head * self.kv_heads // max(1, self.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """One query's row of one head: its sum, entropy in nats, how many keys hold 99 % of it, the strongest key."""
+
+    total: float
+    entropy: float
+    keys: int
+    strongest: int
+
+
+def attention(source: Source, where: Where, layer: int, kind: str) -> Attention:
+    """The layer's `kind` ("probs" or "scores") at `where`, with the rows of the steps before gathered in."""
+    tap = f"layers.{layer}.attn.{kind}"
+    values, first, missing = _gather(source, where, tap)
+    golden = None
+    if values is not None and source.golden is not None:
+        golden, golden_first, _ = _gather(source.golden, where, tap)
+        if golden is not None and (golden.shape != values.shape or golden_first != first):
+            golden = None
+    model = source.meta.get("model")
+    kv_heads = model.get("num_kv_heads") if isinstance(model, dict) else None
+    heads = values.shape[0] if values is not None else 1
+    return Attention(
+        layer=layer,
+        kind=kind,
+        values=values,
+        first_query=first,
+        kv_heads=kv_heads if isinstance(kv_heads, int) and 0 < kv_heads <= heads else heads,
+        ranks=source.session.ranks,
+        missing=missing,
+        golden=golden,
+    )
+
+
+def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32] | None, int, str]:
+    """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none."""
+    try:
+        now = source.session.rebuilt(tap, step=where.step, seq=where.seq, branch=where.branch)
+    except SessionError as error:
+        return None, 0, str(error)
+    if now.array is None or now.array.ndim != 3:
+        return None, 0, now.note or "not captured"
+    keys = now.array.shape[2]
+    rows = [now.array.astype(np.float32)]
+    total = rows[0].shape[1]
+    start = source.session.steps(where.branch).start
+    for step in range(where.step - 1, max(start, where.step - _ROWS) - 1, -1):
+        before = source.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch)
+        if before.array is None or before.array.ndim != 3 or before.array.shape[0] != rows[0].shape[0]:
+            break
+        padded = np.zeros((*before.array.shape[:2], keys), np.float32)  # later keys did not exist yet
+        width = min(keys, before.array.shape[2])
+        padded[:, :, :width] = before.array[:, :, :width]
+        rows.append(padded)
+        total += padded.shape[1]
+        if total * keys * padded.shape[0] > _LARGEST or before.slice:
+            # A cut row is the last of its step: what came before it in that step is not known.
+            break
+    values = np.concatenate(rows[::-1], axis=1)
+    future = np.arange(keys)[None] > (keys - total + np.arange(total))[:, None]
+    # What a causal mask hides is not there; a value that it failed to hide is, and must be seen.
+    values[:, future & ((values == 0) | np.isneginf(values)).all(axis=0)] = -np.inf
+    return values, keys - total, ""
+
+
+def figures(row: NDArray[np.float32]) -> RowFigures:
+    """The figures of one row [keys] of probabilities."""
+    finite = np.where(np.isfinite(row), np.maximum(row, 0), 0).astype(np.float64)
+    total = float(row.sum())
+    share = finite / finite.sum() if finite.sum() > 0 else finite
+    positive = share[share > 0]
+    ordered = np.sort(share)[::-1]
+    keys = int(np.searchsorted(np.cumsum(ordered), 0.99) + 1) if positive.size else 0
+    return RowFigures(
+        total, float(-(positive * np.log(positive)).sum()), keys, int(finite.argmax()) if row.size else 0
+    )

@@ -1,0 +1,74 @@
+"""The verdicts of one step as a map: which operation of which layer left the golden reference, how far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessions.text import clean
+from workbench.tui.snapshots.operations import Judged, figure_of, inherited_of
+from workbench.tui.snapshots.overview import Where, layer_of, short_name
+from workbench.tui.snapshots.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenTap:
+    """One judged tap: its place in the map, and all that the judge said, as (name, value) pairs."""
+
+    tap: int
+    name: str
+    judged: Judged
+    details: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The judged taps in execution order, by tap index; the first that failed; steps that have verdicts."""
+
+    step: int
+    taps: dict[int, GoldenTap]
+    first: GoldenTap | None
+    judged_steps: tuple[int, ...]
+
+
+def golden(source: Source, where: Where) -> Golden:
+    """The verdicts at `where`."""
+    everything = source.session.verdicts(branch=where.branch)
+    index = {tap.name: tap.index for tap in source.session.taps}
+    taps: dict[int, GoldenTap] = {}
+    for verdict in everything:
+        if verdict.step == where.step and verdict.tap in index:
+            tap = index[verdict.tap]
+            judged = Judged(verdict.verdict, figure_of(verdict.detail), inherited_of(verdict.detail))
+            taps[tap] = GoldenTap(tap, clean(verdict.tap, limit=120), judged, details(verdict.detail))
+    ordered = dict(sorted(taps.items()))
+    return Golden(
+        where.step,
+        ordered,
+        next((tap for tap in ordered.values() if tap.judged.verdict == "fail"), None),
+        tuple(sorted({verdict.step for verdict in everything})),
+    )
+
+
+def details(detail: object) -> tuple[tuple[str, str], ...]:
+    """A verdict's detail as short (name, value) pairs, nested ones with a dot between."""
+    if not isinstance(detail, dict):
+        return () if detail is None else (("", clean(str(detail), limit=120)),)
+    found: list[tuple[str, str]] = []
+    for key, value in list(detail.items())[:40]:
+        name = clean(str(key), limit=30)
+        if isinstance(value, dict):
+            found += [(f"{name}.{inner}", text) for inner, text in details(value)]
+        else:
+            text = f"{value:.3g}" if isinstance(value, float) else clean(str(value), limit=120)
+            found.append((name, text))
+    return tuple(found)
+
+
+def operations_of(taps: tuple[str, ...]) -> tuple[str, ...]:
+    """The rows of the map: each operation of a layer once, those outside the layers in their places."""
+    rows: list[str] = []
+    for name in taps:
+        short = short_name(name) if layer_of(name) >= 0 else name
+        if short not in rows:
+            rows.append(short)
+    return tuple(rows)

@@ -1,0 +1,133 @@
+"""Colours, one meaning each: what is wrong, the present step, the four ranks; everything else is quiet.
+
+A theme is Textual's; `Paint` is the same theme as Rich styles for the widgets that draw their own lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rich.color import Color
+from rich.style import Style
+from textual.app import App
+from textual.theme import Theme
+
+from workbench.export import palette
+from workbench.export.palette import RANK_HUES
+
+#: Roles of the palette that Textual does not have by another name.
+_OURS = (*RANK_HUES, "wrong", "quiet", "faint", "trace", "raised", "cursor")
+
+
+def _theme(name: str, dark: bool, colours: Mapping[str, str]) -> Theme:
+    """A Textual theme of our roles; the widgets of Textual get theirs from the same few colours."""
+    return Theme(
+        name=name,
+        dark=dark,
+        primary=colours["accent"],
+        secondary=colours["rank-0"],
+        accent=colours["accent"],
+        warning=colours["wrong"],
+        error=colours["wrong"],
+        success=colours["rank-1"],
+        foreground=colours["text"],
+        background=colours["ground"],
+        surface=colours["ground"],
+        panel=colours["raised"],
+        variables={
+            **{key: colours[key] for key in _OURS},
+            "border": colours["faint"],
+            "border-blurred": colours["faint"],
+            "block-cursor-background": colours["cursor"],
+            "block-cursor-foreground": colours["text"],
+            "block-cursor-text-style": "none",
+            "block-cursor-blurred-background": colours["cursor"],
+            "block-cursor-blurred-foreground": colours["text"],
+            "block-hover-background": colours["raised"],
+            "footer-background": colours["ground"],
+            "footer-foreground": colours["quiet"],
+            "footer-key-foreground": colours["text"],
+            "footer-description-foreground": colours["quiet"],
+            "scrollbar": colours["faint"],
+            "scrollbar-hover": colours["quiet"],
+            "scrollbar-active": colours["quiet"],
+            "scrollbar-background": colours["ground"],
+            "scrollbar-background-hover": colours["ground"],
+            "scrollbar-background-active": colours["ground"],
+            "scrollbar-corner-color": colours["ground"],
+            "input-cursor-background": colours["text"],
+            "input-selection-background": colours["cursor"],
+        },
+    )
+
+
+DARK = _theme("lockstep-dark", True, palette.DARK)
+LIGHT = _theme("lockstep-light", False, palette.LIGHT)
+THEMES = (DARK, LIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """A theme's roles as Rich styles, for Line API widgets. Backgrounds only where a role needs one."""
+
+    dark: bool
+    ground: str
+    text: Style
+    strong: Style
+    quiet: Style
+    faint: Style
+    trace: Style
+    accent: Style
+    wrong: Style
+    worn: Style  # wrong, but not by its own doing: what went in was wrong already
+    present: Style
+    cursor: Style
+    raised: Style
+    ranks: tuple[Style, ...]
+
+    def rank(self, rank: int) -> Style:
+        """The hue of a rank; four hues, then again from the first."""
+        return self.ranks[rank % len(self.ranks)]
+
+
+def mix(ground: str, tint: str, share: float) -> Color:
+    """The colour `share` of the way from one `#rrggbb` to another."""
+    pairs = zip(Color.parse(ground).get_truecolor(), Color.parse(tint).get_truecolor(), strict=True)
+    return Color.from_rgb(*(round(g + (t - g) * share) for g, t in pairs))
+
+
+@lru_cache(maxsize=16)
+def _paint(dark: bool, ground: str, text: str, accent: str, variables: tuple[tuple[str, str], ...]) -> Paint:
+    colours = dict(variables)
+    return Paint(
+        dark=dark,
+        ground=ground,
+        text=Style(color=text),
+        strong=Style(color=text, bold=True),
+        quiet=Style(color=colours["quiet"]),
+        faint=Style(color=colours["faint"]),
+        trace=Style(color=colours["trace"]),
+        accent=Style(color=accent),
+        wrong=Style(color=colours["wrong"]),
+        worn=Style(color=mix(ground, colours["wrong"], 0.58)),
+        present=Style(color=ground, bgcolor=accent, bold=True),
+        cursor=Style(bgcolor=colours["cursor"]),
+        raised=Style(bgcolor=colours["raised"]),
+        ranks=tuple(Style(color=colours[name]) for name in RANK_HUES),
+    )
+
+
+def paint(app: App[object]) -> Paint:
+    """The present theme's styles. A theme that is not ours falls back to our roles in its shade."""
+    theme = app.current_theme
+    ours = theme if "quiet" in theme.variables else (DARK if theme.dark else LIGHT)
+    colours = {key: ours.variables[key] for key in _OURS}
+    return _paint(
+        ours.dark,
+        str(ours.background),
+        str(ours.foreground),
+        str(ours.accent),
+        tuple(sorted(colours.items())),
+    )

@@ -1,0 +1,214 @@
+"""A table that draws only the rows in view, however many there are, on Textual's Line API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from workbench.tui.theme import Paint, paint
+from workbench.tui.tokens import fit
+from workbench.tui.widgets.line import ground
+
+#: One cell: its text and a role of the paint ("text", "quiet", "wrong", "accent", "rank0" …) or a style.
+GridCell = tuple[str, str | Style]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: `width` cells (the least, where it is flexible); `drop` > 0 leaves where it is narrow, the
+    highest first."""
+
+    title: str
+    width: int
+    right: bool = False
+    flex: int = 0
+    drop: int = 0
+    role: str = "quiet"
+    tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars
+
+
+def style_of(role: str | Style, styles: Paint) -> Style:
+    """The style of a role."""
+    if isinstance(role, Style):
+        return role
+    if role.startswith("rank"):
+        return styles.rank(int(role[4:] or 0))
+    style: Style = getattr(styles, role)
+    return style
+
+
+class Grid(ScrollView, can_focus=True):
+    """Rows by number: `show(count, row)` with `row(i)` the cells of row i. Posts `Pointed` and `Chosen`."""
+
+    DEFAULT_CSS = """
+    Grid { height: 1fr; width: 1fr; scrollbar-size-vertical: 1; overflow-x: hidden; scrollbar-gutter: stable; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", "move(-1000000000)", "First", show=False),
+        Binding("end", "move(1000000000)", "Last", show=False),
+        Binding("enter", "choose", "Open", show=False),
+    ]
+
+    cursor: reactive[int] = reactive(0)
+
+    @dataclass
+    class Pointed(Message):
+        """The cursor stands on another row, put there by the user."""
+
+        grid: Grid
+        row: int
+
+        @property
+        def control(self) -> Grid:
+            """The grid, for `@on` selectors."""
+            return self.grid
+
+    @dataclass
+    class Chosen(Message):
+        """Enter or a second click on a row."""
+
+        grid: Grid
+        row: int
+
+        @property
+        def control(self) -> Grid:
+            """The grid, for `@on` selectors."""
+            return self.grid
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        header: bool = True,
+        id: str | None = None,
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self.columns = tuple(columns)
+        self.header = int(header)
+        self.count = 0
+        self._row: Callable[[int], Sequence[GridCell]] = lambda index: ()
+
+    def show(
+        self, count: int, row: Callable[[int], Sequence[GridCell]], *, columns: Sequence[Column] | None = None
+    ) -> None:
+        """Show `count` rows; the cursor and the scroll stay where they are, as far as there are rows."""
+        if columns is not None:
+            self.columns = tuple(columns)
+        self._row = row
+        if count != self.count:
+            self.count = count
+            self.virtual_size = Size(1, count + self.header)
+        self.cursor = self.validate_cursor(self.cursor)
+        self.refresh()
+
+    def validate_cursor(self, cursor: int) -> int:
+        """A row that exists."""
+        return min(max(0, cursor), max(0, self.count - 1))
+
+    def watch_cursor(self) -> None:
+        """Keep the cursor in view."""
+        self._reveal()
+
+    def _reveal(self) -> None:
+        top, room = round(self.scroll_offset.y), self.size.height - self.header
+        if room <= 0:
+            return
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False, force=True)
+        elif self.cursor >= top + room:
+            self.scroll_to(y=self.cursor - room + 1, animate=False, force=True)
+
+    def on_resize(self) -> None:
+        """A smaller window must not hide the cursor."""
+        self._reveal()
+
+    def point(self, row: int) -> None:
+        """Put the cursor on a row as the user would."""
+        row = self.validate_cursor(row)
+        if row != self.cursor and self.count:
+            self.cursor = row
+            self.post_message(self.Pointed(self, row))
+
+    def action_move(self, rows: int) -> None:
+        """Move the cursor."""
+        self.point(self.cursor + rows)
+
+    def action_page(self, pages: int) -> None:
+        """Move the cursor by a screenful."""
+        self.point(self.cursor + pages * max(1, self.size.height - self.header - 1))
+
+    def action_choose(self) -> None:
+        """Open the row."""
+        if self.count:
+            self.post_message(self.Chosen(self, self.cursor))
+
+    def on_click(self, event: events.Click) -> None:
+        """A click puts the cursor on a row; a click on the cursor opens the row."""
+        row = event.y - self.header + round(self.scroll_offset.y)
+        if event.y < self.header or row >= self.count:
+            return
+        if row == self.cursor and event.chain > 1:
+            self.action_choose()
+        self.point(row)
+
+    def refresh_row(self, row: int) -> None:
+        """Draw one row anew."""
+        y = row - round(self.scroll_offset.y) + self.header
+        if self.header <= y < self.size.height:
+            self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        """The header, or a row; cells are cut and padded to their columns."""
+        styles, widths = paint(self.app), self._widths()
+        width = self.scrollable_content_region.width
+        if y < self.header:
+            titles = [(column.title, column.role) for column in self.columns]
+            return self._strip(titles, widths, styles, width).apply_style(ground(self))
+        index = y - self.header + round(self.scroll_offset.y)
+        if index >= self.count:
+            return Strip.blank(width, ground(self))
+        strip = self._strip(self._row(index), widths, styles, width)
+        if index == self.cursor:
+            return strip.apply_style(styles.cursor if self.has_focus else styles.raised)
+        return strip.apply_style(ground(self))
+
+    def _strip(self, cells: Sequence[GridCell], widths: Sequence[int], styles: Paint, width: int) -> Strip:
+        segments: list[Segment] = []
+        for (text, role), column, room in zip(cells, self.columns, widths, strict=False):
+            if room:
+                text = text[-room:] if column.tail else text
+                segments.append(Segment(fit(text, room, right=column.right) + " ", style_of(role, styles)))
+        return Strip(segments).adjust_cell_length(width)
+
+    def _widths(self) -> list[int]:
+        """What each column gets: some leave where it is narrow, the flexible share what is left over."""
+        room = self.scrollable_content_region.width
+        kept = list(range(len(self.columns)))
+        while sum(self.columns[i].width + 1 for i in kept) > room:
+            droppable = [i for i in kept if self.columns[i].drop]
+            if not droppable:
+                break
+            kept.remove(max(droppable, key=lambda i: self.columns[i].drop))
+        spare = max(0, room - sum(self.columns[i].width + 1 for i in kept))
+        shares = sum(self.columns[i].flex for i in kept) or 1
+        return [
+            column.width + spare * column.flex // shares if i in kept else 0
+            for i, column in enumerate(self.columns)
+        ]

@@ -1,0 +1,52 @@
+"""A block of styled lines: figures, legends, small diagrams. Scrolls where there are more than fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from workbench.tui.theme import paint
+from workbench.tui.widgets.grid import GridCell, style_of
+from workbench.tui.widgets.line import ground
+
+#: One line: pieces of text, each with its role.
+TextLine = Sequence[GridCell]
+
+
+class Lines(ScrollView):
+    """Shows the lines it is given; `fit` makes it as high as they are many."""
+
+    DEFAULT_CSS = "Lines { height: auto; width: 1fr; overflow-x: hidden; padding: 0 1; }"
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._lines: tuple[TextLine, ...] = ()
+
+    def show(self, lines: Sequence[TextLine]) -> None:
+        """Show these lines."""
+        taller = len(lines) != len(self._lines)
+        self._lines = tuple(lines)
+        self.virtual_size = Size(1, len(lines))
+        self.refresh(layout=taller)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As high as there are lines."""
+        return len(self._lines)
+
+    @property
+    def text(self) -> str:
+        """The lines as plain text."""
+        return "\n".join("".join(text for text, _ in line) for line in self._lines)
+
+    def render_line(self, y: int) -> Strip:
+        """One line."""
+        index, width = y + round(self.scroll_offset.y), self.scrollable_content_region.width
+        if index >= len(self._lines):
+            return Strip.blank(width, ground(self))
+        styles = paint(self.app)
+        segments = [Segment(text, style_of(role, styles)) for text, role in self._lines[index] if text]
+        return Strip(segments).adjust_cell_length(width).apply_style(ground(self))

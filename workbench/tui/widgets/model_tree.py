@@ -1,0 +1,85 @@
+"""The model as a column: a row a layer with its worst verdict; the present layer's operations under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual import on
+from textual.message import Message
+
+from workbench.tui.snapshots.operations import Operations
+from workbench.tui.snapshots.overview import Overview, Where, layer_of, short_name
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+
+
+class ModelTree(Grid):
+    """The layers; the present one is open. Posts `Picked` for a tap."""
+
+    DEFAULT_CSS = "ModelTree { width: 24; height: 1fr; }"
+
+    @dataclass
+    class Picked(Message):
+        """A row was picked: its tap, or the first tap of its layer."""
+
+        tap: int
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__((Column("", 1), Column("model", 19, flex=1)), id=id)
+        self.can_focus = False
+        self._rows: list[tuple[int, str, bool]] = []  # tap, label, whether it heads a layer
+        self._worst: dict[int, str] = {}
+        self._present = 0
+
+    def update(self, overview: Overview, where: Where, operations: Operations | None) -> None:
+        """Show the model at `where`."""
+        layer = layer_of(overview.taps[where.tap]) if where.tap < len(overview.taps) else -1
+        rows: list[tuple[int, str, bool]] = []
+        for index, name in enumerate(overview.taps):
+            here = layer_of(name)
+            if here < 0:
+                rows.append((index, name, False))
+            elif index == 0 or layer_of(overview.taps[index - 1]) != here:
+                rows.append((index, f"{'▾' if here == layer else '▸'} layers.{here}", True))
+            if here >= 0 and here == layer:
+                rows.append((index, f"   {short_name(name)}", False))
+        self._rows, self._present = rows, where.tap
+        self._worst = _worst(overview, operations)
+        self.show(len(rows), self._cells)
+        self.cursor = next(
+            (i for i, (tap, _, head) in enumerate(rows) if tap == where.tap and not head), self.cursor
+        )
+
+    def _cells(self, index: int) -> list[GridCell]:
+        tap, label, heads = self._rows[index]
+        wrong = self._worst.get(-1 - tap if heads else tap, "")
+        present = tap == self._present and not heads
+        role = "accent" if present else "text" if heads or not label.startswith(" ") else "quiet"
+        return [(wrong, "wrong"), (label, role)]
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        self.post_message(self.Picked(self._rows[event.row][0]))
+
+
+def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
+    """The mark of each tap, and (at -1 - its first tap) of each layer: ● where something is wrong."""
+    marks: dict[int, str] = {}
+    if operations is None:
+        return marks
+    first_of: dict[int, int] = {}
+    for index, name in enumerate(overview.taps):
+        layer = layer_of(name)
+        first_of.setdefault(layer, index)
+        found = operations.judged.get(name)
+        failed = found is not None and found.verdict == "fail"
+        desync = index < len(operations.agreement) and operations.agreement[index] == "≠"
+        if failed or desync or operations.broken(index):
+            inherited = found is not None and found.inherited
+            marks[index] = (
+                "·" if inherited or (index != operations.first_broken and not failed and not desync) else "●"
+            )
+            if layer >= 0:
+                head = -1 - first_of[layer]
+                marks[head] = "●" if marks[index] == "●" or marks.get(head) == "●" else "·"
+    return marks

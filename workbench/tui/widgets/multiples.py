@@ -1,0 +1,117 @@
+"""Many small matrices of one shape beside each other, each under its title; one of them is selected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.segment import Segment
+from textual import events
+from textual.message import Message
+from textual.reactive import reactive
+from textual.strip import Strip
+
+from workbench.export.pooling import pool
+from workbench.tui.theme import paint
+from workbench.tui.tokens import fit
+from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.shading import Matrix, lines
+
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiles:
+    """`values[tiles, rows, columns]` with a title and a rank (its hue) for each tile, on one colour scale."""
+
+    values: NDArray[np.float32]
+    titles: tuple[str, ...]
+    ranks: tuple[int, ...]
+    scale: str = "magnitude"
+
+
+class Multiples(LineWidget):
+    """Small multiples. Posts `Picked` when a tile is clicked."""
+
+    DEFAULT_CSS = "Multiples { height: 1fr; width: 1fr; }"
+
+    tiles: reactive[Tiles | None] = reactive(None)
+    selected: reactive[int] = reactive(0)
+
+    @dataclass
+    class Picked(Message):
+        """A tile was clicked."""
+
+        tile: int
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._drawn: list[list[list[Segment]]] = []
+        self._drawn_for: tuple[object, ...] = ()
+
+    def _layout(self) -> tuple[int, int, int]:
+        """Tiles in a row, and each tile's width and height in cells (without its title)."""
+        assert self.tiles is not None
+        count, rows, columns = self.tiles.values.shape
+        best, size = (1, 1, 1), 0.0
+        for across in range(1, count + 1):
+            down = -(-count // across)
+            width = self.size.width // across - _GAP
+            height = self.size.height // down - 1
+            scale = min(width / columns, 2 * height / rows) if width > 1 and height > 0 else 0
+            if scale > size:
+                best, size = (across, width, height), scale
+        return best
+
+    def line(self, y: int) -> Strip:
+        """A line of titles, or a line of every tile of one row."""
+        width = self.size.width
+        if self.tiles is None or not self.tiles.values.size:
+            return Strip.blank(width)
+        self._draw()
+        across, tile_width, tile_height = self._layout()
+        row, inside = divmod(y, tile_height + 1)
+        segments: list[Segment] = []
+        for tile in range(row * across, min((row + 1) * across, len(self.tiles.titles))):
+            segments += (
+                self._title(tile, tile_width) if inside == 0 else self._body(tile, inside - 1, tile_width)
+            )
+            segments.append(Segment(" " * _GAP))
+        return Strip(segments).adjust_cell_length(width)
+
+    def _draw(self) -> None:
+        key = (self.tiles, self.size, self.app.theme)
+        if key == self._drawn_for or self.tiles is None:
+            return
+        _, width, height = self._layout()
+        scale = "difference" if self.tiles.scale == "difference" else "magnitude"
+        limit = Matrix(self.tiles.values.reshape(len(self.tiles.values), -1)).limit
+        self._drawn = [
+            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), paint(self.app), limit)  # type: ignore[arg-type]
+            for values in self.tiles.values
+        ]
+        self._drawn_for = key
+
+    def _title(self, tile: int, width: int) -> Sequence[Segment]:
+        assert self.tiles is not None
+        styles = paint(self.app)
+        style = styles.present if tile == self.selected else styles.rank(self.tiles.ranks[tile])
+        title = self.tiles.titles[tile]
+        return [Segment(title[:width], style), Segment(" " * max(0, width - len(title)))]
+
+    def _body(self, tile: int, y: int, width: int) -> Sequence[Segment]:
+        drawn = self._drawn[tile]
+        if y >= len(drawn):
+            return [Segment(fit("", width))]
+        return [*drawn[y], Segment(" " * (width - len(drawn[y])))]
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the tile."""
+        if self.tiles is None:
+            return
+        across, width, height = self._layout()
+        tile = event.y // (height + 1) * across + min(event.x // (width + _GAP), across - 1)
+        if tile < len(self.tiles.titles):
+            self.post_message(self.Picked(tile))

@@ -1,0 +1,77 @@
+"""The steps of the branch over the width of the screen: how certain the model was, where it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from textual import events
+from textual.message import Message
+from textual.reactive import reactive
+from textual.strip import Strip
+
+from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.tokens import TokenLine
+from workbench.tui.theme import paint
+from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.plot import bars
+
+_LABEL = 10
+_HEIGHT = 3
+
+
+class Timeline(LineWidget):
+    """Bars of 1 - p of each token; the present step marked. Posts `Picked` on a click."""
+
+    DEFAULT_CSS = "Timeline { height: 4; width: 1fr; }"
+
+    steps: reactive[tuple[float | None, ...]] = reactive(())
+    at: reactive[int] = reactive(0)
+
+    @dataclass
+    class Picked(Message):
+        """A step was clicked."""
+
+        step: int
+
+    def show(self, line: TokenLine, where: Where) -> None:
+        """Show a branch at a step."""
+        self.steps = tuple(cell.surprise for cell in line.tokens.cells[line.prompt :])
+        self.at = where.step
+
+    def _bins(self) -> int:
+        """How many steps share a column."""
+        room = max(1, self.size.width - _LABEL - 1)
+        return max(1, -(-len(self.steps) // room))
+
+    def line(self, y: int) -> Strip:
+        """A line of bars, or the steps' numbers under them."""
+        styles, width, share = paint(self.app), self.size.width, self._bins()
+        shown = [
+            max((v for v in self.steps[i : i + share] if v is not None), default=None)
+            for i in range(0, len(self.steps), share)
+        ]
+        present = self.at // share
+        if y < _HEIGHT:
+            drawn = bars([*shown, 1.0], _HEIGHT)[y][:-1]
+            label = ("surprise", "", "")[y]
+            segments = [
+                Segment(f" {label:<{_LABEL - 1}}", styles.quiet),
+                Segment(drawn[:present], styles.trace),
+            ]
+            segments += [
+                Segment(drawn[present : present + 1], styles.accent),
+                Segment(drawn[present + 1 :], styles.trace),
+            ]
+            return Strip(segments).adjust_cell_length(width)
+        marker = f"▲ step {self.at}"
+        left = min(present, max(0, width - _LABEL - len(marker)))
+        return Strip([Segment(" " * (_LABEL + left)), Segment(marker, styles.accent)]).adjust_cell_length(
+            width
+        )
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the step."""
+        step = (event.x - _LABEL) * self._bins()
+        if 0 <= step < len(self.steps):
+            self.post_message(self.Picked(step))
