@@ -123,8 +123,11 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
-    app = LockstepApp(lambda: starting([str(tmp_path), "--ids", "1"], "nothing"))
+@pytest.mark.parametrize("folder", ["short", "a-folder-with-a-long-name-" * 7])
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, folder: str) -> None:
+    model = tmp_path / folder
+    model.mkdir()
+    app = LockstepApp(lambda: starting([str(model), "--ids", "1"], "nothing"))
     async with app.run_test(size=(100, 30)) as pilot:
         await _until(lambda: any("config.json" in line for line in text_of(pilot)), pilot)
         assert isinstance(app.screen, StartingScreen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, ClassVar
 
 from textual import work
@@ -67,13 +68,24 @@ class StartingScreen(Screen[None]):
         except (HostError, SessionError, OSError) as error:
             self._failed = True
             self.engine.close()
-            lines = [
-                [("✗ ", "wrong"), (line, "text")]
-                for line in clean(str(error), limit=1000, newlines=True).split("\n")
-            ]
-            self.query_one(Lines).show([*lines, [], [("  esc", "text"), (" goes back", "quiet")]])
+            self._show_failure(clean(str(error), limit=1000, newlines=True))
             return
         self.app.switch_screen(self._then(self.engine, reader, ready))
+
+    def _show_failure(self, message: str) -> None:
+        """The whole message, however long its paths are: what to do about it often stands at the end."""
+        lines = self.query_one(Lines)
+        wrapped = [
+            row for line in message.split("\n") for row in wrap(line, width=max(20, lines.size.width - 2))
+        ]
+        marks = [("✗ ", "wrong"), *[("  ", "text")] * (len(wrapped) - 1)]
+        lines.show(
+            [
+                *[[mark, (row, "text")] for mark, row in zip(marks, wrapped, strict=False)],
+                [],
+                [("  esc", "text"), (" goes back", "quiet")],
+            ]
+        )
 
     def action_cancel(self) -> None:
         """Give up: the host ends with its ranks."""
