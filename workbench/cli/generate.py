@@ -12,7 +12,7 @@ from engine import shards
 from engine.config import EngineConfig
 from engine.sampling import Sampling
 from engine.taps.names import tap_specs
-from workbench.cli import options
+from workbench.cli import options, resolve
 from workbench.cli.streaming import display
 from workbench.debugger.capture import NOTHING, STATS, Capture, parse_capture
 from workbench.debugger.inferior import Inferior
@@ -60,10 +60,10 @@ def generate(
     Tokens go to stdout as they come, speed to stderr.
     """
     opened = open_model(model)
-    prompts = options.prompt_ids(opened, prompt, ids, chat)
-    config = options.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    prompts = resolve.prompt_ids(opened, prompt, ids, chat)
+    config = resolve.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
     config = plan(opened.config, config, prompts, max_tokens)
-    rules = options.rules_of(rule, opened, tp)
+    rules = resolve.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = _capture(capture, opened, config) if save else NOTHING
     target = may_write(save) if save else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widgets import Input
 
 from workbench.tui import settings
 from workbench.tui.settings import Settings
@@ -15,6 +21,11 @@ from workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
     from workbench.tui.screens.home import HomeScreen
+
+#: What ends the program from outside: it leaves as it does on ctrl+q.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+#: Seconds for that; a terminal that is gone may never take the last bytes.
+_GRACE = 20.0
 
 
 class LockstepApp(App[int]):
@@ -39,6 +50,9 @@ class LockstepApp(App[int]):
 
     def on_mount(self) -> None:
         """Show the first screen; remember a theme that is chosen later."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: settings.save_theme(theme.name))
 
@@ -60,6 +74,33 @@ class LockstepApp(App[int]):
         for name in ("lockstep-dark", "lockstep-light"):
             yield SystemCommand(f"Theme: {name}", "", lambda n=name: setattr(self, "theme", n))
         yield SystemCommand("Quit", "ctrl+q", self.action_quit)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys act here, one after another: what a key opens or focuses gets the next, however fast they come.
+
+        Textual lets a key climb from the widget that has the focus up to the app, queue by queue, while the
+        keys behind it are already on their way to that same widget: of a `:next` typed fast, the `n` acted.
+        """
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            field = self.focused
+            if isinstance(field, Input) and event.character is not None and event.is_printable:
+                field.replace(event.character, *field.selection)
+                return
+            if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
+                return
+        await super().on_event(event)
+
+    def _end(self, number: int) -> None:
+        """SIGTERM, or the terminal was closed."""
+        if number == signal.SIGHUP:
+            # Nobody reads any more, and a write that fails would stop the thread that writes.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(nowhere, descriptor)
+        last = threading.Timer(_GRACE, os._exit, (128 + number,))
+        last.daemon = True
+        last.start()
+        self.exit(return_code=128 + number)
 
     def _act(self, action: str) -> None:
         self.call_later(self.run_action, action)

@@ -169,7 +169,7 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
         """Type to filter."""
         field = self.query_one(Input)
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)  # at once, for the keys that are under way
 
     def action_clear_filter(self) -> None:
         """All parameters again."""
