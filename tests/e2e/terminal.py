@@ -43,7 +43,8 @@ class Terminal:
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m workbench.cli "$@"\n')
         program.chmod(0o755)
         (directory / "tmux.conf").write_text(_CONFIG)
-        (directory / "bashrc").write_text(f"PS1='{_PROMPT} ' PATH={shlex.quote(str(directory / 'bin'))}:$PATH\n")
+        # A size in the environment would be believed, and never change.
+        (directory / "bashrc").write_text(f"unset COLUMNS LINES; PS1='{_PROMPT} ' PATH={shlex.quote(str(directory / 'bin'))}:$PATH\n")
         # A socket's path must be short, a test's directory is not.
         self._socket = Path("/tmp") / f"lockstep-{self.mark[:12]}.tmux"
         settings = [word for name, value in self._environment().items() for word in ("-e", f"{name}={value}")]
@@ -51,6 +52,7 @@ class Terminal:
             "-f", str(directory / "tmux.conf"), "new-session", "-d", "-x", str(columns), "-y", str(rows),
             "-c", str(directory), *settings, "bash --noprofile --rcfile bashrc",
         )  # fmt: skip
+        self._lines = 0
         self.shell = int(self._tmux("display", "-p", "#{pane_pid}"))
         self.wait(_PROMPT)
 
@@ -85,11 +87,21 @@ class Terminal:
         self.type(line)
         self.press("Enter")
 
+    def start(self, line: str) -> None:
+        """Have the shell start a program; `code` tells how it ended."""
+        self.enter(f"{line}; code=$?")
+
+    def code(self) -> int:
+        """The exit code of what was started last."""
+        return int(self.shell_line("echo $code"))
+
     def shell_line(self, line: str) -> str:
         """Have the shell carry out a line; what it printed."""
-        self.enter(f"clear; {line}; echo do''ne")
-        shown = self.wait("done\n" + _PROMPT)
-        return shown[: shown.rindex("done")].strip()
+        self._lines += 1
+        end = f"end of line {self._lines}"
+        self.enter(f"clear; {line}; echo 'end of line' {self._lines}")
+        shown = self.wait(f"{end}\n{_PROMPT}")
+        return shown[: shown.rindex(end)].strip()
 
     def resize(self, columns: int, rows: int) -> None:
         """Another size, as when a window is dragged."""
@@ -143,42 +155,39 @@ class Terminal:
 
     def line_discipline(self) -> str:
         """The terminal's settings, as `stty` knows them."""
-        return self.shell_line("stty -g")
+        self.shell_line("stty -g > stty")
+        return (self.directory / "stty").read_text()
 
     # --- what is left --------------------------------------------------------------------------------
 
-    def processes(self) -> list[psutil.Process]:
-        """Every living process that was started in this terminal, the shell not counted."""
-        found = []
+    def processes(self) -> dict[int, list[str]]:
+        """The command line of every living process that was started in this terminal, the shell not counted."""
+        found = {}
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                marked = process.environ().get(_MARK) == self.mark
-                if marked and process.pid != self.shell and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            with contextlib.suppress(psutil.Error):  # it ended while it was looked at
+                if process.environ().get(_MARK) == self.mark and process.pid != self.shell:
+                    found[process.pid] = process.cmdline()
         return found
 
-    def of(self, module: str) -> list[psutil.Process]:
-        """Those of them that run a Python module."""
-        return [process for process in self.processes() if module in process.cmdline()]
+    def of(self, module: str) -> list[int]:
+        """Those of them that run a Python module, in the order of their ids."""
+        return sorted(pid for pid, words in self.processes().items() if module in words)
+
+    def signal(self, module: str, number: signal.Signals, which: int = 0) -> None:
+        """Send a signal to a process by the module that it runs."""
+        os.kill(self.of(module)[which], number)
 
     def nothing_is_left(self, seconds: float = 20.0) -> None:
         """No process, no temporary file, no half-written session file."""
         deadline = time.monotonic() + seconds
-        while left := [*(" ".join(p.cmdline()[:6]) for p in self._still()), *self._litter()]:
+        while left := [*(" ".join(words[:6]) for words in self.processes().values()), *self._litter()]:
             if time.monotonic() > deadline:
                 raise AssertionError(f"left behind: {left}")
             time.sleep(0.05)
 
-    def _still(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if process.is_running()]
-
     def _litter(self) -> list[str]:
         files = [*self.scratch.iterdir(), *self.directory.rglob("*.session-wal"), *self.directory.rglob("*-shm")]
         return [str(file) for file in files]
-
-    def signal(self, module: str, number: signal.Signals, which: int = 0) -> None:
-        """Send a signal to a process by the module that it runs."""
-        os.kill(self.of(module)[which].pid, number)
 
 
 #: The modes of a terminal that nobody changed: the cursor is shown and nothing else is on.
@@ -193,6 +202,6 @@ def terminal(directory: Path, columns: int = 120, rows: int = 40) -> Iterator[Te
         yield opened
     finally:
         opened.close()
-        for process in opened.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        for pid in opened.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

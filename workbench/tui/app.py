@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Input
+from textual.worker import WorkerFailed
 
 from workbench.tui import settings
 from workbench.tui.settings import Settings
@@ -22,10 +24,9 @@ from workbench.tui.theme import THEMES
 if TYPE_CHECKING:
     from workbench.tui.screens.home import HomeScreen
 
-#: What ends the program from outside: it leaves as it does on ctrl+q.
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-#: Seconds for that; a terminal that is gone may never take the last bytes.
-_GRACE = 20.0
+#: What ends the program from outside, and the seconds it then has to leave as it does on ctrl+q. A terminal that is
+#: gone never takes the last bytes; a host that hears no more of its client ends by itself.
+_ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
 class LockstepApp(App[int]):
@@ -42,6 +43,7 @@ class LockstepApp(App[int]):
         super().__init__()
         self.settings = chosen or Settings()
         self._first = first
+        self._leaving = False
         for name in list(self.available_themes):
             self.unregister_theme(name)
         for theme in THEMES:
@@ -52,7 +54,7 @@ class LockstepApp(App[int]):
         """Show the first screen; remember a theme that is chosen later."""
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
-                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
+                signal.signal(number, self._end)
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: settings.save_theme(theme.name))
 
@@ -90,17 +92,26 @@ class LockstepApp(App[int]):
                 return
         await super().on_event(event)
 
-    def _end(self, number: int) -> None:
-        """SIGTERM, or the terminal was closed."""
-        if number == signal.SIGHUP:
-            # Nobody reads any more, and a write that fails would stop the thread that writes.
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
-                os.dup2(nowhere, descriptor)
-        last = threading.Timer(_GRACE, os._exit, (128 + number,))
+    def exit(self, *arguments: Any, **named: Any) -> None:
+        """Leave. What is under way is not to look for widgets that go away one by one."""
+        self._leaving = True
+        self.workers.cancel_all()
+        super().exit(*arguments, **named)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """A message that was being handled while the screens closed: no reason to call it a crash."""
+        cause = error.error if isinstance(error, WorkerFailed) else error
+        if not (self._leaving and isinstance(cause, NoMatches)):
+            super()._handle_exception(error)
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        """SIGTERM, or the terminal was closed (SIGHUP). A signal handler, as the event loop may be the one that waits
+        for a terminal which is gone."""
+        last = threading.Timer(_ENDING[signal.Signals(number)], os._exit, (128 + number,))
         last.daemon = True
         last.start()
-        self.exit(return_code=128 + number)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self.exit(return_code=128 + number))
 
     def _act(self, action: str) -> None:
         self.call_later(self.run_action, action)
