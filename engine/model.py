@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine import shards
@@ -165,3 +166,7 @@ class Decoder:
         if self.tap_final_norm:
             self.tap_final_norm(x)
         return self.head(x[batch.last])
+
+    def lens(self, rows: Tensor) -> Tensor:
+        """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. No tap is told."""
+        return F.linear(self.norm(rows, self.final_norm, self.model.rms_eps), self.head.weight)

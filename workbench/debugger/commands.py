@@ -6,6 +6,7 @@ from workbench.debugger import (  # noqa: F401
     checking,
     describing,
     golden,
+    lens,
     looking,
     reversing,
     running,

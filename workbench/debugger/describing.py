@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sessions.records import STATISTICS
@@ -13,7 +13,7 @@ from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import NotCaptured
 from workbench.debugger.motion import require_step
 from workbench.debugger.registry import Argument, command
-from workbench.debugger.values import Result, Table
+from workbench.debugger.values import Result, Table, jsonable
 
 
 def ranks(debugger: Debugger) -> Table:
@@ -55,39 +55,57 @@ def blocks(debugger: Debugger) -> Table:
     return Table(title, ["sequence", "blocks", "table"], rows)
 
 
+#: What is known of one rank's share of a parameter; the last says how it compares with the checkpoint.
+WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")
+
+
 def weights(debugger: Debugger) -> Table:
-    """Every parameter's share on every rank. A live debugger writes it into the session for replays."""
-    columns = ["name", "rank", "shape", "dtype", *STATISTICS, "checksum"]
+    """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
+    "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
+    branch = debugger.position.branch
     if debugger.live:
-        answers = debugger.engine.inferior.client.call("weights", timeout=None)
-        rows = [
-            [
-                name,
-                rank,
-                "×".join(map(str, told["shape"])),
-                told["dtype"],
-                *told["stats"],
-                f"{told['checksum']:016x}",
-            ]
-            for rank, answer in enumerate(answers)
-            for name, told in answer["weights"].items()
-        ]
-        rows.sort(key=lambda row: (row[0], row[1]))
-        _keep(debugger, rows)
-        return Table("", columns, rows)
+        rows = _held(debugger, branch)
+        _keep(debugger, branch, rows)
+        return Table("", WEIGHT_COLUMNS, rows)
     kept = debugger.session.meta.get("weights")
-    if not isinstance(kept, list):
+    found = kept.get(str(branch)) if isinstance(kept, dict) else None
+    if not isinstance(found, list):
         raise NotCaptured(
-            "the weights were not looked at while the model ran: `info weights` in the live run keeps them"
+            f"the weights were not looked at while branch {branch} ran: `info weights` in the live run keeps them"
         )
-    return Table("", columns, kept)
+    return Table("", WEIGHT_COLUMNS, found)
 
 
-def _keep(debugger: Debugger, rows: list[list[Any]]) -> None:
+def _held(debugger: Debugger, branch: int) -> list[list[Any]]:
+    engine, rules = debugger.engine, debugger.timeline.line(branch).rules
+    if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
+        engine.stand_under(branch, max(debugger.position.step, 0))
+    answers = engine.inferior.client.call("weights", compare=True, timeout=None)
+    rows = [
+        [
+            name, rank, "×".join(map(str, told["shape"])), told["dtype"], *told["stats"],
+            f"{told['checksum']:016x}", _compared(told),
+        ]
+        for rank, answer in enumerate(answers)
+        for name, told in answer["weights"].items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row[0], row[1]))
+
+
+def _compared(told: Mapping[str, Any]) -> str:
+    if told["checkpoint"] is None:
+        return "absent"
+    return "equal" if told["checkpoint"] == told["checksum"] else "different"
+
+
+def _keep(debugger: Debugger, branch: int, rows: list[list[Any]]) -> None:
     inferior = debugger.engine.inferior
     writer = inferior.writer
     if writer is not None:
-        inferior.guard(lambda: writer.set_meta("weights", rows))
+        debugger.session.refresh()
+        kept = debugger.session.meta.get("weights")
+        known = kept if isinstance(kept, dict) else {}
+        inferior.guard(lambda: writer.set_meta("weights", {**known, str(branch): jsonable(rows)}))
 
 
 def taps(debugger: Debugger) -> Table:
