@@ -2,6 +2,7 @@
 
 from workbench.debugger import (  # noqa: F401
     breaking,
+    capturing,
     changing,
     checking,
     describing,
