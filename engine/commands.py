@@ -66,6 +66,7 @@ class Commands:
             "parameters": len(self._runner.decoder.parameters()),
             "weight_bytes": sum(p.nbytes for p in self._runner.decoder.parameters().values()),
             "context": self._runner.context,
+            "unpaged": self._runner.decoder.layers[0].attention.unpaged,
         }
 
     def do_rules(self, rules: dict[str, str], reload: bool) -> dict[str, Any]:
