@@ -41,6 +41,7 @@ class Launch:
     sampling: Sampling = field(default_factory=Sampling)
     timeout: float = 60.0
     session: Path | None = None
+    listen: str = ""
     room: int = 4096
 
 
@@ -66,6 +67,7 @@ def run_of(launch: Launch) -> Run:
         device=launch.device,
         dtype=pick_dtype(launch.dtype, model.config, launch.device.partition(":")[0]),
         timeout_seconds=launch.timeout,
+        listen=launch.listen,
     )
     config = plan(model.config, config, prompts, launch.room)
     specs = tap_specs(
@@ -123,6 +125,7 @@ def parse_options(words: Sequence[str]) -> Options:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--listen", default="")
     parser.add_argument("--session", type=Path)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
@@ -137,6 +140,7 @@ def parse_options(words: Sequence[str]) -> Options:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
+        found.listen,
     )  # fmt: skip
     return Options(found.socket, launch=launch)
 
