@@ -1,13 +1,16 @@
-"""Importing this module fills the registry: the groups in the order of the manual."""
+"""Importing this module fills the registry."""
 
 from workbench.debugger import (  # noqa: F401
+    branching,
     breaking,
     changing,
     checking,
+    comparing,
     describing,
     golden,
     looking,
     reversing,
     running,
     scripting,
-)  # isort: skip
+    tensors,
+)

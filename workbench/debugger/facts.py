@@ -19,10 +19,11 @@ import numpy as np
 from engine.faults.catalogue import DEFAULTS
 from sessions.records import STATISTICS
 from sessions.text import clean
+from workbench.debugger.checking import last_judgement
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.origins import find_origin
-from workbench.debugger.reading import parts_of, select, statistics_at, whole_of
+from workbench.debugger.reading import check_rank, parts_of, select, statistics_at, whole_of
 
 Fact = float | str | list[Any]
 
@@ -109,6 +110,8 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
         return "" if at.place is None else timeline.places.names[at.place]
     if name in _FACTS:
         return _FACTS[name](debugger)
+    if "." in name:
+        timeline.places.exact(name)  # says which tap was meant
     known = ", ".join(sorted(NAMES))
     raise CommandError(
         f"{clean(name, limit=40)!r} is unknown: use {known}, rule.NAME or a tap",
@@ -120,17 +123,16 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
 def statistic(debugger: Debugger, name: str, tap: str, rank: int | None) -> float:
     """A statistic of a tap at the present step, of one rank or of all."""
     rows = statistics_at(debugger, debugger.timeline.places.exact(tap))
-    if rank is not None and not 0 <= rank < len(rows):
-        raise CommandError(f"there is no rank {rank}: ranks are 0 to {len(rows) - 1}")
+    if rank is not None:
+        check_rank(debugger, rank)
     values = [row[STATISTICS.index(name)] for row in rows]
     return float(values[rank] if rank is not None else _MERGE[name](values))
 
 
 def golden_verdict(debugger: Debugger) -> str:
     """What `golden` found on this branch last: "match", "diverged", or "none"."""
-    found = debugger.session.events(branch=debugger.position.branch, kind="golden")
-    data = found[-1].data if found else None
-    return str(data.get("verdict", "none")) if isinstance(data, dict) else "none"
+    data = last_judgement(debugger)
+    return "none" if data is None else str(data["verdict"])
 
 
 def _sequence(debugger: Debugger, what: str) -> float:

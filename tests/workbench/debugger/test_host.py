@@ -141,6 +141,19 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
         client.command("restart").result(90)
         state = client.command("next 5").result(60)["state"]
         assert (state["step"], state["live"]) == (4, True)
+        client.command("catch error").result(30)
+        ranks = [
+            child.pid for child in psutil.Process(client.process.pid).children(recursive=True)
+            if "engine.faults.rank" in child.cmdline()
+        ]  # fmt: skip
+        os.kill(ranks[0], signal.SIGKILL)
+        stop = client.command("next").result(60)["result"]
+        assert (stop["reason"], stop["hitBreakpointIds"]) == ("exception", [1])
+        assert "is lost" in stop["description"]
+        client.command("restart").result(90)
+        assert client.command("next 6").result(60)["state"]["step"] == 5
+        script = client.command("export script").result(30)["text"].splitlines()[1:]
+        assert script[script.index("catch error") :] == ["catch error", "goto 4", "restart", "next 6"]
     finally:
         client.close()
     assert verify(tmp_path / "lost.session") == []

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
-from sessions import Session, SessionError
+from sessions import Session, SessionError, SessionWriter
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.debugger.errors import NeedsEngine, NotCaptured
 from workbench.debugger.replay import open_replay, verify
@@ -137,6 +137,27 @@ def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:
         assert "row sum" in replay.execute("attn 0 1").to_text(), "attention rows are captured by default"
         assert replay.execute("next").to_json()["reason"] == "end"
         assert "greyed" in replay.execute("info toggles").to_text()
+
+
+def test_a_replay_goes_back_to_where_the_golden_was_left() -> None:
+    with replay_of(RECORDED / "load_bias-false.session") as debugger:
+        texts(debugger, "goto 1", "catch golden")
+        stops = [debugger.execute("reverse-continue").to_json() for _ in range(2)]
+    assert [(stop["reason"], stop["step"], stop["tap"]) for stop in stops] == [
+        ("exception", 0, "layers.0.attn.q_proj"),
+        ("entry", -1, None),
+    ]
+
+
+def test_a_replay_needs_no_tokenizer_to_show_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "moved.session"
+    shutil.copyfile(RECORDED / "load_bias-false.session", path)
+    with replay_of(path) as debugger:
+        here = debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()
+    with SessionWriter.reopen(path) as writer:
+        writer.set_meta("model_path", str(tmp_path / "gone"))
+    with replay_of(path) as debugger:
+        assert (debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()) == here
 
 
 def test_the_last_row_is_shown_for_what_it_is(live: Live) -> None:
