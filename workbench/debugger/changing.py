@@ -11,9 +11,9 @@ from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of
 from engine.sampling import Sampling
 from sessions.text import clean
 from workbench.debugger import expressions, registry
-from workbench.debugger.comparing import golden_session
+from workbench.debugger.comparing import golden_tensor
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.errors import CommandError
 from workbench.debugger.forking import fork_at, fork_from_start, fork_here, recorded_fork
 from workbench.debugger.motion import require_step
 from workbench.debugger.patches import Bounds, Patch, cut
@@ -106,7 +106,7 @@ def patch(debugger: Debugger, what: str) -> Result:
     bounds = _bounds(whole.shape, index, tap)
     target = tuple(slice(*b) for b in bounds)
     if wanted == "golden":
-        values = _golden_tensor(debugger, tap, whole.shape)[target]
+        values = golden_tensor(debugger, tap, whole.shape)[target]
     else:
         values = np.full(whole[target].shape, _value(wanted, what), np.float32)
     shapes = [parts.by_rank[rank].shape for rank in sorted(parts.by_rank)]
@@ -115,28 +115,6 @@ def patch(debugger: Debugger, what: str) -> Result:
     line = debugger.timeline.line(at.branch)
     kept = [one for one in line.patches if one.step <= at.step]
     return fork_at(debugger, name, at.step, patches=[*kept, made])
-
-
-def _golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The golden's tensor at this tap and step; an error where there is none or it does not fit."""
-    at = debugger.position
-    with golden_session(debugger) as golden:
-        if at.step not in golden.steps(0) or not golden.has_tap(tap):
-            raise DebuggerError(f"the golden has no {tap} at step {at.step}: `golden` records it up to here")
-        ours = (
-            debugger.timeline.sequence(at.branch, at.step)
-            if at.step <= debugger.timeline.last(at.branch)
-            else None
-        )
-        told = next(iter(golden.step(at.step, 0).sequences))
-        if ours is not None and list(told.ids) != list(ours.ids):
-            raise DebuggerError(f"the golden read other ids at step {at.step}: `golden` records it for these")
-        found = golden.rebuilt(tap, step=at.step).array
-    if found is None or found.shape != shape:
-        raise DebuggerError(
-            f"the golden's {tap} has shape {None if found is None else found.shape}, not {shape}"
-        )
-    return np.asarray(found)
 
 
 def toggles_table(debugger: Debugger) -> Table:

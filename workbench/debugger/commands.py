@@ -3,11 +3,13 @@
 from workbench.debugger import (  # noqa: F401
     branching,
     breaking,
+    capturing,
     changing,
     checking,
     comparing,
     describing,
     golden,
+    lens,
     looking,
     reversing,
     running,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +16,7 @@ from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.motion import require_step
 from workbench.debugger.registry import Argument, command
-from workbench.debugger.values import Group, Result, Table
+from workbench.debugger.values import Group, Result, Table, jsonable
 
 
 def ranks(debugger: Debugger) -> Table:
@@ -58,45 +58,62 @@ def blocks(debugger: Debugger) -> Table:
     return Table(title, ["sequence", "blocks", "table"], rows)
 
 
+#: What is known of one rank's share of a parameter; the last says how it compares with the checkpoint.
+WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")
+
+
 def weights(debugger: Debugger, glob: str) -> Table:
-    """Every parameter's share on every rank. A live debugger writes it into the session for replays."""
-    whole = _weights(debugger)
-    rows = [row for row in whole.rows if fnmatchcase(str(row[0]), glob)]
-    return Table(whole.title, whole.columns, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
+    """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
+    "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
+    rows = [row for row in _weights(debugger) if fnmatchcase(str(row[0]), glob)]
+    return Table("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
 
 
-def _weights(debugger: Debugger) -> Table:
-    columns = ["name", "rank", "shape", "dtype", *STATISTICS, "checksum"]
+def _weights(debugger: Debugger) -> list[list[Any]]:
+    branch = debugger.position.branch
     if debugger.live:
-        answers = debugger.engine.inferior.client.call("weights", timeout=None)
-        rows = [
-            [
-                name,
-                rank,
-                "×".join(map(str, told["shape"])),
-                told["dtype"],
-                *told["stats"],
-                f"{told['checksum']:016x}",
-            ]
-            for rank, answer in enumerate(answers)
-            for name, told in answer["weights"].items()
-        ]
-        rows.sort(key=lambda row: (row[0], row[1]))
-        _keep(debugger, rows)
-        return Table("", columns, rows)
+        rows = _held(debugger, branch)
+        _keep(debugger, branch, rows)
+        return rows
     kept = debugger.session.meta.get("weights")
-    if not isinstance(kept, list):
+    found = kept.get(str(branch)) if isinstance(kept, dict) else None
+    if not isinstance(found, list):
         raise NotCaptured(
-            "the weights were not looked at while the model ran: `info weights` in the live run keeps them"
+            f"the weights were not looked at while branch {branch} ran: `info weights` in the live run keeps them"
         )
-    return Table("", columns, kept)
+    return found
 
 
-def _keep(debugger: Debugger, rows: list[list[Any]]) -> None:
+def _held(debugger: Debugger, branch: int) -> list[list[Any]]:
+    engine, rules = debugger.engine, debugger.timeline.line(branch).rules
+    if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
+        engine.stand_under(branch, max(debugger.position.step, 0))
+    answers = engine.inferior.client.call("weights", compare=True, timeout=None)
+    rows = [
+        [
+            name, rank, "×".join(map(str, told["shape"])), told["dtype"], *told["stats"],
+            f"{told['checksum']:016x}", _compared(told),
+        ]
+        for rank, answer in enumerate(answers)
+        for name, told in answer["weights"].items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row[0], row[1]))
+
+
+def _compared(told: Mapping[str, Any]) -> str:
+    if told["checkpoint"] is None:
+        return "absent"
+    return "equal" if told["checkpoint"] == told["checksum"] else "different"
+
+
+def _keep(debugger: Debugger, branch: int, rows: list[list[Any]]) -> None:
     inferior = debugger.engine.inferior
     writer = inferior.writer
     if writer is not None:
-        inferior.guard(lambda: writer.set_meta("weights", rows))
+        debugger.session.refresh()
+        kept = debugger.session.meta.get("weights")
+        known = kept if isinstance(kept, dict) else {}
+        inferior.guard(lambda: writer.set_meta("weights", {**known, str(branch): jsonable(rows)}))
 
 
 def taps(debugger: Debugger, glob: str) -> Table:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from textual.message import Message
 from textual.message_pump import MessagePump
 
+from engine.wire import unpack_array, widen
 from workbench.debugger.host_client import HostClient, HostError
 
 
@@ -70,6 +73,13 @@ class Engine:
         assert self._client is not None, "the host was not started"
         answer = await asyncio.wrap_future(self._client.request("registry"))
         return list(answer["commands"])
+
+    async def weight(self, name: str) -> dict[int, NDArray[np.float32]]:
+        """Each rank's share of a parameter. HostError for a name that the ranks do not have."""
+        assert self._client is not None, "the host was not started"
+        answer = await asyncio.wrap_future(self._client.request("weight", name=name))
+        shares = (widen(*unpack_array(one)) for one in answer["tensors"])
+        return {rank: share.astype(np.float32) for rank, share in enumerate(shares)}
 
     def interrupt(self) -> None:
         """Stop what runs, at an operation boundary."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sessions import SessionWriter
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
@@ -263,3 +264,34 @@ async def test_resizing_keeps_the_place(bench: Bench) -> None:
         await settle(pilot)
         assert _screen(pilot).where == where
         assert len(text_of(pilot)) == 24
+
+
+async def test_the_lens_shows_each_layer_and_where_golden_differs(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "5", "l")
+        assert any("needs" in line or "replay" in line for line in text_of(pilot)), (
+            "nobody took it at this step"
+        )
+        await press(pilot, *"[" * 5)
+        lines = text_of(pilot)
+        assert any("first from layer 2 on" in line for line in lines)
+        assert sum(1 for line in lines if " layer " in line) >= 4
+        await press(pilot, "l")
+        assert any("margin" in line and "entropy" in line for line in text_of(pilot))
+
+
+async def test_what_the_ranks_held_is_shown_without_the_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    path = build(tmp_path / "held.session", fork=False)
+    figures = [0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 32]
+    rows = [
+        ["layers.0.k_proj.bias", 0, "32", "float32", *figures, "0" * 16, "different"],
+        ["layers.0.k_proj.bias", 1, "32", "float32", *figures[:-1], 0, "a" * 16, "equal"],
+        ["nonsense"],
+    ]
+    with SessionWriter.reopen(path) as writer:
+        writer.set_meta("weights", {"0": rows})
+    async with bench(path=path) as pilot:
+        await press(pilot, "4")
+        lines = text_of(pilot)
+        assert any("1 of 2 shares are not what the checkpoint has" in line for line in lines)
+        assert any("≠ 32" in line and "= 32" in line for line in lines)

@@ -18,6 +18,7 @@ from workbench.tui.reader import Reader
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tokens import TokenLine
 from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
 
 
@@ -67,6 +68,19 @@ class Pane(Widget):
         tap: int
 
     @dataclass
+    class OpenWeight(Message):
+        """Show a parameter's values. `size`: how many it has."""
+
+        name: str
+        size: int
+
+    @dataclass
+    class Command(Message):
+        """Have the debugger carry out a command; a replay says why it cannot."""
+
+        line: str
+
+    @dataclass
     class Tell(Message):
         """Say something in the message line."""
 
@@ -89,6 +103,18 @@ class Pane(Widget):
     def answer(self, snapshot: Any) -> None:
         """Show the answer."""
         raise NotImplementedError
+
+    def lacks(self) -> str:
+        """The debugger's command that fills what is empty here; "" where there is none."""
+        return ""
+
+    def action_fill(self) -> None:
+        """Have the debugger bring what is missing here."""
+        line = self.lacks()
+        if line:
+            self.post_message(self.Command(line))
+        else:
+            self.notify("Nothing is missing here that a command could bring.")
 
     def table(self) -> Table | None:
         """What is shown, as data; None while there is nothing."""
@@ -135,8 +161,8 @@ class Pane(Widget):
         self.remove_class("-empty")
 
     def focus_content(self) -> None:
-        """Give the keys to the pane's main widget."""
-        for widget in self.query("*"):
-            if widget.can_focus and widget.display:
-                widget.focus()
-                return
+        """Give the keys to the pane's main widget: a table or a map before mere lines."""
+        able = [widget for widget in self.query("*") if widget.can_focus and widget.display]
+        able.sort(key=lambda widget: isinstance(widget, Lines))
+        if able:
+            able[0].focus()

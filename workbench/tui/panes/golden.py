@@ -70,6 +70,10 @@ The figure under the map is the error of each tap in the order of execution, on 
         """The verdicts of the present step."""
         return golden, ()
 
+    def lacks(self) -> str:
+        """The comparison itself."""
+        return "golden"
+
     def answer(self, snapshot: Golden) -> None:
         """Show them."""
         self.snapshot = snapshot

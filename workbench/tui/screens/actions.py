@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from textual import on
 from textual.reactive import reactive
 from textual.screen import Screen
 
@@ -180,6 +181,20 @@ class WorkbenchActions(Screen[None]):
     async def action_break_here(self) -> None:
         """b."""
         self.needs_engine("break")
+
+    def action_fill(self) -> None:
+        """a: the command that fills the pane."""
+        pane = self.current_pane
+        if pane is not None:
+            pane.action_fill()
+
+    @on(Pane.Command)
+    def _pane_asks(self, event: Pane.Command) -> None:
+        self.command_of_pane(event.line)
+
+    def command_of_pane(self, line: str) -> None:
+        """A key of a pane needs the debugger."""
+        self.needs_engine(line)
 
     async def action_toggles(self) -> None:
         """x: what can be switched on and off; in a replay it can only be read."""

@@ -19,6 +19,7 @@ from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.snapshots.overview import Where, overview
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.weight_tensor import Held
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
 #: Seconds after which what runs is said to run.
@@ -99,6 +100,8 @@ class LiveWorkbench(WorkbenchScreen):
             self.tell(clean(str(error), limit=300), wrong=True)
             return None
         self.state = reply.state or self.state
+        if reply.result.get("kind") == "golden":
+            await self.attach_golden()
         await self.follow()
         if not quiet:
             self._show_reply(line, reply)
@@ -161,8 +164,12 @@ class LiveWorkbench(WorkbenchScreen):
         self._run(key.command if times == 1 else f"{key.command} {times}")
 
     @work(group="command")
-    async def _run(self, line: str) -> None:
-        await self.send(line)
+    async def _run(self, line: str, *, quiet: bool = False) -> None:
+        await self.send(line, quiet=quiet)
+
+    def command_of_pane(self, line: str) -> None:
+        """A key of a pane: what the answer says is in the session, where the pane finds it."""
+        self._run(line, quiet=True)
 
     async def action_interrupt(self) -> None:
         """ctrl+c: stop what runs, at an operation boundary."""
@@ -184,12 +191,7 @@ class LiveWorkbench(WorkbenchScreen):
     async def action_golden(self) -> None:
         """g: compare, then show the verdicts."""
         await self.show_pane(7)
-        self._golden()
-
-    @work(group="command")
-    async def _golden(self) -> None:
-        if await self.send("golden") is not None:
-            await self.attach_golden()
+        self._run("golden")
 
     def why_no_toggle(self) -> str:
         """Why nothing can be switched now."""
@@ -212,6 +214,16 @@ class LiveWorkbench(WorkbenchScreen):
         if not captured and self.engine.running is None and self.state.get("live", True):
             await self.send(f"print {self.overview.taps[tap]}", quiet=True)
         WorkbenchScreen.open_tensor(self, tap)
+
+    async def held(self, name: str) -> Held:
+        """The ranks' own shares, unless they are at work."""
+        if self.engine.running is not None or not self.state.get("live", True):
+            return {}
+        try:
+            return await self.engine.weight(name)
+        except HostError as error:
+            self.tell(clean(str(error), limit=300), wrong=True)
+            return {}
 
     async def run_line(self, line: str) -> None:
         """The `:` line: the screen's own words, else the debugger's."""

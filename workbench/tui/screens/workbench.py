@@ -20,11 +20,13 @@ from workbench.tui.screens import commands, keys
 from workbench.tui.screens.actions import TITLES, WorkbenchActions
 from workbench.tui.screens.status import status_facts
 from workbench.tui.screens.tensor import TensorScreen
+from workbench.tui.screens.weight import WeightScreen
 from workbench.tui.snapshots.comparison import compare
 from workbench.tui.snapshots.operations import operations
 from workbench.tui.snapshots.overview import Present, Where, overview, present
 from workbench.tui.snapshots.source import Source
 from workbench.tui.snapshots.tokens import TokenLine, TokenLines
+from workbench.tui.snapshots.weight_tensor import Held
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.inspector import Inspector
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
@@ -34,6 +36,9 @@ from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.timeline import Timeline
 from workbench.tui.widgets.token_strip import TokenStrip
+
+#: The most elements of a parameter that the ranks are asked to send.
+_SENT = 8_000_000
 
 
 class WorkbenchScreen(WorkbenchActions):
@@ -109,7 +114,9 @@ class WorkbenchScreen(WorkbenchActions):
             pane.line = self.line
             pane.look(self.overview, self.where)
             pane.focus_content()
-            self.query_one(KeyBar).show([*pane.HINTS, *_FOOTER], _PINNED)
+            own = {hint.press for hint in pane.HINTS}
+            rest = [hint for hint in _FOOTER if hint.press not in own]
+            self.query_one(KeyBar).show([*pane.HINTS, *rest], _PINNED)
 
     @property
     def current_pane(self) -> Pane | None:
@@ -227,6 +234,16 @@ class WorkbenchScreen(WorkbenchActions):
         """A tap's tensor over the whole screen."""
         assert self.overview is not None
         self.app.push_screen(TensorScreen(self.reader, self.overview, replace(self.where, tap=tap)))
+
+    @on(Pane.OpenWeight)
+    async def _open_weight(self, event: Pane.OpenWeight) -> None:
+        held = {} if event.size > _SENT else await self.held(event.name)
+        assert self.overview is not None
+        self.app.push_screen(WeightScreen(self.reader, self.overview, self.where, event.name, held))
+
+    async def held(self, name: str) -> Held:
+        """What the running ranks hold of a parameter; nothing where none run."""
+        return {}
 
     @on(Pane.Tell)
     def _pane_tells(self, event: Pane.Tell) -> None:

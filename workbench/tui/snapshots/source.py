@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sessions.errors import SessionError
 from sessions.reader import Session
 from sessions.records import SequenceStep, StepRecord
-from workbench.tui.snapshots.texts import TokenTexts
+from workbench.tui.snapshots.texts import TokenTexts, model_path
 
 #: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
 _KEPT = 256
@@ -39,6 +39,18 @@ class Source:
     def path(self) -> Path:
         """Where it lies."""
         return self.session.path
+
+    @property
+    def model_path(self) -> Path | None:
+        """The checkpoint that the session was made from, if it is on this machine. "demo" is the embedded model."""
+        return model_path(self.meta)
+
+    def owner(self, step: int, branch: int) -> int:
+        """The branch that ran a step of `branch`: itself, or the one it shares the step with."""
+        known = {one.id: one for one in self.session.branches()}
+        while step < known[branch].fork_step and (parent := known[branch].parent) is not None:
+            branch = parent
+        return branch
 
     def stats(self, step: int, branch: int) -> NDArray[np.float32] | None:
         """Statistics [taps, ranks, 8] of a step, kept for the neighbouring questions."""
