@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sessions import Session, SessionError, TapDiff
 from sessions import diff as compare
@@ -171,7 +172,7 @@ def golden_session(debugger: Debugger) -> Iterator[Session]:
         yield session
 
 
-def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> NDArray[np.floating]:
     """The golden's tensor at this tap and step; an error where there is none or it does not fit."""
     at = debugger.position
     with golden_session(debugger) as golden:

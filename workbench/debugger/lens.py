@@ -99,7 +99,6 @@ def _golden_rows(
     debugger: Debugger, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> NDArray[np.float32] | None:
     """The reference's residuals at the same step; None where there is none of these very tokens."""
-    # Not at the top: `changing` is a module of commands, and their order is the manual's.
     if debugger.settings.golden is None:
         return None
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.faults.catalogue import DEFAULTS, Fault, faults_of
-from sessions import Session, SessionWriter
+from sessions import Session, SessionWriter, pack
 from workbench.debugger.launch import start
 from workbench.debugger.requests import Launch, run_of
 from workbench.debugger.values import Expectation
@@ -109,7 +109,7 @@ def record(story: Story, path: Path) -> None:
             debugger.execute(f"note {text}")
     with SessionWriter.reopen(path) as writer:
         writer.set_meta("model_path", DEMO)  # where this machine keeps it concerns nobody
-    SessionWriter.pack(path)
+    pack(path)
 
 
 def notes(story: Story) -> tuple[str, str, str]:
