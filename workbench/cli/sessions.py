@@ -58,7 +58,8 @@ def verify_sessions(session: Named, as_json: Json = False) -> None:
         print(dumps(found))
     else:
         for path, problems in found.items():
-            print(clean(f"{path}: {'; '.join(problems)}" if problems else f"{path}: ok"))
+            told = "; ".join(problems) or "ok"
+            print(clean(told if path in told else f"{path}: {told}"))
     if any(found.values()):
         raise typer.Exit(Exit.DIVERGED)
 

@@ -1,6 +1,6 @@
 """What `expect` and `print` may speak of beyond a tap: the branch, its text, verdicts, tensors.
 
-    golden == match          tokens == [12, 7]        text contains "rain"       step == 12
+    golden == match          tokens == [12, 7]        text contains "rain"       cause == bias_dropped
     nan(layers.0.attn.scores) > 0                     layers.0.attn.q_proj[0, 3] < 1.5
     origin == layers.0.attn.scores                    reason == exception        rule.mask == additive
 
@@ -36,7 +36,7 @@ _NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
 }  # fmt: skip
 NAMES = (
-    "step", "branch", "rank", "token", "position", "kv_len", "golden", "tokens", "text", "reason", "tap",
+    "step", "branch", "rank", "token", "position", "kv_len", "golden", "cause", "tokens", "text", "reason", "tap",
     "desync", "origin", *STATISTICS,
 )  # fmt: skip
 
@@ -135,6 +135,13 @@ def golden_verdict(debugger: Debugger) -> str:
     return "none" if data is None else str(data["verdict"])
 
 
+def _cause(debugger: Debugger) -> str:
+    """The name of the cause that `golden` found last on this branch, "none" where there is none."""
+    data = last_judgement(debugger) or {}
+    names = [str(one.get("name")) for one in data.get("causes") or () if isinstance(one, dict)]
+    return names[0] if names else "none"
+
+
 def _sequence(debugger: Debugger, what: str) -> float:
     told = debugger.timeline.sequence(debugger.position.branch, debugger.position.step)
     values = {
@@ -164,6 +171,7 @@ _FACTS: dict[str, Callable[[Debugger], Fact]] = {
     "token": lambda d: _sequence(d, "token"),
     "kv_len": lambda d: _sequence(d, "kv_len"),
     "golden": golden_verdict,
+    "cause": _cause,
     "tokens": lambda d: [float(token) for token in _tokens(d)],
     "text": _text,
     "desync": lambda d: float(d.timeline.desynchronised(d.position.branch, d.position.step) is not None),

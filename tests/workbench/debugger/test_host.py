@@ -181,10 +181,10 @@ time.sleep(600)
     assert verify(session) == []
 
 
-def kill_in_mid_step(checkpoint: Path, session: Path, delay: float) -> None:
+def kill_in_mid_step(checkpoint: Path, session: Path, delay: float, tp: int) -> None:
     """Start, run, kill -9 after a while; the session must open and be whole."""
     heard = Heard()
-    client = launch(checkpoint, session, heard)
+    client = launch(checkpoint, session, heard, tp=tp)
     pids = heard.wait_for("ready")["rank_pids"]
     client.command("next 2").result(60)
     running = client.command("until 100000")
@@ -207,9 +207,10 @@ def kill_in_mid_step(checkpoint: Path, session: Path, delay: float) -> None:
         assert steps[-1] >= last
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
-    kill_in_mid_step(checkpoint, tmp_path / "killed.session", random.Random(seed).uniform(0, 0.3))
+    delay = random.Random(seed).uniform(0, 0.3)
+    kill_in_mid_step(checkpoint, tmp_path / "killed.session", delay, tp=1 + seed % 2)
 
 
 @pytest.mark.slow
@@ -217,4 +218,4 @@ def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
 def test_kill_in_mid_step_fifty_times(checkpoint: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     for round in range(50):
-        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance.uniform(0, 1.0))
+        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance.uniform(0, 1.0), tp=1 + round % 2)
