@@ -114,6 +114,7 @@ class EngineConfig:
     load: Literal["direct", "rank0"] = "direct"
     timeout_seconds: float = 60.0
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
+    listen: str = ""  # HOST:PORT where ranks that torchrun started are awaited; "": they are started here
 
     def __post_init__(self) -> None:
         if self.tp < 1:

@@ -54,6 +54,7 @@ def generate(
         ),
     ] = None,
     timeout: options.Timeout = 60.0,
+    listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
     """Generate text from one or more prompts, under tensor parallelism.
@@ -62,7 +63,9 @@ def generate(
     """
     opened = open_model(model)
     prompts = options.prompt_ids(opened, prompt, ids, chat)
-    config = options.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    config = options.engine_config(
+        opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
+    )
     config = plan(opened.config, config, prompts, max_tokens)
     rules = options.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)

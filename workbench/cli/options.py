@@ -61,6 +61,15 @@ Timeout = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=0.1, help="Seconds after which a silent rank counts as hung."),
 ]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Await ranks that torchrun starts, here or on other machines, instead of starting them.",
+        show_default=False,
+    ),
+]
 Save = Annotated[
     Path | None,
     typer.Option("--save", metavar="FILE.session", help="Record the run there.", show_default=False),
@@ -104,7 +113,14 @@ def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[s
 
 
 def engine_config(
-    model: OpenedModel, *, tp: int, device: str, dtype: str, load: str = "direct", timeout: float = 60.0
+    model: OpenedModel,
+    *,
+    tp: int,
+    device: str,
+    dtype: str,
+    load: str = "direct",
+    timeout: float = 60.0,
+    listen: str = "",
 ) -> EngineConfig:
     """The options as an EngineConfig; UsageError and ConfigError for values that are none."""
     if load not in ("direct", "rank0"):
@@ -118,4 +134,5 @@ def engine_config(
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",
         timeout_seconds=timeout,
+        listen=listen,
     )

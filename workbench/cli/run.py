@@ -46,6 +46,7 @@ def run(
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k")] = 0,
     top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
+    listen: options.Listen = "",
     script: Script = None,
     ex: Commands = None,
     batch: Batch = False,
@@ -74,7 +75,7 @@ def run(
         lines = piped_commands()
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
-        Sampling(temperature, top_k, top_p, seed), _patience(timeout), save,
+        Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
     )  # fmt: skip
     with start(run_of(launch), _warn) as debugger:
         saved = debugger.session.path

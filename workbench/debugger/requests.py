@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Launch:
     sampling: Sampling = field(default_factory=Sampling)
     timeout: float = 60.0
     session: Path | None = None
+    listen: str = ""
     room: int = 4096
 
 
@@ -70,6 +71,7 @@ def run_of(launch: Launch) -> Run:
         device=launch.device,
         dtype=pick_dtype(launch.dtype, model.config, launch.device.partition(":")[0]),
         timeout_seconds=launch.timeout,
+        listen=launch.listen,
     )
     config = plan(model.config, config, prompts, launch.room)
     specs = tap_specs(
@@ -86,23 +88,22 @@ def run_of(launch: Launch) -> Run:
     )  # fmt: skip
 
 
-def tokenizer_of(meta: Mapping[str, object]) -> Tokenizer | RecordedTokens | None:
-    """The tokenizer of the checkpoint that a session was recorded from, where it is still there; otherwise the
-    texts that the session holds itself."""
-    told = meta.get("model_path")
-    path = MODEL_DIR if told == DEMO else Path(told) if isinstance(told, str) and told else None
-    if path is not None and path.exists():
-        try:
-            return find_tokenizer(path if path.is_dir() else path.parent)
-        except ConfigError:
-            pass  # not readable any more: the recorded texts do
-    return RecordedTokens.of(meta)
+def tokenizer_of(model_path: object) -> Tokenizer | None:
+    """The tokenizer of the checkpoint that a session was recorded from, where it is still there."""
+    path = MODEL_DIR if model_path == DEMO else Path(str(model_path or ""))
+    if not model_path or not path.exists():
+        return None
+    try:
+        return find_tokenizer(path if path.is_dir() else path.parent)
+    except ConfigError:
+        return None  # the session's own texts do
 
 
 def replay_of(path: Path) -> Debugger:
     """The replay of a session, with the texts of its tokens."""
     debugger = open_replay(path)
-    debugger.tokenizer = tokenizer_of(debugger.session.meta)
+    meta = debugger.session.meta
+    debugger.tokenizer = tokenizer_of(meta.get("model_path")) or RecordedTokens.of(meta)
     return debugger
 
 
@@ -127,6 +128,7 @@ def parse_options(words: Sequence[str]) -> Options:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--listen", default="")
     parser.add_argument("--session", type=Path)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
@@ -141,6 +143,7 @@ def parse_options(words: Sequence[str]) -> Options:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
+        found.listen,
     )  # fmt: skip
     return Options(found.socket, launch=launch)
 

@@ -19,6 +19,7 @@ from workbench.debugger.facts import evaluate_fact
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.scripts import read_script, run_script
 from workbench.debugger.values import Expectation, Group, Message, Result, number
+from workbench.export.kinds import KINDS
 from workbench.models import DEMO
 
 
@@ -87,25 +88,47 @@ def source(debugger: Debugger, file: str) -> Result:
 
 @command(
     "export", arguments=(
-        Argument("what", "word", required=True, choices=("script", "journal")),
+        Argument("what", "word", required=True, choices=("script", "journal", *KINDS)),
         Argument("file", "file", help="none: shown; an existing file is never replaced"),
     ),
-    group="session", help="the session as a script that does the same again, or its journal as JSON lines",
+    group="session", help="the session as a script or journal, or as `lockstep export` writes it",
+    details="`export script FILE` does the same again, `export journal FILE` has every event as a line of JSON;"
+    " `export html FILE` and the others are what `lockstep export` writes, of this branch at this step.",
 )  # fmt: skip
 def export(debugger: Debugger, what: str, file: str | None) -> Result:
-    """Write down what was done."""
-    text = script_of(debugger) if what == "script" else journal_of(debugger)
+    """Write down what was done, or what there is."""
+    content = _content(debugger, what)
     if file is None:
-        return Message(text, {"lines": text.count("\n") + 1})
+        if isinstance(content, bytes):
+            raise CommandError(f"export {what} FILE: a picture needs a file")
+        return Message(content.rstrip("\n"), {"lines": content.rstrip("\n").count("\n") + 1})
     path = _writable(debugger, file)
     try:
-        with path.open("x", encoding="utf-8") as opened:
-            opened.write(text + "\n")
+        with path.open("xb") as opened:
+            opened.write(content if isinstance(content, bytes) else content.encode())
     except FileExistsError:
         raise DebuggerError(f"{path} exists: choose another name") from None
     except OSError as error:
         raise DebuggerError(f"{path}: {error.strerror}") from error
     return Message(f"wrote {path}", {"path": str(path)})
+
+
+def _content(debugger: Debugger, what: str) -> str | bytes:
+    if what in ("script", "journal"):
+        return (script_of(debugger) if what == "script" else journal_of(debugger)) + "\n"
+    # Not at the top: most sessions are driven without, and a page takes its templates with it.
+    from workbench.export.session_files import SessionFiles
+    from workbench.export.story.request import Request
+
+    debugger.session.refresh()
+    at = debugger.position
+    step = min(at.step, debugger.timeline.last(at.branch))
+    try:
+        return SessionFiles(
+            debugger.session, Request(branch=at.branch, step=None if step < 0 else step)
+        ).text(what)
+    except ValueError as problem:  # NothingToExport, or a machine without fonts
+        raise DebuggerError(f"export {what}: {problem}") from problem
 
 
 def _writable(debugger: Debugger, file: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -216,7 +217,7 @@ async def test_help_lists_every_key(bench: Bench) -> None:
         assert "continue to the next stop" in text
 
 
-@pytest.mark.parametrize("ending", ["csv", "json", "html", "svg", "txt"])
+@pytest.mark.parametrize("ending", ["csv", "json", "html", "svg", "txt", "png"])
 async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> None:
     async with bench() as pilot:
         await press(pilot, "{")
@@ -224,8 +225,31 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> 
             await press(pilot, str(number))
             file = tmp_path / f"{number}.{ending}"
             _screen(pilot).export_pane(str(file))
-            empty = pane.TITLE == "Weights" and ending != "svg"  # the checkpoint is not on this machine
+            await settle(pilot)
+            # The checkpoint is not on this machine: there is only the picture that says so.
+            empty = pane.TITLE == "Weights" and ending in ("csv", "json", "txt")
             assert file.exists() is not empty, pane.TITLE
+            assert any(
+                ("no data in this pane" if empty else f"wrote {file}"[:60]) in line for line in text_of(pilot)
+            )
+
+
+async def test_the_sheet_of_formats_writes_and_never_replaces(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with bench() as pilot:
+        await press(pilot, "5", "e")
+        assert any("logits-step11.svg" in line for line in text_of(pilot)), "the default is offered"
+        await press(pilot, "down", "enter", "e", "enter", "e", "c", "e", "escape")
+        names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+        assert names == {"logits-step11.png", "logits-step11-2.png", "logits-step11.csv"}
+        await press(pilot, "2")
+        await enter(pilot, "colon", "print layers.2.attn.probs")
+        await press(pilot, "e", "j")
+        told = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
+        assert told["columns"][:2] == ["row", "c0"]
+        assert len(told["rows"][0]) == 1 + 19
 
 
 async def test_hostile_tokens_are_shown_as_text(bench: Bench, tmp_path: Path) -> None:

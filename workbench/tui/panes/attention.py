@@ -13,7 +13,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.attention import Attention, attention, figures
 from workbench.tui.snapshots.overview import layer_of
 from workbench.tui.widgets.grid import Column, Grid, GridCell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from textual import work
@@ -14,22 +14,13 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sessions.errors import SessionError
+from workbench.export.table import Table
 from workbench.tui.reader import Reader
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tokens import TokenLine
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A pane's content as data, for copy and export."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-    notes: tuple[str, ...] = field(default=())
 
 
 class Pane(Widget):

@@ -11,7 +11,8 @@ from textual import on
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.golden import Golden, golden, operations_of
 from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.key_bar import KeyHint

@@ -13,7 +13,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.lens import Guess, Lens, lens
 from workbench.tui.snapshots.logits import Candidate, Logits, logits
 from workbench.tui.snapshots.overview import Where

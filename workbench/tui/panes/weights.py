@@ -13,7 +13,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.held import Held
 from workbench.tui.snapshots.weights import Measured, Parameter, Weights, measured, weights
 from workbench.tui.widgets.grid import Column, Grid, GridCell

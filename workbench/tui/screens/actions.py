@@ -7,13 +7,15 @@ from pathlib import Path
 
 from textual import on
 from textual.reactive import reactive
-from textual.screen import Screen
 
+from workbench.export.table import Table
 from workbench.tui import export
+from workbench.tui.export import Shown
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
 from workbench.tui.screens import commands, keys, moves
+from workbench.tui.screens.exporting import Exporting
 from workbench.tui.screens.help import HelpScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
@@ -27,7 +29,7 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 TITLES = tuple(pane.TITLE for pane in PANES)
 
 
-class WorkbenchActions(Screen[None]):
+class WorkbenchActions(Exporting):
     """Moves, panes, help, copy, export, the command line. The screen itself lays out and follows `where`."""
 
     reader: Reader
@@ -238,35 +240,31 @@ class WorkbenchActions(Screen[None]):
         if pane is not None:
             self.app.push_screen(HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference()))
 
-    def action_copy(self) -> None:
-        """y: the pane's data, tab-separated."""
-        table = self.current_pane.table() if self.current_pane else None
-        if table is None:
-            self.tell("there is nothing in this pane to copy")
-            return
-        self.app.copy_to_clipboard(export.as_text(table))
-        self.tell(f"copied {len(table.rows)} rows of {table.title}")
+    def table(self) -> Table | None:
+        """The data of the pane in front."""
+        return self.current_pane.table() if self.current_pane else None
 
-    def action_export(self) -> None:
-        """e: ask for a file; its ending names the format."""
-        pane = self.current_pane
-        name = pane.TITLE.lower().replace(" ", "-") if pane else "pane"
-        self.query_one(CommandLine).open(f"export {name}-step{self.where.step}.svg")
+    def shown(self) -> tuple[Shown, str] | None:
+        """The pane in front as it is drawn."""
+        pane, overview = self.current_pane, self.overview
+        if pane is None or overview is None:
+            return None
+        branch = overview.branch(self.where.branch)
+        title = f"{overview.model}, tp {overview.ranks}: {pane.TITLE}, step {self.where.step}, branch {branch.name}"
+        found = export.shown(self, pane.region, title, pane.table())
+        return found, f"{pane.TITLE.split()[0].lower()}-step{self.where.step}"
 
     def action_command(self) -> None:
         """The colon."""
         self.query_one(CommandLine).open()
 
     def export_pane(self, name: str) -> None:
-        """Write the pane to a file."""
-        file = Path(name.strip()).expanduser()
-        pane = self.current_pane
-        try:
-            export.write(pane.table() if pane else None, file, self.app.export_screenshot)
-        except export.ExportError as error:
-            self.tell(str(error), wrong=True)
-            return
-        self.tell(f"wrote {file.absolute()}")
+        """Write the pane to a file whose ending names the format; without a name: ask."""
+        found = self.shown()
+        if not name.strip() or found is None:
+            self.action_export()
+        else:
+            self.export(found[0], Path(name.strip()))
 
     async def run_line(self, line: str) -> None:
         """A command of the `:` line."""

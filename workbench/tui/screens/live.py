@@ -11,6 +11,7 @@ from textual import on, work
 
 from sessions.text import clean
 from workbench.debugger.host_client import HostError
+from workbench.tui.export import FORMATS
 from workbench.tui.live import Engine, EngineEvent, Reply
 from workbench.tui.reader import Reader
 from workbench.tui.screens import keys
@@ -26,6 +27,7 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 _SAY_AFTER = 0.2
 #: First words of the `:` line that are the screen's own, not the debugger's.
 _OWN = ("pane", "theme", "quit", "help")
+_ENDINGS = dict(FORMATS)
 
 
 class LiveWorkbench(WorkbenchScreen):
@@ -228,7 +230,11 @@ class LiveWorkbench(WorkbenchScreen):
     async def run_line(self, line: str) -> None:
         """The `:` line: the screen's own words, else the debugger's."""
         word = line.split()[0].lstrip(":")
-        if word in _OWN or (word == "export" and Path(line).suffix in (".svg", ".csv", ".html", ".txt")):
+        words = line.split()
+        picture = word == "export" and (
+            len(words) == 1 or (len(words) == 2 and Path(words[1]).suffix[1:] in _ENDINGS)
+        )
+        if word in _OWN or picture:
             await super().run_line(line)
         elif word == "q":
             self.app.exit(0)

@@ -13,10 +13,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
-from textual.screen import Screen
 
 from workbench.export.numbers import count, number
+from workbench.export.table import Table
+from workbench.tui import export
+from workbench.tui.export import Shown
 from workbench.tui.reader import Reader
+from workbench.tui.screens.exporting import Exporting
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tensor import Tensor, figures, plane, tensor
 from workbench.tui.widgets.heatmap import Heatmap
@@ -30,12 +33,14 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 _CELL = 10  # cells that a number takes
 
 
-class TensorScreen(Screen[None]):
+class TensorScreen(Exporting):
     """A tap's tensor. Escape goes back."""
 
     CSS_PATH = "../styles/tensor.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Back"),
+        Binding("y", "copy", "Copy the numbers"),
+        Binding("e", "export", "Export"),
         Binding("R", "view(1)", "Next view: rebuilt, a rank, golden, difference"),
         Binding("full_stop", "slice(1)", "Next slice"),
         Binding("comma", "slice(-1)", "Previous slice"),
@@ -72,6 +77,7 @@ class TensorScreen(Screen[None]):
                 KeyHint("R", "ranks, golden, difference", "R"),
                 KeyHint(", .", "slice", "full_stop"),
                 KeyHint("[ ]", "step", "right_square_bracket"),
+                KeyHint("e", "export", "e"),
                 KeyHint("↑↓←→", "cursor", "down"),
             ]
         )
@@ -135,6 +141,25 @@ class TensorScreen(Screen[None]):
         self.query_one(Heatmap).matrix = Matrix(self._plane(found.array), scale, masked=masked)  # type: ignore[arg-type]
         self._show_figures(found.array)
         self._show_numbers()
+
+    def table(self) -> Table | None:
+        """The numbers of the slice that is shown."""
+        found = self.snapshot
+        if found is None or found.array is None:
+            return None
+        values = self._plane(found.array)
+        rows = tuple((i, *(float(x) for x in row)) for i, row in enumerate(values))
+        slice_ = f"[{', '.join(map(str, self._index))}]" if self._index else ""
+        columns = ("row", *(f"c{column}" for column in range(values.shape[1])))
+        return Table(f"{found.tap}{slice_} {found.view}, step {self.where.step}", columns, rows)
+
+    def shown(self) -> tuple[Shown, str] | None:
+        """The heatmap with its figures."""
+        if self.snapshot is None:
+            return None
+        title = f"{self.overview.model}: {self.snapshot.tap} {self.snapshot.view}, step {self.where.step}"
+        stem = f"{self.snapshot.tap.replace('.', '-')}-step{self.where.step}"
+        return export.shown(self, self.query_one("#body").region, title, self.table()), stem
 
     def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         return plane(array, self._index)
