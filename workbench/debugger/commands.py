@@ -1,10 +1,12 @@
-"""Importing this module fills the registry: the groups in the order of the manual."""
+"""Importing this module fills the registry."""
 
 from workbench.debugger import (  # noqa: F401
+    branching,
     breaking,
     capturing,
     changing,
     checking,
+    comparing,
     describing,
     golden,
     lens,
@@ -12,4 +14,5 @@ from workbench.debugger import (  # noqa: F401
     reversing,
     running,
     scripting,
-)  # isort: skip
+    tensors,
+)

@@ -58,10 +58,10 @@ from sessions import SessionError
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 from workbench.debugger.failures import exit_code
-from workbench.debugger.looking import tensor_value
 from workbench.debugger.reading import weight_of
 from workbench.debugger.registry import commands
 from workbench.debugger.requests import Options, parse_options, start_debugger
+from workbench.debugger.tensors import tensor_value
 from workbench.debugger.values import jsonable
 
 #: Seconds for a client to come, and for the debugger to end in an orderly way once its client is gone.

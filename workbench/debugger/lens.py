@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.wire import pack_array, widen
+from workbench.debugger.comparing import golden_tensor
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, NotCaptured
 from workbench.debugger.motion import require_step
@@ -98,9 +99,6 @@ def _golden_rows(
     debugger: Debugger, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> NDArray[np.float32] | None:
     """The reference's residuals at the same step; None where there is none of these very tokens."""
-    # Not at the top: `changing` is a module of commands, and their order is the manual's.
-    from workbench.debugger.changing import golden_tensor
-
     if debugger.settings.golden is None:
         return None
     try:
