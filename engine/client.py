@@ -25,10 +25,12 @@ from engine.errors import (
 )
 from engine.processes import RankProcess, start_ranks
 from engine.progress import ProgressBoard
+from engine.remote import RemoteRank, accept_ranks
 from engine.taps.names import TapSpec
 from engine.wire import Disconnected
 
 Answer = dict[str, Any]
+Rank = RankProcess | RemoteRank
 
 #: How long the other ranks have to answer as well once one has failed.
 _GRACE_SECONDS = 1.0
@@ -39,16 +41,20 @@ _ERRORS: dict[str, type[EngineError]] = {
 
 
 class Client:
-    """A running engine. Use as a context manager: leaving it ends every rank."""
+    """A running engine: starts the ranks of `program`, or awaits those of torchrun at `config.listen`.
+    Use as a context manager: leaving it ends every rank."""
 
     def __init__(self, config: EngineConfig, specs: Sequence[TapSpec] = (), *, program: str) -> None:
         self.config = config
         self.specs = specs
         self.board = ProgressBoard.create(config.tp)
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         try:
-            self._ranks = start_ranks(config, self.board, program)
+            if config.listen:
+                self._ranks += accept_ranks(config, self.board, program)
+            else:
+                self._ranks += start_ranks(config, self.board, program)
             for rank in self._ranks:
                 self._selector.register(rank.connection, selectors.EVENT_READ, rank)
             hellos = self.collect(config.timeout_seconds)
@@ -142,7 +148,7 @@ class Client:
             if patience:
                 rank.ask_to_exit()
             else:
-                rank.process.kill()
+                rank.kill()
         deadline = time.monotonic() + patience
         for rank in ranks:
             rank.end(max(0.0, deadline - time.monotonic()))
@@ -150,11 +156,11 @@ class Client:
         if not self.board.closed:
             self.board.close()
 
-    def _receive(self, answers: dict[int, Answer], seconds: float) -> list[RankProcess]:
+    def _receive(self, answers: dict[int, Answer], seconds: float) -> list[Rank]:
         """Put the answers that come within so many seconds into `answers`; returns the ranks that are gone."""
         gone = []
         for key, _ in self._selector.select(seconds):
-            rank: RankProcess = key.data
+            rank: Rank = key.data
             try:
                 answers[rank.rank] = rank.connection.receive()
             except Disconnected:
@@ -186,7 +192,7 @@ class Client:
         lost.add_note(f"rank {first}:\n{error['traceback']}")
         raise lost
 
-    def _lost(self, gone: list[RankProcess]) -> NoReturn:
+    def _lost(self, gone: list[Rank]) -> NoReturn:
         where = "; ".join(self.standing())
         how = "; ".join(f"rank {rank.rank} is lost: {rank.epitaph()}" for rank in gone)
         self.close(patience=0)

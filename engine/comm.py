@@ -41,19 +41,20 @@ class Comm:
         rank: int,
         size: int,
         *,
+        local_size: int,
         device: torch.device,
-        store_path: str,
+        store_path: str | None,
         timeout: float,
         board: ProgressBoard | None = None,
     ) -> Comm:
-        """Meet the other ranks through a file and make the group: nccl when every rank has a GPU of
-        its own, else gloo (also over CUDA tensors, when ranks share a GPU)."""
+        """Meet the other ranks and make the group: nccl when each of the `local_size` ranks on a machine has a
+        GPU of its own, else gloo (also over CUDA tensors, when ranks share a GPU). `store_path`:
+        the rendezvous file; None: where torchrun's environment says."""
         if size > 1:
-            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= size
-            store = FileStore(store_path, size)
+            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= local_size
             dist.init_process_group(
                 "nccl" if own_gpu else "gloo",
-                store=store,
+                store=None if store_path is None else FileStore(store_path, size),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout),

@@ -16,6 +16,7 @@ from engine.errors import EngineError, RequestError
 from engine.loading import Loader
 from engine.rules import Rules
 from engine.runner import Runner
+from engine.sampler import Choice
 from engine.sampling import Sampling
 from engine.sequences import SequenceResult, StepResult
 from engine.taps.hub import CapturePolicy, Patch
@@ -57,14 +58,15 @@ class Commands:
         """Load a checkpoint: this rank's shards only."""
         self._runner = None  # what was loaded before must be gone before the new weights come
         engine = EngineConfig(**config)
-        loader = Loader(Path(path), engine, self.comm)
-        self._runner = Runner(loader.model, engine, self.comm, self.resolve(rules), loader)
+        self.loader = Loader(Path(path), engine, self.comm)
+        self._runner = Runner(self.loader.model, engine, self.comm, self.resolve(rules), self.loader)
         return {
             "bytes_read": self._runner.loaded.bytes_read,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "parameters": len(self._runner.decoder.parameters()),
             "weight_bytes": sum(p.nbytes for p in self._runner.decoder.parameters().values()),
             "context": self._runner.context,
+            "unpaged": self._runner.decoder.layers[0].attention.unpaged,
         }
 
     def do_rules(self, rules: dict[str, str], reload: bool) -> dict[str, Any]:
@@ -171,9 +173,10 @@ class Commands:
                             return part
         raise RequestError(f"{specs[place].name} has not passed yet in this step")
 
-    def do_weights(self) -> dict[str, Any]:
-        """Shape, statistics and checksum of this rank's share of every weight."""
-        found = {}
+    def do_weights(self, compare: bool = False) -> dict[str, Any]:
+        """Shape, statistics and checksum of this rank's share of every weight. With `compare` the checkpoint is
+        read again, and `checkpoint` is the checksum that the share has there (None: it holds no such tensor)."""
+        found: dict[str, dict[str, Any]] = {}
         for name, weight in self.runner.decoder.weights().items():
             row = weight.reshape(1, -1)
             table = statistics(measure(row).cpu().numpy())[0].tolist()
@@ -181,6 +184,10 @@ class Commands:
                 "shape": list(weight.shape), "dtype": str(weight.dtype).removeprefix("torch."),
                 "stats": table, "checksum": int(checksum(row)[0]) % (1 << 64),
             }  # fmt: skip
+        if compare:
+            expected = self.loader.checksums(self.runner.decoder.device)
+            for name, told in found.items():
+                told["checkpoint"] = expected.get(name)
         return {"weights": found}
 
     def do_weight(self, name: str) -> dict[str, Any]:
@@ -189,6 +196,10 @@ class Commands:
         if name not in weights:
             raise RequestError(f"there is no weight {name!r}")
         return {"tensor": _packed(weights[name])}
+
+    def do_lens(self, rows: dict[str, Any], top: int) -> dict[str, Any]:
+        """What residual rows [L, H] would choose if the final norm and the output head came next."""
+        return {"layers": [_choice(one) for one in self.runner.lens(_tensor(rows), top)]}
 
     def do_kv(self, layer: int, seq: int) -> dict[str, Any]:
         """Cached keys and values [kv_len, heads, D] of a sequence in one layer."""
@@ -245,12 +256,15 @@ def _sequence(result: SequenceResult) -> dict[str, Any]:
         "emitted": result.emitted, "forced": result.forced,
     }  # fmt: skip
     if result.choice is not None:
-        choice = result.choice
-        answer |= {
-            "chosen": choice.token, "top_ids": choice.top_ids, "top_logits": choice.top_logits,
-            "logsumexp": choice.logsumexp, "entropy": choice.entropy,
-        }  # fmt: skip
+        answer |= _choice(result.choice)
     return answer
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "chosen": choice.token, "top_ids": choice.top_ids, "top_logits": choice.top_logits,
+        "logsumexp": choice.logsumexp, "entropy": choice.entropy,
+    }  # fmt: skip
 
 
 def _step_answer(result: StepResult) -> dict[str, Any]:

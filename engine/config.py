@@ -106,7 +106,7 @@ class EngineConfig:
     tp: int = 1
     device: str = "cpu"
     dtype: DType = "float32"
-    block_size: int = 16
+    block_size: int = 0  # tokens; 0: 16, on a GPU 256, the least page that FlashAttention-2 reads
     num_blocks: int | None = None  # None: enough for max_sequences at the model's context, within memory
     max_sequences: int = 8
     max_tokens: int | None = None  # context to provide for; None: the model's
@@ -114,14 +114,19 @@ class EngineConfig:
     load: Literal["direct", "rank0"] = "direct"
     timeout_seconds: float = 60.0
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
+    listen: str = ""  # HOST:PORT where ranks that torchrun started are awaited; "": they are started here
 
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise ConfigError(f"tp must be at least 1, not {self.tp}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.block_size < 1:
-            raise ConfigError(f"block_size must be at least 1, not {self.block_size}")
+        if self.block_size < 0:
+            raise ConfigError(
+                f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"
+            )
+        if self.block_size == 0:
+            object.__setattr__(self, "block_size", 256 if self.device.startswith("cuda") else 16)
 
 
 def check_fit(model: ModelConfig, engine: EngineConfig) -> None:

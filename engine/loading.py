@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint.load import rank0_shards, shards_of, verify
+from engine import shards
+from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of, verify
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.comm import Comm
@@ -18,6 +19,7 @@ from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.errors import CheckpointError
 from engine.model import Decoder
 from engine.rules import Rules
+from engine.taps.measure import tensor_checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +49,31 @@ class Loader:
         _, source = open_checkpoint(self.path)
         filled = set()
         with source, torch.inference_mode():
-            read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
-            tensors = read(
-                self.model,
-                self.comm.size,
-                self.comm.rank,
-                dtype=self.config.dtype,
-                device=decoder.device,
-                keep=keep,
-                plan=rules.shard,
-            )
-            for name, tensor in tensors:
+            for name, tensor in self._shards(source, decoder.device, keep, rules.shard):
                 self.comm.tick()
                 _fill(name, parameters[name], rules.stored(name, tensor))
                 filled.add(name)
                 del tensor  # before the next one is read: peak memory is the shards and one tensor
             return Loaded(source.bytes_read, tuple(sorted(parameters.keys() - filled)))
 
-    def _from_rank0(self, source: Source) -> Callable[..., Iterator[tuple[str, Tensor]]]:
+    def checksums(self, device: torch.device) -> dict[str, int]:
+        """The checksum of each of this rank's shards as the checkpoint has it, read anew by the correct plan."""
+        _, source = open_checkpoint(self.path)
+        found = {}
+        with source, torch.inference_mode():
+            for name, tensor in self._shards(source, device, keep_all, shards.plan):
+                self.comm.tick()
+                found[name] = tensor_checksum(tensor)
+                del tensor
+        return found
+
+    def _shards(self, source: Source, device: torch.device, keep: Keep, plan: Plan) -> Iterator[Named]:
+        """This rank's shards, one at a time; read by itself, or received from rank 0."""
+        read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
+        size, rank = self.comm.size, self.comm.rank
+        return read(self.model, size, rank, dtype=self.config.dtype, device=device, keep=keep, plan=plan)
+
+    def _from_rank0(self, source: Source) -> Callable[..., Iterator[Named]]:
         """Rank 0 reads for all: only it keeps its source, the others receive."""
 
         def receive(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine import shards
@@ -17,7 +18,7 @@ from engine.comm import Comm
 from engine.config import EngineConfig, ModelConfig
 from engine.kv.pool import KVPool
 from engine.layers import rope
-from engine.layers.attention import Attention, AttentionBias
+from engine.layers.attention import Attention, StepInputs
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from engine.layers.mlp import MLP
@@ -48,13 +49,13 @@ class DecoderLayer:
         self.mlp.bind(wiring)
 
     def __call__(
-        self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], bias: AttentionBias, pool: KVPool
+        self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         self.comm.enter(self.place)
         normed = self.norm(x, self.attn_norm, self.eps)  # [T, H]
         if self.tap_attn_norm:
             self.tap_attn_norm(normed)
-        x = self.residual(x, self.attention(normed, batch, angles, bias, pool))
+        x = self.residual(x, self.attention(normed, batch, angles, inputs, pool))
         if self.tap_attn_residual:
             self.tap_attn_residual(x)
         normed = self.norm(x, self.mlp_norm, self.eps)
@@ -109,7 +110,7 @@ class Decoder:
                 self._vector(f"{name}.self_attn.q_norm.weight", m.head_dim),
                 self._vector(f"{name}.self_attn.k_norm.weight", m.head_dim),
             )
-        attention = Attention(i, m, qkv, o_proj, norms)
+        attention = Attention(i, m, qkv, o_proj, norms, self.config.block_size)
         gate_up = MergedColumnParallelLinear(
             [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"],
             [mlp_rows, mlp_rows],
@@ -158,10 +159,14 @@ class Decoder:
         """This rank's logits [S, V / tp] of each sequence's last row."""
         x = self.embed(batch.ids)  # [T, H]
         angles = rope.cos_sin(batch.positions, self.inv_freq, self.rope_factor, self.dtype)
-        bias = AttentionBias(batch, self.wiring, self.dtype)
+        inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer in self.layers:
-            x = layer(x, batch, angles, bias, pool)
+            x = layer(x, batch, angles, inputs, pool)
         x = self.norm(x, self.final_norm, self.model.rms_eps)
         if self.tap_final_norm:
             self.tap_final_norm(x)
         return self.head(x[batch.last])
+
+    def lens(self, rows: Tensor) -> Tensor:
+        """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. No tap is told."""
+        return F.linear(self.norm(rows, self.final_norm, self.model.rms_eps), self.head.weight)

@@ -21,9 +21,6 @@ from engine.config import EngineConfig
 from engine.progress import ProgressBoard
 from engine.wire import Connection, Disconnected
 
-#: Ranks wait longer for each other than the host for them, so that the host is the one to judge who hangs.
-_COLLECTIVE_PATIENCE = 10
-
 #: Bytes of a dead rank's last words that are worth repeating.
 _LAST_WORDS = 2000
 
@@ -39,12 +36,16 @@ class RankProcess:
     output: IO[bytes]
     store: Path | None = field(default=None)
 
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+
     def ask_to_exit(self) -> None:
         """Tell the rank to leave; one that is gone or busy will be ended anyway."""
         try:
             self.connection.send({"do": "exit"})
         except Disconnected:
-            self.process.kill()
+            self.kill()
 
     def end(self, patience: float = 1.0) -> None:
         """Wait for the process to be gone, by force if need be, and release what the host holds."""
@@ -83,7 +84,7 @@ def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> lis
             ranks.append(_start(rank, config, board, program, store))
     except BaseException:
         for started in ranks:
-            started.process.kill()
+            started.kill()
             started.end()
         store.unlink(missing_ok=True)
         raise
@@ -99,7 +100,7 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.tp)
     spec = {
         "rank": rank, "size": config.tp, "device": config.device, "store": str(store),
-        "timeout": _COLLECTIVE_PATIENCE * config.timeout_seconds, "threads": threads,
+        "timeout": config.timeout_seconds, "threads": threads,
         "socket_fd": theirs.fileno(), "board_fd": board.fd, "lifeline_fd": read_end,
     }  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}

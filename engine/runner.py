@@ -185,6 +185,14 @@ class Runner:
             captured,
         )
 
+    @torch.inference_mode()
+    def lens(self, rows: Tensor, top: int) -> list[Choice]:
+        """Rank 0: what each residual row [L, H] would choose if the final norm and the head came next; the
+        others have a part in it and nothing to tell."""
+        rows = rows.to(self.decoder.device, self.decoder.dtype)
+        logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
+        return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
+
     def _new_tokens(self, sequence: Sequence) -> list[int]:
         chunk = self.config.chunk_tokens or len(sequence.ids)
         return sequence.ids[sequence.computed : sequence.computed + chunk]

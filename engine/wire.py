@@ -49,9 +49,11 @@ class Connection:
         except OSError as error:
             raise Disconnected(f"the other side is gone: {error}") from error
 
-    def receive(self) -> dict[str, Any]:
-        """The next message; blocks. Disconnected at the end of the stream."""
+    def receive(self, most: int = MAX_FRAME) -> dict[str, Any]:
+        """The next message, of at most so many bytes; blocks. Disconnected at the end of the stream."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        if length > most:
+            raise Disconnected(f"a message of {length} bytes where at most {most} were expected")
         message = msgpack.unpackb(self._exactly(length), raw=False, strict_map_key=False)
         if not isinstance(message, dict):
             raise Disconnected(f"not a message: {type(message).__name__}")

@@ -2,75 +2,65 @@
 
 `serve` is called by a rank program, which says how rule names become `Rules`: `engine.rank` knows only
 the correct rules, `engine.faults.rank` the whole catalogue. Every command is answered with a result or
-with the error and its traceback. When the host dies, the lifeline pipe ends and the rank with it.
+with the error and its traceback.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from engine.comm import Comm
 from engine.commands import Commands
-from engine.errors import ConfigError
-from engine.progress import ProgressBoard
+from engine.errors import ConfigError, EngineError
+from engine.post import Post, take_post
 from engine.rules import Rules
 from engine.wire import Connection, Disconnected, failure
 
 Resolve = Callable[[Mapping[str, str]], Rules]
 
-
-@dataclass(frozen=True, slots=True)
-class RankSpec:
-    """What the host tells a new rank on its command line (JSON): who it is and which descriptors are its own."""
-
-    rank: int
-    size: int
-    device: str
-    store: str
-    timeout: float
-    threads: int
-    socket_fd: int
-    board_fd: int
-    lifeline_fd: int
+#: Ranks wait longer for each other than the host for them, so that the host is the one to judge who hangs.
+_COLLECTIVE_PATIENCE = 10
 
 
 def serve(resolve: Resolve) -> None:
-    """Run one rank to its end."""
-    spec = RankSpec(**json.loads(sys.argv[1]))
-    _die_with_host(spec.lifeline_fd, Path(spec.store))
-    torch.set_num_threads(spec.threads)
-    board = ProgressBoard(spec.board_fd, spec.size)
-    host = Connection(socket.socket(fileno=spec.socket_fd))
+    """Run one rank to its end. Its post is this program's only argument."""
+    if len(sys.argv) != 2:
+        sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
     try:
-        comm = Comm.join(
-            spec.rank,
-            spec.size,
-            device=_device(spec),
-            store_path=spec.store,
-            timeout=spec.timeout,
-            board=board,
-        )
-        commands = Commands(comm, resolve, host)
-        host.send({"ok": True, "pid": os.getpid(), "backend": comm.backend})
-        while _answer(host, commands):
+        post = take_post(sys.argv[1])
+    except (EngineError, Disconnected) as error:
+        sys.exit(f"lockstep rank: {error}")
+    torch.set_num_threads(post.threads)
+    try:
+        comm = _meet(post)
+        commands = Commands(comm, resolve, post.host)
+        post.host.send({"ok": True, "pid": os.getpid(), "backend": comm.backend})
+        while _answer(post.host, commands):
             pass
         comm.leave()
         os._exit(0)  # taking torch down tidily takes a second and gives back nothing that ending does not
     except Disconnected:
         os._exit(1)  # no host: nobody is left to tell
     except Exception as error:
-        _report(host, error)
-        _stay(host)
+        _report(post.host, error)
+        _stay(post.host)
         os._exit(1)
+
+
+def _meet(post: Post) -> Comm:
+    return Comm.join(
+        post.rank,
+        post.size,
+        local_size=post.local_size,
+        device=_device(post),
+        store_path=None if post.store is None else str(post.store),
+        timeout=_COLLECTIVE_PATIENCE * post.timeout,
+        board=post.board,
+    )
 
 
 def _stay(host: Connection) -> None:
@@ -82,17 +72,17 @@ def _stay(host: Connection) -> None:
         return
 
 
-def _device(spec: RankSpec) -> torch.device:
+def _device(post: Post) -> torch.device:
     """This rank's device; ranks share GPUs in turn when there are fewer of them. ConfigError where there is none."""
-    kind, _, number = spec.device.partition(":")
+    kind, _, number = post.device.partition(":")
     if kind != "cuda":
-        return torch.device(spec.device)
+        return torch.device(post.device)
     count = torch.cuda.device_count()
     if count == 0:
-        raise ConfigError(f"device {spec.device}: torch sees no GPU here; use the cpu")
-    index = int(number) if number else spec.rank % count
+        raise ConfigError(f"device {post.device}: torch sees no GPU here; use the cpu")
+    index = int(number) if number else post.local_rank % count
     if index >= count:
-        raise ConfigError(f"device {spec.device}: there are GPUs 0 to {count - 1}")
+        raise ConfigError(f"device {post.device}: there are GPUs 0 to {count - 1}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -117,15 +107,3 @@ def _report(host: Connection, error: Exception) -> None:
         host.send(failure(error))
     except Disconnected:
         os._exit(1)
-
-
-def _die_with_host(fd: int, store: Path) -> None:
-    """End this process when the other end of the pipe closes, even from within a hung collective, and remove
-    what the host would have removed."""
-
-    def watch() -> None:
-        os.read(fd, 1)
-        store.unlink(missing_ok=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="lifeline").start()

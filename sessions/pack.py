@@ -7,10 +7,13 @@ from pathlib import Path
 from sessions import database, files
 from sessions.errors import SessionWriteError
 from sessions.reader import Session
+from sessions.schema import PAGE_SIZE, SMALL_PAGE_SIZE
 
 
 def pack(path: Path) -> tuple[int, int]:
     """Pack the session in place; its bytes before and after (the log included).
+
+    A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
 
     `SessionError` if it does not read as a session, `SessionWriteError` if there is no room for the copy
     that SQLite makes meanwhile, or somebody is writing it; it is unharmed then.
@@ -22,6 +25,11 @@ def pack(path: Path) -> tuple[int, int]:
         connection = database.connect_writer(path)
         try:
             connection.execute("DELETE FROM blobs WHERE id NOT IN (SELECT blob FROM tensors)")
+            (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
+            connection.execute(
+                "PRAGMA journal_mode = DELETE"
+            ).fetchone()  # the size of pages is fixed in log mode
+            connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
             connection.execute("VACUUM")
             database.fold(connection)
         finally:

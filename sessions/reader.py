@@ -241,10 +241,10 @@ class Session:
         self, *, branch: int | None = None, step: int | None = None, kind: str | None = None, after: int = 0
     ) -> list[Event]:
         """The journal in order, filtered; `after` an event's id gives the newer ones."""
+        where, values = _where(branch=branch, step=step, kind=kind)
         found = self._archive.query(
-            "SELECT id, branch, step, kind, text, data FROM events WHERE id > ? AND (? IS NULL OR branch = ?)"
-            " AND (? IS NULL OR step = ?) AND (? IS NULL OR kind = ?) ORDER BY id",
-            *(after, branch, branch, step, step, kind, kind),
+            f"SELECT id, branch, step, kind, text, data FROM events WHERE id > ?{where} ORDER BY id",
+            *(after, *values),
         )
         return [rows.event(row) for row in found]
 
@@ -252,11 +252,17 @@ class Session:
         self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
     ) -> list[Verdict]:
         """The judgements, by branch, step and (where the session knows the tap) execution order."""
+        where, values = _where(branch=branch, step=step, tap=tap)
         found = self._archive.query(
-            "SELECT branch, step, tap, verdict, detail FROM verdicts WHERE (? IS NULL OR branch = ?)"
-            " AND (? IS NULL OR step = ?) AND (? IS NULL OR tap = ?)",
-            *(branch, branch, step, step, tap, tap),
+            f"SELECT branch, step, tap, verdict, detail FROM verdicts WHERE true{where}", *values
         )
         order = {tap.name: tap.index for tap in self.taps}
         verdicts = [rows.verdict(row) for row in found]
         return sorted(verdicts, key=lambda v: (v.branch, v.step, order.get(v.tap, len(order)), v.tap))
+
+
+def _where(**columns: int | str | None) -> tuple[str, list[int | str]]:
+    """A condition on every column that is asked for, and its values: an index finds those, where it would not
+    serve `? IS NULL OR …`."""
+    asked = {name: value for name, value in columns.items() if value is not None}
+    return "".join(f" AND {name} = ?" for name in asked), list(asked.values())

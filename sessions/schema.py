@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 #: 16 KiB pages hold the rows of `columns` without overflow pages.
 PAGE_SIZE = 16384
 #: Of a packed session without chunks.
-SMALL_PAGE_SIZE = 4096
+SMALL_PAGE_SIZE = 1024
 #: Steps in a chunk: more makes a series cheaper to read, fewer a step. Measured in benchmarks/sessions.py.
 CHUNK_STEPS = 64
 

@@ -15,7 +15,7 @@ from sessions import database, encode, files, layouts, packed
 from sessions.errors import SessionWriteError
 from sessions.reader import Session
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
-from sessions.schema import CHUNK_STEPS, PAGE_SIZE, SMALL_PAGE_SIZE
+from sessions.schema import CHUNK_STEPS
 
 
 class SessionWriter:
@@ -189,23 +189,6 @@ class SessionWriter:
         row = (key, encode.json_text(value))
         with self._commit() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
-
-    @classmethod
-    def pack(cls, path: Path) -> None:
-        """Make a session that nobody writes one file as small as it can be. `SessionError` for a foreign one.
-
-        A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
-        """
-        writer = cls.reopen(path)
-        try:
-            (chunks,) = writer._connection.execute("SELECT count(*) FROM chunks").fetchone()
-            writer._connection.execute("PRAGMA journal_mode = DELETE").fetchone()
-            writer._connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
-            writer._connection.execute("VACUUM")
-        except sqlite3.Error as error:
-            raise _unwritable(writer.path, error) from error
-        finally:
-            writer.close()
 
     def close(self) -> None:
         """Fold the log into the file, so that one file is left (once the last reader has gone too)."""

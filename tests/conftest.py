@@ -13,6 +13,15 @@ settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test for a GPU is skipped where torch sees none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no GPU here")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sessions and caches go to a temporary directory, never to the user's; one for the whole run, so that

@@ -17,11 +17,12 @@ from typing import Any
 
 from engine.config import DType
 from engine.errors import RequestError
-from sessions import Session, SessionWriteError, SessionWriter, Verdict
+from sessions import Session, SessionWriteError, SessionWriter
 from workbench.debugger.capture import FULL
 from workbench.debugger.inferior import Inferior
 from workbench.diagnosis.evidence import Signature
-from workbench.diagnosis.judgement import Divergence, Judgement, TapVerdict
+from workbench.diagnosis.judgement import Judgement
+from workbench.diagnosis.keeping import summary, verdict_rows
 from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
@@ -181,28 +182,12 @@ def judge_session(
         causes = explain(engine, golden, judgement.first_divergence, weights=weights)
     result = CheckResult(judgement, tuple(causes), path, reference.golden, dict(rules or {}))
     with SessionWriter.reopen(path) as writer:
-        writer.verdicts(_worst_of_sequences(judgement.taps))
-        words = "" if judgement.first_divergence is None else _in_words(judgement.first_divergence)
-        data = result.to_json() | {"steps": reference.steps + 1, "words": words}
-        del data["taps"]  # they are the verdicts
-        writer.event(0, reference.steps, "golden", words or judgement.verdict, data)
+        writer.verdicts(verdict_rows(judgement.taps))
+        data = summary(judgement, causes, reference.steps + 1) | {
+            "rules": dict(rules or {}), "engine_session": str(path), "golden_session": str(reference.golden),
+        }  # fmt: skip
+        writer.event(0, reference.steps, "golden", data["words"] or judgement.verdict, data)
     return result
-
-
-def _in_words(first: Divergence) -> str:
-    rank = "" if first.rank is None else f", rank {first.rank}"
-    return f"{first.tap} at step {first.step}{rank}: {first.reason}"
-
-
-def _worst_of_sequences(taps: Sequence[TapVerdict]) -> list[Verdict]:
-    """One verdict a tap and step, as a session keeps them: of several sequences the worst, of equals the first."""
-    order = ("fail", "suspect", "pass", "absent")
-    worst: dict[tuple[int, str], TapVerdict] = {}
-    for one in taps:
-        known = worst.setdefault((one.step, one.tap), one)
-        if order.index(one.verdict) < order.index(known.verdict):
-            worst[one.step, one.tap] = one
-    return [Verdict(0, one.step, one.tap, one.verdict, one.to_json()) for one in worst.values()]
 
 
 def check_fits(prompts: Sequence[Sequence[int]], steps: int, context: int) -> None:

@@ -1,9 +1,10 @@
 """Grouped-query attention over the paged cache.
 
-Two paths that agree: `scaled_dot_product_attention` when nobody looks, and the explicit
+Paths that agree: `scaled_dot_product_attention` when nobody looks, and the explicit
 scores -> probs -> context when a tap on scores or probs is on. Both take the same additive bias, so a
 wrong mask is wrong in both. A ragged batch runs sequence by sequence: what one sequence gets cannot
-depend on which others are in the batch.
+depend on which others are in the batch. On a GPU in half precision, `paged_attention` takes the whole
+batch at once where nothing that it passes over is tapped or replaced.
 """
 
 from __future__ import annotations
@@ -16,18 +17,28 @@ from engine import shards
 from engine.batch import Batch, SequenceSpan
 from engine.config import ModelConfig
 from engine.kv.pool import KVPool
+from engine.layers import paged_attention
 from engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from engine.layers.paged_attention import Pages
 from engine.layers.wiring import Wiring
 
 
-class AttentionBias:
-    """The step's additive biases, one a sequence and window, made once and shared by all layers."""
+class StepInputs:
+    """What all layers' attention shares in a step, each made when it is first asked for: the additive
+    biases, one a sequence and window, and the block tables."""
 
     def __init__(self, batch: Batch, wiring: Wiring, dtype: torch.dtype) -> None:
         self._batch, self._rules, self._dtype = batch, wiring.rules, dtype
         self._made: dict[tuple[int, int | None], Tensor] = {}
+        self._pages: Pages | None = None
 
-    def __call__(self, index: int, window: int | None) -> Tensor:
+    def pages(self, page_size: int) -> Pages:
+        """The batch's block tables and lengths."""
+        if self._pages is None:
+            self._pages = Pages.of(self._batch, page_size)
+        return self._pages
+
+    def bias(self, index: int, window: int | None) -> Tensor:
         """Bias [T, keys read] of the batch's sequence `index` under `window`."""
         key = (index, window)
         if key not in self._made:
@@ -48,8 +59,9 @@ class Attention:
         qkv: QKVParallelLinear,
         o_proj: RowParallelLinear,
         norms: tuple[Tensor, Tensor] | None,
+        page_size: int,
     ) -> None:
-        self.layer, self.model = layer, model
+        self.layer, self.model, self.page_size = layer, model, page_size
         self.qkv, self.o_proj, self.norms = qkv, o_proj, norms
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
@@ -71,23 +83,40 @@ class Attention:
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
         self.explicit = bool(self.tap_scores or self.tap_probs)
+        looked_at = self.explicit or self.tap_k_cache or self.tap_v_cache
+        weight = self.o_proj.weight
+        #: Why rows are gathered for SDPA; None: the paged kernel serves.
+        self.unpaged = "a tap is on" if looked_at else paged_attention.refusal(
+            wiring.rules, device=weight.device, dtype=weight.dtype, heads=self.heads, kv_heads=self.kv_heads,
+            head_dim=self.head_dim, page=self.page_size,
+        )  # fmt: skip
 
     def __call__(
-        self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], bias: AttentionBias, pool: KVPool
+        self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         q, k, v = self._project(x)  # [T, heads, D], [T, kv_heads, D] twice
         q, k = self._rotate(q, k, rope)
         group = self.heads // self.kv_heads
         stored = (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
         pool.write(self.layer, batch.slots, *stored)
-        contexts = [
-            self._attend(index, span, q[span.start : span.stop], bias(index, self.window), pool)
-            for index, span in enumerate(batch.spans)
-        ]
-        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [T, heads * D]
+        context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)
         return self.o_proj(context)  # [T, H]
+
+    def _paged(self, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
+        """All sequences at once: q [T, heads, D] -> [T, heads * D]."""
+        keys, values = pool.keys[self.layer], pool.values[self.layer]
+        pages = inputs.pages(self.page_size)
+        return paged_attention.attend(q, keys, values, pages, scale=self.scale, window=self.window).flatten(1)
+
+    def _each(self, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
+        """Sequence by sequence: q [T, heads, D] -> [T, heads * D]."""
+        contexts = [
+            self._attend(index, span, q[span.start : span.stop], inputs.bias(index, self.window), pool)
+            for index, span in enumerate(batch.spans)
+        ]
+        return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x)  # [T, q], [T, kv], [T, kv]

@@ -44,7 +44,9 @@ class Terminal:
         program.chmod(0o755)
         (directory / "tmux.conf").write_text(_CONFIG)
         # A size in the environment would be believed, and never change.
-        (directory / "bashrc").write_text(f"unset COLUMNS LINES; PS1='{_PROMPT} ' PATH={shlex.quote(str(directory / 'bin'))}:$PATH\n")
+        (directory / "bashrc").write_text(
+            f"unset COLUMNS LINES; PS1='{_PROMPT} ' PATH='{directory}/bin':$PATH\n"
+        )
         # A socket's path must be short, a test's directory is not.
         self._socket = Path("/tmp") / f"lockstep-{self.mark[:12]}.tmux"
         settings = [word for name, value in self._environment().items() for word in ("-e", f"{name}={value}")]
@@ -125,7 +127,9 @@ class Terminal:
         def missing(shown: str) -> list[str | re.Pattern[str]]:
             return [w for w in wanted if (w not in shown if isinstance(w, str) else not w.search(shown))]
 
-        return self.until(lambda shown: not missing(shown), lambda shown: f"missing: {missing(shown)}", seconds)
+        return self.until(
+            lambda shown: not missing(shown), lambda shown: f"missing: {missing(shown)}", seconds
+        )
 
     def until(
         self,
@@ -150,7 +154,7 @@ class Terminal:
 
     def modes(self) -> str:
         """What programs switched on: alternate screen, mouse reports, a hidden cursor, keypad mode."""
-        flags = "alternate_on", "mouse_any_flag", "mouse_all_flag", "mouse_sgr_flag", "cursor_flag", "keypad_flag"
+        flags = ("alternate_on", "mouse_any_flag", "mouse_all_flag", "cursor_flag", "keypad_flag")
         return self._tmux("display", "-p", " ".join(f"#{{{flag}}}" for flag in flags))
 
     def line_discipline(self) -> str:
@@ -186,12 +190,12 @@ class Terminal:
             time.sleep(0.05)
 
     def _litter(self) -> list[str]:
-        files = [*self.scratch.iterdir(), *self.directory.rglob("*.session-wal"), *self.directory.rglob("*-shm")]
-        return [str(file) for file in files]
+        journals = [file for end in ("wal", "shm") for file in self.directory.rglob(f"*.session-{end}")]
+        return [str(file) for file in (*self.scratch.iterdir(), *journals)]
 
 
 #: The modes of a terminal that nobody changed: the cursor is shown and nothing else is on.
-PLAIN = "0 0 0 0 1 0"
+PLAIN = "0 0 0 1 0"
 
 
 @contextlib.contextmanager

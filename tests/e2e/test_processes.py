@@ -137,7 +137,12 @@ def test_a_crash_is_told_and_restores_the_terminal(terminals: Callable[..., Term
 
 def test_where_there_is_no_terminal_no_screens_are_drawn(terminals: Callable[..., Terminal]) -> None:
     here = terminals()
-    for line in ("lockstep | cat >out", "true | lockstep >out", "lockstep tui demo 2>out", "TERM=dumb lockstep tui demo"):
+    for line in (
+        "lockstep | cat >out",
+        "true | lockstep >out",
+        "lockstep tui demo 2>out",
+        "TERM=dumb lockstep tui x",
+    ):
         shown = here.shell_line(f"{line}; echo code ${{PIPESTATUS[@]}} $(tr -cd '\\033' <out | wc -c)")
         assert re.search(r"code (0 )?2( 0)? 0$", shown), shown
     assert "no screens" in shown, shown

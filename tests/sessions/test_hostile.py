@@ -176,15 +176,16 @@ def test_a_page_that_is_gone_is_found(path: Path) -> None:
     assert verify(path) != []
 
 
-@settings(deadline=None, max_examples=80)
-@given(st.data())
-def test_flipped_bytes_are_an_error_or_harmless(data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4))
+def test_flipped_bytes_are_an_error_or_harmless(flips: list[tuple[float, int]]) -> None:
+    """Only bytes that mean something are flipped: seven in eight are the rest of a page."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "a.session")
-        path.write_bytes(_finished())
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 4))):
-            content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        content = bytearray(_finished())
+        meaningful = np.flatnonzero(np.frombuffer(content, np.uint8))
+        for where, mask in flips:
+            content[int(meaningful[int(where * len(meaningful))])] ^= mask
         path.write_bytes(content)
         with suppress(SessionError):  # any other exception fails the test
             read_all(path)

@@ -81,6 +81,7 @@ def check(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write every judgement.", show_default=False)
     ] = None,
     timeout: options.Timeout = 60.0,
+    listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
     """Hold the engine against transformers: prefill and decode, teacher-forced, tap by tap.
@@ -91,7 +92,9 @@ def check(
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     opened = open_model(model)
     prompts = _prompts(opened, prompt, ids, chat)
-    config = resolve.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    config = resolve.engine_config(
+        opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
+    )
     config = plan(opened.config, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)
     rules = resolve.rules_of(rule, opened, tp)

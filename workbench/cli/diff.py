@@ -9,7 +9,7 @@ import typer
 
 from sessions import Session
 from workbench.cli.exit import Exit
-from workbench.debugger.checking import compare_sessions
+from workbench.debugger.comparing import compare_sessions
 from workbench.export.json import dumps
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)

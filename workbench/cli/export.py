@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -13,19 +13,11 @@ import typer
 from sessions import Session
 from sessions.text import clean
 from workbench.cli.exit import UsageError
-from workbench.export import csv
-from workbench.export.cases import cases
-from workbench.export.document import document
-from workbench.export.figures import attention_figure, histories_figure
-from workbench.export.json import dumps
-from workbench.export.junit import junit
+from workbench.export.kinds import KINDS
 from workbench.export.numbers import bytes_text
-from workbench.export.plots import depth_plot
-from workbench.export.report import render
-from workbench.export.statistics import COLUMNS, MOST_ROWS, rows, select
+from workbench.export.session_files import Content, NothingToExport, SessionFiles
+from workbench.export.statistics import select
 from workbench.export.story.request import Request
-from workbench.export.story.story import Story, tell
-from workbench.export.svg import standalone
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -43,6 +35,9 @@ def export(
         typer.Option(
             "--svg", metavar="FILE", help="The figure asked for: --attention, --tap, else error over depth."
         ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="The same figure as pixels.")
     ] = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Statistics by step, tap and rank.")
@@ -78,7 +73,8 @@ def export(
 
     FILE `-` is stdout. What was left out to keep a page small is said, in it and on stderr.
     """
-    targets = {"--html": html, "--svg": svg, "--csv": csv_file, "--json": json_file, "--junit": junit_file}
+    files = (html, svg, png, csv_file, json_file, junit_file)
+    targets = {f"--{kind}": path for kind, path in zip(KINDS, files, strict=True)}
     _check_targets(targets, session)
     with Session.open(session) as opened:
         request = Request(
@@ -89,18 +85,16 @@ def export(
             biases=tuple(biases or ()),
         )
         select(opened, request.taps)
-        story = tell(opened, request) if html or svg or json_file else None
-        if story is not None and html:
-            _write(html, render(story))
-        if story is not None and svg:
-            _write(svg, _figure(story, request))
-        if story is not None and json_file:
-            _write(json_file, dumps(document(story)) + "\n")
-        if csv_file:
-            _write(csv_file, _table(opened, request))
-        if junit_file:
-            _write(junit_file, _tests(opened, request))
-    for words in story.cut if story is not None and (html or json_file) else ():
+        written = SessionFiles(opened, request)
+        for option, path in targets.items():
+            if path is not None:
+                try:
+                    content = written.content(option.removeprefix("--"))
+                except NothingToExport as problem:
+                    raise UsageError(f"{option}: {problem}") from None
+                _write(path, content)
+        cut = written.story.cut if html or json_file else ()
+    for words in cut:
         print(f"lockstep: left out: {words}", file=sys.stderr)
 
 
@@ -149,55 +143,21 @@ def _head(word: str) -> tuple[int, int | None]:
     return int(layer), int(head) if colon else None
 
 
-def _figure(story: Story, request: Request) -> str:
-    """One figure: what was asked for, else the error over depth."""
-    if request.attention:
-        drawn = [one for one in story.attention if one.heads]
-        if not drawn:
-            missing = story.attention[0].missing if story.attention else "too many heads: name one, as in 3:5"
-            raise UsageError(f"--svg: nothing to draw: {missing}")
-        return standalone(attention_figure(drawn[0], request.limits.pixels))
-    if not request.taps:
-        depth = depth_plot(story.judgement.map, story.judgement.first)
-        if depth is not None:
-            return standalone(depth)
-        raise UsageError("--svg: nothing of this session was judged: add --tap GLOB or --attention LAYER")
-    return standalone(histories_figure(story.histories))
-
-
-def _table(session: Session, request: Request) -> Callable[[TextIO], None]:
-    branch, taps = request.branch or 0, select(session, request.taps)
-    steps: Sequence[int] = session.steps(branch)
-    if request.step is not None:
-        if request.step not in steps:
-            raise UsageError(f"--step {request.step}: branch {branch} has {len(steps)} steps, counted from 0")
-        steps = [request.step]
-    count = len(steps) * len(taps) * session.ranks
-    if count > MOST_ROWS:
-        raise UsageError(f"--csv: {count:,} rows are too many: choose taps with --tap or a step with --step")
-
-    def write(out: TextIO) -> None:
-        csv.write(out, COLUMNS, rows(session, branch, steps, taps))
-
-    return write
-
-
-def _tests(session: Session, request: Request) -> str:
-    found = list(cases(session, request.branch, request.step))
-    if not found:
-        raise UsageError("--junit: nothing of this session was judged: `lockstep check` and `golden` judge")
-    return junit(session.path.name, found)
-
-
-def _write(path: Path, content: str | Callable[[TextIO], None]) -> None:
+def _write(path: Path, content: Content) -> None:
     """Whole or not at all: the file appears when it is complete."""
     if str(path) == "-":
-        _put(sys.stdout, content)
+        if isinstance(content, bytes):
+            sys.stdout.buffer.write(content)
+        else:
+            _put(sys.stdout, content)
         return
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with fresh.open("w", encoding="utf-8", newline="") as out:
-            _put(out, content)
+        if isinstance(content, bytes):
+            fresh.write_bytes(content)
+        else:
+            with fresh.open("w", encoding="utf-8", newline="") as out:
+                _put(out, content)
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from engine import shards
 from engine.config import EngineConfig
 from engine.sampling import Sampling
 from engine.taps.names import tap_specs
+from sessions.text import clean
 from workbench.cli import options, resolve
 from workbench.cli.streaming import display
 from workbench.debugger.capture import NOTHING, STATS, Capture, parse_capture
@@ -53,6 +54,7 @@ def generate(
         ),
     ] = None,
     timeout: options.Timeout = 60.0,
+    listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
     """Generate text from one or more prompts, under tensor parallelism.
@@ -61,7 +63,9 @@ def generate(
     """
     opened = open_model(model)
     prompts = resolve.prompt_ids(opened, prompt, ids, chat)
-    config = resolve.engine_config(opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout)
+    config = resolve.engine_config(
+        opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
+    )
     config = plan(opened.config, config, prompts, max_tokens)
     rules = resolve.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -75,6 +79,7 @@ def generate(
             )
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
+        _say_where(inferior)
         if inferior.writer is not None:
             inferior.writer.close()
             keep_token_texts(inferior.writer.path, opened.tokenizer)
@@ -118,6 +123,17 @@ def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:
     if speed.decode_steps:
         said += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
     print(f"lockstep: {said}", file=sys.stderr)
+
+
+def _say_where(inferior: Inferior) -> None:
+    """On a GPU: what carries the ranks' sums and which attention serves, for both change speed and last bits."""
+    if not inferior.config.device.startswith("cuda"):
+        return
+    shared = inferior.client.backend == "gloo"
+    unpaged = inferior.loaded[0]["unpaged"]
+    said = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
+    said += "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
+    print(f"lockstep: {clean(said)}", file=sys.stderr)
 
 
 def _warn(message: str) -> None:

@@ -51,6 +51,15 @@ Timeout = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=0.1, help="Seconds after which a silent rank counts as hung."),
 ]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Await ranks that torchrun starts, here or on other machines, instead of starting them.",
+        show_default=False,
+    ),
+]
 Save = Annotated[
     Path | None,
     typer.Option("--save", metavar="FILE.session", help="Record the run there.", show_default=False),

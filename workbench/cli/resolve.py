@@ -50,7 +50,14 @@ def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[s
 
 
 def engine_config(
-    model: OpenedModel, *, tp: int, device: str, dtype: str, load: str = "direct", timeout: float = 60.0
+    model: OpenedModel,
+    *,
+    tp: int,
+    device: str,
+    dtype: str,
+    load: str = "direct",
+    timeout: float = 60.0,
+    listen: str = "",
 ) -> EngineConfig:
     """The options as an EngineConfig; UsageError and ConfigError for values that are none."""
     if load not in ("direct", "rank0"):
@@ -64,4 +71,5 @@ def engine_config(
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",
         timeout_seconds=timeout,
+        listen=listen,
     )

@@ -46,6 +46,7 @@ def run(
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k")] = 0,
     top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
+    listen: options.Listen = "",
     script: Script = None,
     ex: Commands = None,
     batch: Batch = False,
@@ -74,13 +75,18 @@ def run(
         lines = piped_commands()
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
-        Sampling(temperature, top_k, top_p, seed), min(60.0, timeout or 60.0), save,
+        Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
     )  # fmt: skip
     with start(run_of(launch), _warn) as debugger:
         saved = debugger.session.path
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
     print(f"lockstep: recorded in {saved}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _patience(timeout: float | None) -> float:
+    """Seconds that a rank may be silent: no longer than the commands may take, but long enough to start in."""
+    return 60.0 if timeout is None else min(60.0, max(10.0, timeout))
 
 
 def _warn(message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sessions import Session, SessionError, SessionWriter, clean, verify
+from sessions import Session, SessionError, clean, pack, verify
 from workbench.cli.exit import Exit, UsageError
 from workbench.debugger.values import Table
 from workbench.export.json import dumps
@@ -58,19 +58,19 @@ def verify_sessions(session: Named, as_json: Json = False) -> None:
         print(dumps(found))
     else:
         for path, problems in found.items():
-            print(clean(f"{path}: {'; '.join(problems) or 'ok'}"))
+            told = "; ".join(problems) or "ok"
+            print(clean(told if path in told else f"{path}: {told}"))
     if any(found.values()):
         raise typer.Exit(Exit.DIVERGED)
 
 
-@app.command()
-def pack(session: Named) -> None:
+@app.command("pack")
+def pack_sessions(session: Named) -> None:
     """Make each session one file as small as it can be (a killed run leaves a log beside it)."""
     for name in session:
         path = _find(name)
-        before = _size(path)
-        SessionWriter.pack(path)
-        print(clean(f"{path}: {before} → {_size(path)} bytes"))
+        before, after = pack(path)
+        print(clean(f"{path}: {before} → {after} bytes"))
 
 
 @app.command()

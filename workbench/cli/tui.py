@@ -29,6 +29,7 @@ def tui(
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     rule: options.Rules = None,
+    listen: options.Listen = "",
     seed: Annotated[int, typer.Option("--seed")] = 0,
     capture: Annotated[
         list[str] | None,
@@ -49,6 +50,6 @@ def tui(
         raise typer.Exit(run_session(path))
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
-        rules=rule or (), capture=capture or (), seed=seed, session=save,
+        rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
     )  # fmt: skip
     raise typer.Exit(code)

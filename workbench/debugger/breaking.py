@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
-
+from sessions.text import clean
 from workbench.debugger import expressions
 from workbench.debugger.breakpoints import AT_TAPS, SENTINELS, Breakpoint
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError
+from workbench.debugger.reading import rank_of
 from workbench.debugger.registry import Argument, command
-from workbench.debugger.values import Message, Result, Table
+from workbench.debugger.values import Message, Result, Table, counted
 
 NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
-WHERE = Argument("where", "text", required=True, help="LOCATION [if CONDITION] [rank R]")
-_RANK = re.compile(r"\brank\s+(\d+)\s*$")
+WHERE = Argument(
+    "where", "text", required=True, form="LOCATION [if CONDITION] [rank R]", help="taps, and when"
+)
 
 
 @command(
     "break", "b", "br", arguments=(WHERE,), group="breaking", changes=True, key="b",
-    help="stop at taps: break LOCATION [if CONDITION] [rank R]",
+    help="stop at taps",
     details="`break layers.3.attn.* if step >= 12 and absmax > 50`, `break logits rank 1`, `break layers.2`. The"
     " condition speaks of the tap's statistics (min max mean rms absmax nan inf zeros) and of step, rank, token,"
     " position, kv_len; it is evaluated where the tap is.",
@@ -30,7 +31,7 @@ def break_(debugger: Debugger, where: str) -> Result:
 
 @command(
     "tbreak", "tb", arguments=(WHERE,), group="breaking", changes=True,
-    help="stop at taps once: tbreak LOCATION [if CONDITION] [rank R]",
+    help="stop at taps, once",
 )  # fmt: skip
 def tbreak(debugger: Debugger, where: str) -> Result:
     """A breakpoint that goes with its first stop."""
@@ -38,14 +39,16 @@ def tbreak(debugger: Debugger, where: str) -> Result:
 
 
 @command(
-    "watch", "w", arguments=(Argument("what", "text", required=True, help="TAP-GLOB PREDICATE [rank R]"),),
+    "watch", "w", arguments=(
+        Argument("what", "text", required=True, form="TAP-GLOB PREDICATE [rank R]", help="taps, and what of them"),
+    ),
     group="breaking", changes=True,
-    help="stop where a tap's statistics meet a predicate: watch GLOB PREDICATE [rank R]",
+    help="stop where a tap's statistics meet a predicate",
     details="`watch layers.*.attn.q_proj absmax > 50`.",
 )  # fmt: skip
 def watch(debugger: Debugger, what: str) -> Result:
     """A watchpoint."""
-    rest, rank = _rank_of(debugger, what)
+    rest, rank = rank_of(debugger, what)
     glob, _, predicate = rest.partition(" ")
     if not predicate.strip():
         raise CommandError("watch wants a predicate: for example `watch layers.*.attn.q_proj absmax > 50`")
@@ -61,11 +64,12 @@ def watch(debugger: Debugger, what: str) -> Result:
     changes=True,
     help="stop when something goes wrong: nan, inf, desync, golden, repetition, eos, error",
     details="nan and inf are judged at every tap as it passes; desync (replicas that differ between ranks),"
-    " golden, repetition and eos after each step. A lost rank always stops the run.",
+    " golden, repetition and eos after each step; error turns the loss of a rank into a stop, so that a script goes"
+    " on (`restart` starts the engine again).",
 )  # fmt: skip
 def catch(debugger: Debugger, sentinel: str) -> Result:
     """A catchpoint."""
-    if sentinel == "golden" and debugger.settings.golden is None:
+    if sentinel == "golden" and debugger.settings.golden is None and not debugger.session.verdicts():
         raise CommandError("there is no golden reference yet: `golden` records one")
     at_taps = sentinel in AT_TAPS
     made = debugger.breakpoints.add(
@@ -105,7 +109,7 @@ def ignore(debugger: Debugger, number: str, count: int) -> Result:
     if count < 0:
         raise CommandError(f"the count must be at least 0, not {count}")
     one.ignore = count
-    return Message(f"the next {count} hits of {one.describe()} will not stop")
+    return Message(f"the next {counted(count, 'hit')} of {one.describe()} will not stop")
 
 
 @command("enable", arguments=(NUMBER,), group="breaking", changes=True, help="let breakpoints stop again")
@@ -132,9 +136,11 @@ def delete(debugger: Debugger, number: str | None) -> Result:
 
 
 @command(
-    "commands", arguments=(Argument("block", "text", required=True, help="NUMBER, then a command a line, then end"),),
+    "commands", arguments=(
+        Argument("block", "text", required=True, form="NUMBER … end", help="then a command a line, then end"),
+    ),
     group="breaking", changes=True,
-    help="what to do when a breakpoint stops: commands NUMBER … end",
+    help="what to do when a breakpoint stops",
 )  # fmt: skip
 def commands_(debugger: Debugger, block: str) -> Result:
     """Commands that run at each stop."""
@@ -143,7 +149,7 @@ def commands_(debugger: Debugger, block: str) -> Result:
     if not lines or lines[-1] != "end":
         raise CommandError("commands NUMBER, a command a line, and `end`")
     one.commands = [line for line in lines[:-1] if line]
-    return Message(f"{one.describe()} runs {len(one.commands)} commands when it stops")
+    return Message(f"{one.describe()} runs {counted(len(one.commands), 'command')} when it stops")
 
 
 def breakpoint_table(debugger: Debugger) -> Table:
@@ -158,30 +164,24 @@ def breakpoint_table(debugger: Debugger) -> Table:
 
 
 def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:
-    rest, rank = _rank_of(debugger, where)
-    location, found, text = rest.partition(" if ")
-    location = location.strip()
+    rest, rank = rank_of(debugger, where)
+    location, _, condition = rest.partition(" ")
+    word, _, text = condition.strip().partition(" ")
+    if word not in ("", "if") or (word and not text.strip()):
+        wrong = "a condition follows `if`" if word == "if" else f"unexpected {clean(word, limit=40)!r}"
+        raise CommandError(
+            f"{wrong}: LOCATION [if CONDITION] [rank R]", where, where.find(word, len(location))
+        )
     places = debugger.timeline.places.matching(location)
     made = debugger.breakpoints.add(
         "break", location, places=frozenset(places), rank=rank, temporary=temporary,
-        when=expressions.parse_condition(text.strip()) if found else None, condition=text.strip(),
+        when=expressions.parse_condition(text.strip()) if word else None, condition=text.strip(),
     )  # fmt: skip
     return _set(made)
 
 
-def _rank_of(debugger: Debugger, text: str) -> tuple[str, int | None]:
-    """A trailing `rank R`."""
-    match = _RANK.search(text)
-    if match is None:
-        return text.strip(), None
-    rank = int(match[1])
-    if rank >= debugger.timeline.ranks:
-        raise CommandError(f"there is no rank {rank}: ranks are 0 to {debugger.timeline.ranks - 1}")
-    return text[: match.start()].strip(), rank
-
-
 def _set(made: Breakpoint) -> Message:
-    taps = f" at {len(made.places)} tap{'s' * (len(made.places) > 1)}" if made.places else ""
+    taps = f" at {counted(len(made.places), 'tap')}" if made.places else ""
     condition = f" if {made.condition}" if made.condition and made.kind == "break" else ""
     return Message(f"{made.describe()}{condition}{taps}", {"id": made.id, "places": sorted(made.places)})
 

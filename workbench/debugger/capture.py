@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -59,6 +60,15 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
             )
     budget = None if globs else capture.budget_bytes  # what was asked for by name is kept whole
     return Capture(capture.statistics, (*capture.full, *globs), capture.last, budget)
+
+
+def words_of(told: Any) -> list[str]:
+    """The words that mean a capture as a session's meta tells it; none for the usual one."""
+    for name, capture in _NAMED.items():
+        if told == json.loads(json.dumps(asdict(capture))):
+            return [] if capture == STATS else [name]
+    full = told.get("full") if isinstance(told, dict) else None
+    return [str(glob) for glob in full] if isinstance(full, list) else []
 
 
 def _any(name: str, globs: Sequence[str]) -> bool:

@@ -1,21 +1,18 @@
-"""Checks: the golden reference, branches and sessions against each other, where an error began."""
+"""What was judged: the golden verdict and its causes, a layer a row, where an error began."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-from sessions import Session, SessionError
 from sessions.text import clean
+from workbench.debugger.backwards import backward_to
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.debugger.motion import backward_to, land
+from workbench.debugger.errors import NotCaptured
 from workbench.debugger.origins import find_origin, stand_at
 from workbench.debugger.registry import Argument, command
-from workbench.debugger.values import Result, Table, jsonable
+from workbench.debugger.values import Result, Table, counted, jsonable
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,74 @@ class Golden(Result):
     kind: ClassVar[str] = "golden"
 
     def to_text(self) -> str:
-        head = f"golden: {self.verdict} over {self.steps} steps"
-        return f"{head}; first divergence {self.first}" if self.first else head
+        head = f"golden: {self.verdict} over {counted(self.steps, 'step')}"
+        if not self.first:
+            return head
+        return f"{head}; first divergence {self.first}\ncause: {causes_in_words(self.data)[0]}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind, "verdict": self.verdict, "steps": self.steps, "first": self.first or None,
             "golden_session": self.golden_session, **jsonable(self.data),
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis(Result):
+    """The causes that explain the first divergence, best first."""
+
+    verdict: str
+    first: str
+    causes: Sequence[str]
+    data: Sequence[Any]  # each cause as the signatures told it: name, text, fitted, residual
+    kind: ClassVar[str] = "diagnosis"
+
+    def to_text(self) -> str:
+        if self.verdict == "match":
+            return "nothing to explain: the branch matches its golden reference"
+        return "\n".join(
+            [self.first, *(f"{'or' if i else 'cause'}: {one}" for i, one in enumerate(self.causes))]
+        )
+
+
+def last_judgement(debugger: Debugger) -> dict[str, Any] | None:
+    """What `golden` found on this branch last, None where it was never asked."""
+    debugger.session.refresh()
+    found = debugger.session.events(branch=debugger.position.branch, kind="golden")
+    data: Any = found[-1].data if found else None
+    return data if isinstance(data, dict) and data.get("verdict") in ("match", "diverged") else None
+
+
+def causes_in_words(data: Mapping[str, Any]) -> list[str]:
+    """The causes of a judgement, best first, each with what it leaves of the error."""
+    told = [one for one in data.get("causes") or () if isinstance(one, dict)]
+    return [_cause(one) for one in told] or ["no known signature fits"]
+
+
+def _cause(one: Mapping[str, Any]) -> str:
+    left, words = one.get("residual"), clean(str(one.get("text")), limit=400)
+    if not isinstance(left, int | float) or left < 1e-4:
+        return words
+    return f"{words} (leaves {100 * left:.2g} % of the error)"
+
+
+@command(
+    "diagnose", group="checking", changes=True,
+    help="name the cause of the first divergence from the golden reference",
+    details="Fits known transforms (a missing bias, a permuted row, a factor, one rank's part, …) to what the engine"
+    " and the reference hold at the first wrong operation. Asks `golden` first where the branch was not judged.",
+)  # fmt: skip
+def diagnose(debugger: Debugger) -> Result:
+    """The causes."""
+    data = last_judgement(debugger)
+    if data is None or (data["verdict"] == "match" and data.get("steps", 0) <= debugger.position.step):
+        with debugger.quietly():
+            debugger.execute("golden")
+        data = last_judgement(debugger)
+    if data is None:
+        raise NotCaptured("the verdict could not be kept: the recording has stopped")
+    verdict, first = str(data["verdict"]), clean(str(data.get("words", "")))
+    return Diagnosis(verdict, first, causes_in_words(data) if first else [], data.get("causes") or [])
 
 
 @command(
@@ -66,88 +123,3 @@ def check(debugger: Debugger) -> Result:
     rows = [[step, layer, *counts.values()] for (step, layer), counts in layers.items()]
     columns = ["step", "layer", "pass", "suspect", "fail", "absent"]
     return Table("", columns, rows, empty="nothing was judged yet: `golden` does")
-
-
-@command(
-    "diff", arguments=(
-        Argument("a", "word", required=True, help="a branch, or a session file"),
-        Argument("b", "word", required=True, help="a branch, a session file, or golden"),
-    ),
-    group="checking", help="two branches, two sessions, or one and its golden, tap by tap",
-)  # fmt: skip
-def diff(debugger: Debugger, a: str, b: str) -> Result:
-    """What differs, and the first of it."""
-    land(debugger)
-    with _side(debugger, a) as first, _side(debugger, b) as second:
-        return compare_sessions(*first, *second)
-
-
-def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Table:
-    """Taps that differ, in execution order; where the tokens part, the steps before are compared."""
-    from sessions.diff import diff as compare
-
-    steps = _common_steps(a, branch_a, b, branch_b)
-    found = compare(a, b, branch_a=branch_a, branch_b=branch_b, steps=steps)
-    rows = []
-    equal = 0
-    for one in found:
-        if one.equal:
-            equal += 1
-            continue
-        rows.append([
-            one.step, one.tap.name, one.rank if one.rank is not None else "all",
-            None if one.metrics is None else one.metrics.max_abs,
-            None if one.metrics is None else one.metrics.rel_l2, one.note or None,
-        ])  # fmt: skip
-    title = f"{len(rows)} taps differ, {equal} are equal, over {len(steps)} steps on the same tokens"
-    return Table(title, ["step", "tap", "rank", "max abs", "rel l2", "note"], rows, empty="no difference")
-
-
-def _common_steps(a: Session, branch_a: int, b: Session, branch_b: int) -> list[int]:
-    """The steps that both have, as long as they read the same ids."""
-    steps = []
-    for step in range(min(a.steps(branch_a).stop, b.steps(branch_b).stop)):
-        ids = [
-            {told.seq: list(told.ids) for told in session.step(step, branch).sequences}
-            for session, branch in ((a, branch_a), (b, branch_b))
-        ]
-        shared = ids[0].keys() & ids[1].keys()
-        if not shared or any(ids[0][seq] != ids[1][seq] for seq in shared):
-            break
-        steps.append(step)
-    if not steps:
-        raise DebuggerError(
-            "the two read different tokens from the first step on: no diff of them means anything"
-        )
-    return steps
-
-
-@contextmanager
-def _side(debugger: Debugger, name: str) -> Iterator[tuple[Session, int]]:
-    """A session and a branch of it, by what the user called it."""
-    if name == "golden":
-        with golden_session(debugger) as golden:
-            yield golden, 0
-    elif name.isdigit() or any(line.name == name for line in debugger.timeline.lines.values()):
-        debugger.session.refresh()
-        yield debugger.session, debugger.timeline.named(name).id
-    else:
-        path = Path(name)
-        if path.suffix != ".session":
-            raise DebuggerError(f"{clean(name, limit=80)!r} is neither a branch nor a .session file")
-        with Session.open(path) as session:
-            yield session, 0
-
-
-@contextmanager
-def golden_session(debugger: Debugger) -> Iterator[Session]:
-    """The golden session in use."""
-    path = debugger.settings.golden
-    if path is None:
-        raise NotCaptured("there is no golden reference: `golden` records one (it needs the model)")
-    try:
-        session = Session.open(Path(path))
-    except SessionError as error:
-        raise DebuggerError(f"the golden reference is gone: {error}") from error
-    with session:
-        yield session

@@ -1,13 +1,18 @@
-"""Importing this module fills the registry: the groups in the order of the manual."""
+"""Importing this module fills the registry."""
 
 from workbench.debugger import (  # noqa: F401
+    branching,
     breaking,
+    capturing,
     changing,
     checking,
+    comparing,
     describing,
     golden,
+    lens,
     looking,
     reversing,
     running,
     scripting,
-)  # isort: skip
+    tensors,
+)

@@ -10,27 +10,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.errors import RankError
 from sessions import Session, SessionWriter
 from sessions.text import clean
-from workbench.debugger import registry
+from workbench.debugger import registry, stopping
 from workbench.debugger.breakpoints import Breakpoints
-from workbench.debugger.errors import (
-    DebuggerError,
-    Interrupted,
-    NeedsEngine,
-    NotCaptured,
-)
+from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
 from workbench.debugger.executor import Executor
 from workbench.debugger.registry import Command
 from workbench.debugger.timeline import Timeline
-from workbench.debugger.values import Message, Position, Result, Stop
-
-#: Commands that breakpoint commands may run in a chain before it is taken for a loop.
-_LONGEST_CHAIN = 1000
+from workbench.debugger.values import Position, Result, Stop
 
 
 class Tokenizer(Protocol):
@@ -153,20 +145,27 @@ class Debugger:
 
     def perform(self, spec: Command, arguments: Mapping[str, Any], line: str) -> Result:
         """Carry out a parsed command and write it into the journal."""
-        before = self.position
+        before, result, by_chance = self.position, None, True
         try:
             result = spec.run(self, **arguments)
+            by_chance = isinstance(result, Stop) and result.reason == "pause"
         except RankError as error:
             self._engine_lost(error)
-            raise
+            result = stopping.caught(self, error)
+            if result is None:
+                raise
         finally:
-            if not self._quiet:
+            if not self.quiet:
                 self._settle_interrupt()
-        if spec.changes and not self._quiet:
-            self.journal("command", line, before, {"amended": self._amended(result, line)})
-        if isinstance(result, Stop):
-            result = self._stopped(result)
-        return result
+                if spec.changes and (result is not None or self.position != before):
+                    amended = self._amended(line, before) if by_chance else None
+                    self.journal("command", line, before, {"amended": amended})
+        return stopping.arrive(self, result) if isinstance(result, Stop) else result
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the command that runs is another's doing (a breakpoint's, a display)."""
+        return self._quiet > 0
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -197,9 +196,14 @@ class Debugger:
             self._sent_interrupt = True
             self.executor.inferior.client.interrupt()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user wants what runs to stop."""
+        return self._interrupt.is_set()
+
     def check_interrupted(self) -> None:
         """Between passes: stop if asked to."""
-        if self._interrupt.is_set():
+        if self.interrupted:
             raise Interrupted("interrupted")
 
     def _settle_interrupt(self) -> None:
@@ -225,52 +229,27 @@ class Debugger:
             token = None if emitted is None or at.place is not None else self.token_text(emitted)
         return Stop(reason, description, at.branch, at.step, tap, position, token, **details)
 
+    def token_read(self) -> str | None:
+        """The last token that the present step reads, as it is shown; None before the first step."""
+        at = self.position
+        flight = self.executor.flight if self.executor is not None else None
+        if flight is not None and flight.step == at.step:
+            return self.token_text(int(flight.stopped.names[0]["token"]))
+        told = self.timeline.sequence(at.branch, at.step) if at.step >= 0 else None
+        return None if told is None else self.token_text(told.ids[-1])
+
     def token_text(self, token: int) -> str:
         """A token as it is shown."""
         text = self.tokenizer.token(token) if self.tokenizer is not None else None
         return str(token) if text is None else clean(repr(text)[1:-1] if not text.strip() else text, limit=60)
 
-    def _stopped(self, stop: Stop) -> Stop:
-        """Journal a stop, run its breakpoints' commands, show what is displayed."""
-        self.last_stop = stop
-        self.journal("stop", stop.description, data=stop.to_json())
-        self.events("stopped", stop.to_json())
-        output: list[Result] = []
-        if not self._quiet:
-            stop = self._run_commands(stop, output)
-        with self.quietly():
-            for shown in self.settings.displays:
-                try:
-                    output.append(self.execute(shown))
-                except DebuggerError as error:
-                    output.append(Message(f"{shown}: {error}"))
-        return replace(stop, output=(*stop.output, *output)) if output else stop
-
-    def _run_commands(self, stop: Stop, output: list[Result]) -> Stop:
-        chain = 0
-        pending = self._commands_of(stop)
-        while pending and chain < _LONGEST_CHAIN:
-            chain += 1
-            line = pending.pop(0)
-            with self.quietly():
-                result = self.execute(line)
-            if isinstance(result, Stop):
-                output.append(stop)
-                stop, pending = result, self._commands_of(result)
-            else:
-                output.append(result)
-        return stop
-
-    def _commands_of(self, stop: Stop) -> list[str]:
-        known = {one.id: one for one in self.breakpoints}
-        return [line for id in stop.hit_breakpoint_ids if id in known for line in known[id].commands]
-
-    def _amended(self, result: Result, line: str) -> str | None:
-        """The command that leads to the same place without anybody's finger: an interrupted run stops where
-        it did by chance."""
-        if not isinstance(result, Stop) or result.reason != "pause":
-            return None
-        return f"goto {result.step} {result.tap}".strip()
+    def _amended(self, line: str, before: Position) -> str:
+        """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank
+        was lost."""
+        at = self.position
+        tap = "" if at.place is None else self.timeline.places.names[at.place]
+        goto = f"goto {at.step} {tap}".strip()
+        return goto if at.branch == before.branch else f"{line}\n{goto}"
 
     def _engine_lost(self, error: RankError) -> None:
         self.lost = str(error)

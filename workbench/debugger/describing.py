@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from sessions.records import STATISTICS
+from sessions.text import clean
 from workbench.debugger import registry
+from workbench.debugger.branching import checkpoint_table
 from workbench.debugger.breaking import breakpoint_table
-from workbench.debugger.changing import checkpoint_table, toggles_table
+from workbench.debugger.changing import toggles_table
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import NotCaptured
+from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.motion import require_step
 from workbench.debugger.registry import Argument, command
-from workbench.debugger.values import Result, Table
+from workbench.debugger.values import Group, Result, Table, jsonable
 
 
 def ranks(debugger: Debugger) -> Table:
@@ -55,65 +58,96 @@ def blocks(debugger: Debugger) -> Table:
     return Table(title, ["sequence", "blocks", "table"], rows)
 
 
-def weights(debugger: Debugger) -> Table:
-    """Every parameter's share on every rank. A live debugger writes it into the session for replays."""
-    columns = ["name", "rank", "shape", "dtype", *STATISTICS, "checksum"]
+#: What is known of one rank's share of a parameter; the last says how it compares with the checkpoint.
+WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")
+
+
+def weights(debugger: Debugger, glob: str) -> Table:
+    """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
+    "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
+    rows = [row for row in _weights(debugger) if fnmatchcase(str(row[0]), glob)]
+    return Table("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
+
+
+def _weights(debugger: Debugger) -> list[list[Any]]:
+    branch = debugger.position.branch
     if debugger.live:
-        answers = debugger.engine.inferior.client.call("weights", timeout=None)
-        rows = [
-            [
-                name,
-                rank,
-                "×".join(map(str, told["shape"])),
-                told["dtype"],
-                *told["stats"],
-                f"{told['checksum']:016x}",
-            ]
-            for rank, answer in enumerate(answers)
-            for name, told in answer["weights"].items()
-        ]
-        rows.sort(key=lambda row: (row[0], row[1]))
-        _keep(debugger, rows)
-        return Table("", columns, rows)
+        rows = _held(debugger, branch)
+        _keep(debugger, branch, rows)
+        return rows
     kept = debugger.session.meta.get("weights")
-    if not isinstance(kept, list):
+    found = kept.get(str(branch)) if isinstance(kept, dict) else None
+    if not isinstance(found, list):
         raise NotCaptured(
-            "the weights were not looked at while the model ran: `info weights` in the live run keeps them"
+            f"the weights were not looked at while branch {branch} ran: `info weights` in the live run keeps them"
         )
-    return Table("", columns, kept)
+    return found
 
 
-def _keep(debugger: Debugger, rows: list[list[Any]]) -> None:
+def _held(debugger: Debugger, branch: int) -> list[list[Any]]:
+    engine, rules = debugger.engine, debugger.timeline.line(branch).rules
+    if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
+        engine.stand_under(branch, max(debugger.position.step, 0))
+    answers = engine.inferior.client.call("weights", compare=True, timeout=None)
+    rows = [
+        [
+            name, rank, "×".join(map(str, told["shape"])), told["dtype"], *told["stats"],
+            f"{told['checksum']:016x}", _compared(told),
+        ]
+        for rank, answer in enumerate(answers)
+        for name, told in answer["weights"].items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row[0], row[1]))
+
+
+def _compared(told: Mapping[str, Any]) -> str:
+    if told["checkpoint"] is None:
+        return "absent"
+    return "equal" if told["checkpoint"] == told["checksum"] else "different"
+
+
+def _keep(debugger: Debugger, branch: int, rows: list[list[Any]]) -> None:
     inferior = debugger.engine.inferior
     writer = inferior.writer
     if writer is not None:
-        inferior.guard(lambda: writer.set_meta("weights", rows))
+        debugger.session.refresh()
+        kept = debugger.session.meta.get("weights")
+        known = kept if isinstance(kept, dict) else {}
+        inferior.guard(lambda: writer.set_meta("weights", {**known, str(branch): jsonable(rows)}))
 
 
-def taps(debugger: Debugger) -> Table:
+def taps(debugger: Debugger, glob: str) -> Table:
     """Every tap and its layout."""
-    known = debugger.session.taps
-    return Table("", ["place", "tap", "layout"], [[tap.index, tap.name, tap.layout] for tap in known])
+    rows = [[t.index, t.name, t.layout] for t in debugger.session.taps if fnmatchcase(t.name, glob)]
+    return Table("", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}")
 
 
 _SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
     "ranks": ranks,
     "kv": kv,
     "blocks": blocks,
-    "weights": weights,
     "toggles": toggles_table,
     "breakpoints": breakpoint_table,
     "checkpoints": checkpoint_table,
-    "taps": taps,
 }
+#: Long tables, which a glob makes shorter.
+_LISTS: dict[str, Callable[[Debugger, str], Table]] = {"weights": weights, "taps": taps}
 
 
 @command(
-    "info", "i", arguments=(Argument("subject", "word", required=True, choices=tuple(_SUBJECTS)),),
-    group="looking", help="ranks, kv, blocks, weights, toggles, breakpoints, checkpoints, taps",
+    "info", "i", arguments=(
+        Argument("subject", "word", required=True, choices=(*_SUBJECTS, *_LISTS)),
+        Argument("glob", "word", help="of weights and taps: which of them"),
+    ),
+    group="looking", help="ranks, kv, blocks, toggles, breakpoints, checkpoints, weights, taps",
+    details="`info weights *.layers.0.self_attn.*.bias`",
 )  # fmt: skip
-def info(debugger: Debugger, subject: str) -> Result:
+def info(debugger: Debugger, subject: str, glob: str | None) -> Result:
     """A table of a subject."""
+    if subject in _LISTS:
+        return _LISTS[subject](debugger, glob or "*")
+    if glob is not None:
+        raise CommandError(f"info {subject} takes no glob: only {' and '.join(_LISTS)} do")
     return _SUBJECTS[subject](debugger)
 
 
@@ -124,13 +158,18 @@ def info(debugger: Debugger, subject: str) -> Result:
 def help_(debugger: Debugger, name: str | None) -> Result:
     """The manual."""
     if name is None:
-        rows = [
-            [one.group, one.name, " ".join(one.aliases) or None, one.key or None, one.help]
-            for one in registry.commands().values()
-        ]
-        return Table("", ["group", "command", "also", "key", "what it does"], rows)
+        return Group([_group(group) for group in registry.GROUPS])
     one = registry.find(name)
     rows = [[a.usage(), a.help or a.kind] for a in one.arguments]
     greyed = " (needs the model)" if one.engine else ""
     title = f"{one.usage}: {one.help}{greyed}" + (f"\n{one.details}" if one.details else "")
     return Table(title, ["argument", "meaning"], rows, empty="no arguments")
+
+
+def _group(group: registry.Group) -> Table:
+    rows = [
+        [f"  {one.usage}", " ".join(one.aliases), one.key, one.help]
+        for one in registry.commands().values()
+        if one.group == group
+    ]
+    return Table(group, ["  command", "also", "key", "what it does"], rows)

@@ -72,6 +72,11 @@ class Executor:
         self._configure(self.timeline.line(branch), step)
         return self._fly(branch, step, lambda: self.inferior.begin_step(forced, pause, self.poll))
 
+    def stand_under(self, branch: int, step: int) -> None:
+        """Have the rules, sampling and patches of `branch` in force as in `step`, and the cache as before it."""
+        self.reach(branch, step)
+        self._configure(self.timeline.owner(branch, step), step)
+
     def go_on(self, pause: Mapping[str, Any]) -> Flight | StepRecord:
         """Go on in the pass in flight."""
         assert self.flight is not None, "no pass is in flight"

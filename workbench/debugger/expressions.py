@@ -233,6 +233,8 @@ def _check_names(tree: Tree, line: str, allowed: Collection[str]) -> None:
     ):
         what = tree[1] if tree[0] != "contains" and len(tree) > 1 and isinstance(tree[1], str) else tree[0]
         message = f"{what!r} is unknown at a tap: use {', '.join(sorted(allowed))}"
+        if tree[0] == "statistic":
+            message = f"a condition speaks of the tap it stops at: {what}, not {show(tree)}"
         raise CommandError(message, line, max(line.find(str(what)), 0))
     for child in tree[1:]:
         _check_names(child, line, allowed)

@@ -1,6 +1,6 @@
 """What `expect` and `print` may speak of beyond a tap: the branch, its text, verdicts, tensors.
 
-    golden == match          tokens == [12, 7]        text contains "rain"       step == 12
+    golden == match          tokens == [12, 7]        text contains "rain"       cause == bias_dropped
     nan(layers.0.attn.scores) > 0                     layers.0.attn.q_proj[0, 3] < 1.5
     origin == layers.0.attn.scores                    reason == exception        rule.mask == additive
 
@@ -19,10 +19,11 @@ import numpy as np
 from engine.faults.catalogue import DEFAULTS
 from sessions.records import STATISTICS
 from sessions.text import clean
+from workbench.debugger.checking import last_judgement
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.origins import find_origin
-from workbench.debugger.reading import parts_of, select, statistics_at, whole_of
+from workbench.debugger.reading import check_rank, parts_of, select, statistics_at, whole_of
 
 Fact = float | str | list[Any]
 
@@ -35,7 +36,7 @@ _NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
 }  # fmt: skip
 NAMES = (
-    "step", "branch", "rank", "token", "position", "kv_len", "golden", "tokens", "text", "reason", "tap",
+    "step", "branch", "rank", "token", "position", "kv_len", "golden", "cause", "tokens", "text", "reason", "tap",
     "desync", "origin", *STATISTICS,
 )  # fmt: skip
 
@@ -109,6 +110,8 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
         return "" if at.place is None else timeline.places.names[at.place]
     if name in _FACTS:
         return _FACTS[name](debugger)
+    if "." in name:
+        timeline.places.exact(name)  # says which tap was meant
     known = ", ".join(sorted(NAMES))
     raise CommandError(
         f"{clean(name, limit=40)!r} is unknown: use {known}, rule.NAME or a tap",
@@ -120,17 +123,23 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
 def statistic(debugger: Debugger, name: str, tap: str, rank: int | None) -> float:
     """A statistic of a tap at the present step, of one rank or of all."""
     rows = statistics_at(debugger, debugger.timeline.places.exact(tap))
-    if rank is not None and not 0 <= rank < len(rows):
-        raise CommandError(f"there is no rank {rank}: ranks are 0 to {len(rows) - 1}")
+    if rank is not None:
+        check_rank(debugger, rank)
     values = [row[STATISTICS.index(name)] for row in rows]
     return float(values[rank] if rank is not None else _MERGE[name](values))
 
 
 def golden_verdict(debugger: Debugger) -> str:
     """What `golden` found on this branch last: "match", "diverged", or "none"."""
-    found = debugger.session.events(branch=debugger.position.branch, kind="golden")
-    data = found[-1].data if found else None
-    return str(data.get("verdict", "none")) if isinstance(data, dict) else "none"
+    data = last_judgement(debugger)
+    return "none" if data is None else str(data["verdict"])
+
+
+def _cause(debugger: Debugger) -> str:
+    """The name of the cause that `golden` found last on this branch, "none" where there is none."""
+    data = last_judgement(debugger) or {}
+    names = [str(one.get("name")) for one in data.get("causes") or () if isinstance(one, dict)]
+    return names[0] if names else "none"
 
 
 def _sequence(debugger: Debugger, what: str) -> float:
@@ -162,6 +171,7 @@ _FACTS: dict[str, Callable[[Debugger], Fact]] = {
     "token": lambda d: _sequence(d, "token"),
     "kv_len": lambda d: _sequence(d, "kv_len"),
     "golden": golden_verdict,
+    "cause": _cause,
     "tokens": lambda d: [float(token) for token in _tokens(d)],
     "text": _text,
     "desync": lambda d: float(d.timeline.desynchronised(d.position.branch, d.position.step) is not None),

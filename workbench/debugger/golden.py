@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from sessions import Session, SessionWriter
-from sessions.records import Verdict
 from workbench.debugger.capture import FULL
-from workbench.debugger.checking import Golden
+from workbench.debugger.checking import Golden, last_judgement
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.debugger.executor import Executor
 from workbench.debugger.recorder import taps_of
 from workbench.debugger.registry import command
 from workbench.debugger.values import Result
-from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.judgement import DiagnosisError, Judgement
+from workbench.diagnosis.keeping import summary, verdict_rows
+from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
+from workbench.diagnosis.weights import checkpoint_weights
 from workbench.references.golden import record_pair
 from workbench.references.request import DTYPES, GoldenSequence
-
-_WORST = ("fail", "suspect", "pass", "absent")
 
 
 @command(
@@ -54,8 +53,10 @@ def golden(debugger: Debugger) -> Result:
             judgement = judge(ours, theirs, floor=noise)
         except DiagnosisError as error:
             raise DebuggerError(f"no verdict: {error}") from error
+        weights = checkpoint_weights(engine.inferior.path)
+        causes = explain(ours, theirs, judgement.first_divergence, weights=weights)
     debugger.settings.golden = str(reference)
-    return _keep(debugger, at.branch, last, judgement, reference)
+    return _keep(debugger, at.branch, judgement, summary(judgement, causes, last + 1), reference)
 
 
 def _references(debugger: Debugger, engine: Executor, branch: int, last: int) -> tuple[Path, Path]:
@@ -87,53 +88,24 @@ def _capture(debugger: Debugger, engine: Executor, branch: int, last: int, path:
     return path
 
 
-def _keep(debugger: Debugger, branch: int, last: int, judgement: Judgement, reference: Path) -> Golden:
+def _keep(
+    debugger: Debugger, branch: int, judgement: Judgement, data: dict[str, Any], reference: Path
+) -> Golden:
     """Verdicts and summary into the session."""
-    first = judgement.first_divergence
-    words = ""
-    if first is not None:
-        rank = "" if first.rank is None else f", rank {first.rank}"
-        words = f"{first.tap} at step {first.step}{rank}: {first.reason}"
-    data = {
-        "verdict": judgement.verdict, "steps": last + 1, "golden_session": reference.name, "words": words,
-        **{key: value for key, value in judgement.to_json().items() if key != "taps"},
-    }  # fmt: skip
     writer = debugger.engine.inferior.writer
     if writer is not None:
-        verdicts = _verdicts(branch, judgement.taps)
         # A step that an ancestor ran is judged as part of this branch all the same.
+        verdicts = verdict_rows(judgement.taps, branch)
         debugger.engine.inferior.guard(lambda: writer.verdicts(verdicts))
-    debugger.journal("golden", words or judgement.verdict, data=data)
-    return Golden(judgement.verdict, last + 1, words, str(reference), data)
-
-
-def _verdicts(branch: int, taps: Sequence[TapVerdict]) -> list[Verdict]:
-    """One verdict a tap and step: the worst of its sequences."""
-    worst: dict[tuple[int, str], TapVerdict] = {}
-    for one in taps:
-        known = worst.get((one.step, one.tap))
-        if known is None or _WORST.index(one.verdict) < _WORST.index(known.verdict):
-            worst[one.step, one.tap] = one
-    return [Verdict(branch, step, tap, one.verdict, _detail(one)) for (step, tap), one in worst.items()]
-
-
-def _detail(one: TapVerdict) -> dict[str, Any]:
-    """The metrics, to six digits; what the verdict's own columns say, and what is not there, is left out."""
-    said = {key: value for key, value in one.to_json().items() if key not in ("tap", "step", "verdict")}
-    return {
-        key: float(f"{value:.6g}") if isinstance(value, float) else value
-        for key, value in said.items()
-        if value is not None and value is not False and value != ""
-    }
+    told = data | {"golden_session": reference.name}
+    debugger.journal("golden", data["words"] or judgement.verdict, data=told)
+    return Golden(judgement.verdict, data["steps"], data["words"], str(reference), told)
 
 
 def _recorded(debugger: Debugger) -> Golden:
     """What the live run found."""
-    found = debugger.session.events(branch=debugger.position.branch, kind="golden")
-    data: Any = found[-1].data if found else None
-    if not isinstance(data, dict) or data.get("verdict") not in ("match", "diverged"):
+    data = last_judgement(debugger)
+    if data is None:
         raise NotCaptured("the run was never held against a golden reference: `golden` does, in the live run")
-    return Golden(
-        str(data["verdict"]), int(data.get("steps", 0)), str(data.get("words", "")),
-        str(data.get("golden_session", "")), data,
-    )  # fmt: skip
+    session = str(data.get("golden_session", ""))
+    return Golden(str(data["verdict"]), int(data.get("steps", 0)), str(data.get("words", "")), session, data)

@@ -2,7 +2,7 @@
 
     python -m workbench.debugger.host --socket PATH MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N]
         [--device D] [--dtype D] [--rule NAME=VALUE]… [--capture WHAT]… [--seed N --temperature X --top-k N
-        --top-p X] [--timeout S] [--session FILE]
+        --top-p X] [--timeout S] [--listen HOST:PORT] [--session FILE]
     python -m workbench.debugger.host --socket PATH --replay FILE
 
 It listens on a Unix socket (mode 0600; PATH's directory must be its owner's alone), serves the first client of
@@ -53,7 +53,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.errors import EngineError
 from engine.wire import Connection, Disconnected, pack_array
@@ -61,10 +61,10 @@ from sessions import SessionError
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 from workbench.debugger.failures import exit_code
-from workbench.debugger.looking import tensor_value
 from workbench.debugger.reading import weight_of
 from workbench.debugger.registry import commands
 from workbench.debugger.requests import Options, parse_options, start_debugger
+from workbench.debugger.tensors import tensor_value
 from workbench.debugger.values import jsonable
 
 #: Seconds for a client to come, and for the debugger to end in an orderly way once its client is gone.
@@ -102,7 +102,7 @@ class Host:
                     break
                 self._serve(debugger, request)
             threading.Timer(_GRACE, self._leave, (1,)).start()
-        self._leave(0)  # neither the timer nor the reading thread is waited for
+        return self._leave(0)  # neither the timer nor the reading thread is waited for
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Host:
             if self.debugger is None:
                 self._leave(1)  # still starting: nothing to save, and the ranks end with this process
 
-    def _leave(self, code: int) -> None:
+    def _leave(self, code: int) -> NoReturn:
         shutil.rmtree(self.scratch, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.scratch.parent.rmdir()  # the client's, who may be gone; not where it holds anything else

@@ -22,6 +22,7 @@ from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
 from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.capture import STATS, Capture
+from workbench.debugger.identity import identity
 from workbench.debugger.patches import Patch
 from workbench.debugger.recorder import step_record, taps_of
 from workbench.debugger.token_texts import TokenTextRecorder
@@ -132,6 +133,7 @@ class Inferior:
             "tp": self.config.tp,
             "dtype": self.config.dtype,
             "rules": self.rules,
+            "device": self.config.device,
             "backend": self.client.backend,
             "capture": asdict(self.capture),
             "sequences": {
@@ -140,7 +142,11 @@ class Inferior:
             },
         }
         writer = SessionWriter.create(
-            path, taps=taps_of(self.specs), ranks=self.config.tp, meta=known | meta, overwrite=overwrite
+            path,
+            taps=taps_of(self.specs),
+            ranks=self.config.tp,
+            meta=known | identity(self.path) | meta,
+            overwrite=overwrite,
         )
         self.record_to(writer)
         tokenizer = find_tokenizer(self.path if self.path.is_dir() else self.path.parent)

@@ -1,133 +1,65 @@
-"""Commands that look and change nothing: where, frame, print, x, topk, attn, display, rank apply all."""
+"""Commands that look and change nothing: where, frame, topk, attn, display."""
 
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
 
 import numpy as np
 
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger import expressions
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError
-from workbench.debugger.facts import evaluate_fact
 from workbench.debugger.motion import require_step
-from workbench.debugger.reading import parts_of, select, statistics_at, whole_of
+from workbench.debugger.reading import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.registry import Argument, command, parse_line
-from workbench.debugger.values import Group, Message, Result, Table, TensorValue
-
-_RANK = re.compile(r"^rank\s+(\d+)$")
-#: Elements that `x` shows unless told.
-_EXAMINED = 16
+from workbench.debugger.values import Message, Result, Table, counted
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
 def where(debugger: Debugger) -> Result:
-    """Position, token, rules."""
+    """Position, tokens, rules."""
     at, timeline = debugger.position, debugger.timeline
-    line = timeline.line(at.branch)
+    line, last = timeline.line(at.branch), timeline.last(at.branch)
     stop = debugger.stop("", "")
+    state = "before step 0" if at.step < 0 else f"step {at.step}"
+    if at.step > last:
+        state += " (under way)"
+    elif at.step < last:
+        state += f" (the last is {last})"
+    read = debugger.token_read()
+    tokens = "no token yet" if read is None else f'reads "{read}" at position {stop.position}'
+    if stop.token is not None:
+        tokens += f', emits "{stop.token}"'
     rules = " ".join(f"{name}={value}" for name, value in line.rules.items()) or "correct"
-    step = "before step 0" if at.step < 0 else f"step {at.step} of {timeline.last(at.branch)}"
+    mode = "live" if debugger.live else "replay" if debugger.executor is None else "engine lost"
     text = [
-        f"{step}{f', at {stop.tap}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
-        f"position {stop.position}, token {stop.token}" if stop.position is not None else "no token yet",
-        f"rules {rules}; {'live' if debugger.live else 'replay' if debugger.executor is None else 'engine lost'}",
+        f"{state}{f', at {stop.tap}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
+        tokens,
+        f"rules {rules}; {mode}",
     ]
     return Message("\n".join(text), {
-        "branch": at.branch, "step": at.step, "tap": stop.tap or None, "last": timeline.last(at.branch),
-        "position": stop.position, "token": stop.token, "rules": dict(line.rules), "live": debugger.live,
+        "branch": at.branch, "step": at.step, "tap": stop.tap or None, "last": last,
+        "position": stop.position, "reads": read, "token": stop.token, "rules": dict(line.rules),
+        "live": debugger.live,
     })  # fmt: skip
 
 
 @command(
-    "frame", "fr", arguments=(Argument("tap", "location", help="default: the present one"),), group="looking",
-    help="an operation's statistics on every rank",
+    "frame", "fr", arguments=(
+        Argument("what", "text", form="TAP [rank R]", help="default: the present tap, every rank"),
+    ),
+    group="looking", help="an operation's statistics on every rank",
 )  # fmt: skip
-def frame(debugger: Debugger, tap: str | None) -> Result:
+def frame(debugger: Debugger, what: str | None) -> Result:
     """Statistics of one tap, a row a rank."""
     at = require_step(debugger)
     places = debugger.timeline.places
+    tap, rank = rank_of(debugger, what or "")
     place = places.matching(tap)[0] if tap else at.place if at.place is not None else len(places) - 1
-    rows = [[rank, *values] for rank, values in enumerate(statistics_at(debugger, place))]
+    found = enumerate(statistics_at(debugger, place))
+    rows = [[each, *values] for each, values in found if rank in (None, each)]
     return Table(f"{places.names[place]}, step {at.step}", ["rank", *STATISTICS], rows)
-
-
-@command(
-    "print", "p", arguments=(Argument("what", "text", required=True, help="TAP[index] [rank R], or an expression"),),
-    group="looking", help="a tensor or a part of it, or the value of an expression",
-    details="`print layers.0.attn.q_proj[0, :8]` shows the tensor as one rank alone would have had it; `… rank 1`"
-    " what that rank holds; `print nan(layers.0.attn.scores) + 1` a value. A live run computes again what was not"
-    " captured; a replay says how to have it captured.",
-)  # fmt: skip
-def print_(debugger: Debugger, what: str) -> Result:
-    """A tensor or a value."""
-    name, index, rest = _reference(what)
-    if name is None or name not in debugger.timeline.places.names:
-        return _print_value(debugger, what)
-    match = _RANK.match(rest)
-    if rest and match is None:
-        return _print_value(debugger, what)
-    return tensor_value(debugger, name, index, int(match[1]) if match else None)
-
-
-def tensor_value(
-    debugger: Debugger, tap: str, index: list[Any] | None, rank: int | None, seq: int = 0
-) -> TensorValue:
-    """A tap's tensor at the present step: rebuilt, or one rank's."""
-    parts = parts_of(debugger, tap, seq=seq)
-    if rank is None:
-        array, note = whole_of(debugger, parts)
-    elif rank in parts.by_rank:
-        array, note = parts.by_rank[rank], f"only [{parts.part}] was captured" if parts.part else ""
-    else:
-        raise CommandError(f"there is no rank {rank}: ranks are 0 to {debugger.timeline.ranks - 1}")
-    chosen = select(array, index, tap)
-    return TensorValue(tap, parts.step, rank, expressions.show_index(index), chosen, parts.source, note)
-
-
-def _print_value(debugger: Debugger, what: str) -> Result:
-    value = evaluate_fact(debugger, expressions.parse(what), what)
-    shown = f"{value:g}" if isinstance(value, float) else clean(str(value))
-    return Message(f"{what} = {shown}", {"value": value})
-
-
-def _reference(what: str) -> tuple[str | None, list[Any] | None, str]:
-    try:
-        return expressions.parse_reference(what)
-    except CommandError:
-        return None, None, ""
-
-
-@command(
-    "x", arguments=(Argument("what", "text", required=True, help="TAP[index] [rank R]"),), group="looking",
-    help="the first elements of a tensor, with their bits",
-)  # fmt: skip
-def examine(debugger: Debugger, what: str) -> Result:
-    """Numbers and bits, a row an element."""
-    name, index, rest = expressions.parse_reference(what)
-    match = _RANK.match(rest)
-    if rest and match is None:
-        raise CommandError(f"x TAP[index] [rank R], not {clean(rest, limit=40)!r}", what, what.find(rest))
-    value = tensor_value(debugger, name, index, int(match[1]) if match else None)
-    flat = np.ascontiguousarray(value.array).reshape(-1)[:_EXAMINED]
-    width = flat.dtype.itemsize * 2
-    bits = flat.view(f"u{flat.dtype.itemsize}")
-    shape = value.array.shape
-    rows = [
-        [
-            ", ".join(map(str, np.unravel_index(i, shape))) if shape else "",
-            float(flat[i]),
-            f"{int(bits[i]):0{width}x}",
-        ]
-        for i in range(len(flat))
-    ]
-    return Table(
-        f"{value.tap}{value.index}, step {value.step}, {value.array.dtype}", ["index", "value", "bits"], rows
-    )
 
 
 @command(
@@ -208,8 +140,9 @@ def display(debugger: Debugger, line: str | None) -> Result:
     spec, _ = parse_line(line)
     if spec.group != "looking" or spec.name == "display":
         raise CommandError(f"display repeats a looking command; {spec.name} is none")
+    result = debugger.execute(line)  # what cannot be shown is not displayed
     shown.append(line)
-    return debugger.execute(line)
+    return result
 
 
 @command(
@@ -225,20 +158,4 @@ def undisplay(debugger: Debugger, number: int | None) -> Result:
         del shown[number - 1]
     else:
         raise CommandError(f"there is no display {number}")
-    return Message(f"{len(shown)} displays left")
-
-
-@command(
-    "rank", arguments=(Argument("rest", "text", required=True, help="apply all COMMAND"),), group="looking",
-    help="carry out print or x for every rank: rank apply all print TAP",
-)  # fmt: skip
-def rank_apply(debugger: Debugger, rest: str) -> Result:
-    """One answer a rank."""
-    match = re.match(r"apply\s+(all|\d+(?:\s*,\s*\d+)*)\s+(.+)$", rest)
-    if match is None:
-        raise CommandError("rank apply all COMMAND, or rank apply 0,1 COMMAND")
-    ranks = range(debugger.timeline.ranks)
-    chosen = ranks if match[1] == "all" else [int(one) for one in match[1].split(",")]
-    if any(rank not in ranks for rank in chosen):
-        raise CommandError(f"ranks are 0 to {debugger.timeline.ranks - 1}")
-    return Group([debugger.execute(f"{match[2]} rank {rank}") for rank in chosen])
+    return Message(f"{counted(len(shown), 'display')} left")

@@ -1,12 +1,13 @@
-"""Motion: forwards through what was recorded and on into what was not, backwards through the record.
+"""Motion: forwards through what was recorded and on into what was not.
 
-Both ways stop at the same things. A recorded step is judged from its statistics, a new one beside the taps while
+Both stop at the same things. A recorded step is judged from its statistics, a new one beside the taps while
 it runs; the two agree, so a replay stops where the run did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +68,8 @@ def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
     inside = at.place is not None
     step = at.step if inside else at.step + 1
     flying = debugger.executor is not None and debugger.executor.flight is not None
-    if step <= debugger.timeline.last(at.branch) and not flying:
+    recorded = step <= debugger.timeline.last(at.branch) and not flying
+    if recorded:
         stop = _recorded(debugger, goal, step)
     elif debugger.executor is None:
         return debugger.stop("end", "end of the recording")
@@ -77,7 +79,9 @@ def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
         return stop
     debugger.position = Position(at.branch, step)
     debugger.events("step", {"branch": at.branch, "step": step})
-    return _after(debugger, goal, inside)
+    # What a sentinel finds in a recorded step lies behind whoever has passed that place already.
+    passed = at.place if inside and recorded else None
+    return _after(debugger, goal, inside, passed)
 
 
 def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
@@ -158,12 +162,15 @@ def hit_stop(debugger: Debugger, stopping: list[Any], ranks: tuple[int, ...]) ->
     )  # fmt: skip
 
 
-def _after(debugger: Debugger, goal: Goal, inside: bool) -> Stop | None:
-    """At the end of a step: sentinels, the goal, the end of the text."""
+def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> Stop | None:
+    """At the end of a step: sentinels (of those at a place, what lies behind `passed`), the goal, the end of
+    the text."""
     at = debugger.position
     if not goal.quiet:
         for name, one in debugger.breakpoints.sentinels().items():
             found = look(debugger, name, at.branch, at.step)
+            if found is not None and found.place is not None and passed is not None and found.place <= passed:
+                continue
             stopping = debugger.breakpoints.count([one.id]) if found is not None else []
             if found is not None and stopping:
                 if found.place is not None:
@@ -188,8 +195,10 @@ def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Found | N
         return sentinels.repetition(timeline, branch, step)
     if sentinel == "eos":
         return sentinels.eos(timeline, branch, step, eos_ids(debugger))
-    if sentinel == "golden" and debugger.settings.golden is not None:
-        with Session.open(Path(debugger.settings.golden)) as reference:
+    if sentinel == "golden":
+        with ExitStack() as stack:
+            path = debugger.settings.golden
+            reference = None if path is None else stack.enter_context(Session.open(Path(path)))
             return sentinels.golden(timeline, branch, step, reference)
     return None
 
@@ -210,91 +219,6 @@ def _exhausted(debugger: Debugger) -> Stop | None:
         told = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None
         if told is not None and told.positions[-1] + 1 >= context:
             return debugger.stop("end", f"the context is full ({context} tokens)")
-    return None
-
-
-# --- backwards ---------------------------------------------------------------------------------------
-
-
-def land(debugger: Debugger) -> None:
-    """Before going back: finish the step in flight, so that it is part of the record."""
-    if debugger.live:
-        debugger.engine.land()
-
-
-def backward_to(debugger: Debugger, position: Position) -> Stop:
-    """Stand at an earlier position."""
-    land(debugger)
-    debugger.position = position
-    if position.step < 0:
-        return debugger.stop("entry", "the beginning")
-    return debugger.stop("step", "gone back")
-
-
-def reverse_continue(debugger: Debugger) -> Stop:
-    """Back to the last place at which a breakpoint or watchpoint hits, or where a sentinel *first* fired."""
-    land(debugger)
-    here = debugger.position
-    found = [at for at in (_last_hit(debugger, here), *_first_sentinels(debugger, here)) if at is not None]
-    if not found:
-        return backward_to(debugger, Position(here.branch, -1))
-    position, ids, ranks, words = max(found, key=lambda one: order(one[0]))
-    debugger.position = position
-    reason = debugger.breakpoints.get(ids[0]).reason
-    return debugger.stop(reason, words, thread_id=ranks[0] if ranks else 0, hit_breakpoint_ids=list(ids))
-
-
-def order(at: Position) -> tuple[int, int]:
-    """Positions of one branch in execution order; a step's end comes after all of its places."""
-    return at.step, 1 << 30 if at.place is None else at.place
-
-
-Target = tuple[Position, tuple[int, ...], tuple[int, ...], str]
-
-
-def _last_hit(debugger: Debugger, here: Position) -> Target | None:
-    """The latest hit of a break or watch before `here`."""
-    timeline = debugger.timeline
-    candidates = [one for one in debugger.breakpoints.at_taps() if one.kind != "catch"]
-    if not candidates:
-        return None
-    for step, limit in timeline.backwards(here):
-        debugger.check_interrupted()
-        names = timeline.names(here.branch, step)
-        hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
-        before = [place for place in hits if place < limit]
-        if before:
-            hit = hits[max(before)]
-            words = "; ".join(debugger.breakpoints.get(id).describe() for id in hit.ids)
-            return Position(here.branch, step, hit.place), hit.ids, hit.ranks, words
-    return None
-
-
-def _first_sentinels(debugger: Debugger, here: Position) -> list[Target | None]:
-    """Where each catchpoint first fired, if that is before `here`."""
-    return [
-        _first(debugger, here, one) for one in debugger.breakpoints if one.enabled and one.kind == "catch"
-    ]
-
-
-def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
-    timeline = debugger.timeline
-    for step in range(here.step + 1):
-        debugger.check_interrupted()
-        if one.places:
-            names = timeline.names(here.branch, step)
-            hits = recorded_hits([one], names, len(timeline.places), timeline.ranks)
-            place, ranks, words = (min(hits), hits[min(hits)].ranks, "") if hits else (None, (), "")
-            fired = bool(hits)
-        else:
-            found = look(debugger, one.what, here.branch, step)
-            fired = found is not None
-            place, ranks, words = (found.place, found.ranks, f": {found.words}") if found else (None, (), "")
-        if fired:
-            at = Position(here.branch, step, place)
-            if order(at) >= order(here):
-                return None
-            return at, (one.id,), ranks, f"first {one.describe()}{words}"
     return None
 
 

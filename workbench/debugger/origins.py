@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sessions.records import STATISTICS
+from workbench.debugger.backwards import land
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.debugger.motion import land, require_step
+from workbench.debugger.motion import require_step
 from workbench.debugger.values import Position, Result
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, kind_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from sessions.records import STATISTICS, TensorRecord
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.motion import require_step
+
+_RANK = re.compile(r"\brank\s+(\d+)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,21 @@ def whole_of(debugger: Debugger, parts: Parts) -> tuple[NDArray[Any], str]:
         n for n in (rebuilt.note, f"only [{parts.part}] was captured" if parts.part else "") if n
     )
     return rebuilt.array, note
+
+
+def check_rank(debugger: Debugger, rank: int) -> None:
+    """CommandError where there is no such rank."""
+    if not 0 <= rank < debugger.timeline.ranks:
+        raise CommandError(f"there is no rank {rank}: ranks are 0 to {debugger.timeline.ranks - 1}")
+
+
+def rank_of(debugger: Debugger, text: str) -> tuple[str, int | None]:
+    """A text and the rank of a trailing `rank R`, None where there is no such end."""
+    match = _RANK.search(text)
+    if match is None:
+        return text.strip(), None
+    check_rank(debugger, int(match[1]))
+    return text[: match.start()].strip(), int(match[1])
 
 
 def select(array: NDArray[Any], index: list[Any] | None, what: str) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sessions.text import clean
 from workbench.debugger.errors import CommandError
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 #: What an argument is: decides how it is read, and what completion offers. "text" takes the rest of the line.
 Kind = Literal["int", "word", "tap", "location", "rule", "branch", "breakpoint", "file", "text", "flag"]
 Group = Literal["running", "reversing", "breaking", "looking", "changing", "checking", "session"]
+#: In the order of the manual.
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 REPLAY_REASON = "this is a replay: it needs the model (`lockstep run MODEL`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a command. A flag is written `--name` and is a bool."""
+    """One argument of a command. A flag is written `--name` and is a bool. `form`: what to write for it, where
+    its name alone does not say."""
 
     name: str
     kind: Kind = "word"
@@ -37,10 +40,11 @@ class Argument:
     default: Any = None
     help: str = ""
     choices: tuple[str, ...] = ()
+    form: str = ""
 
     def usage(self) -> str:
         """As the usage line shows it."""
-        shown = f"--{self.name.replace('_', '-')}" if self.kind == "flag" else self.name.upper()
+        shown = f"--{self.name.replace('_', '-')}" if self.kind == "flag" else self.form or self.name.upper()
         return shown if self.required else f"[{shown}]"
 
 
@@ -100,7 +104,7 @@ def command(
 
 def commands() -> Mapping[str, Command]:
     """Every command by name, in the order of the manual."""
-    return dict(_COMMANDS)
+    return dict(sorted(_COMMANDS.items(), key=lambda one: GROUPS.index(one[1].group)))
 
 
 def find(word: str) -> Command:
@@ -195,12 +199,20 @@ def _converted(argument: Argument, value: Any, spec: Command) -> Any:
             ) from None
     if not isinstance(value, str):
         raise CommandError(f"{spec.name}: {argument.name} must be text, not {type(value).__name__}")
-    if argument.choices and value not in argument.choices:
-        raise CommandError(
-            f"{spec.name}: {argument.name} must be one of {', '.join(argument.choices)}, "
-            f"not {clean(value, limit=40)!r}"
-        )
-    return value
+    return _chosen(argument, value, spec) if argument.choices else value
+
+
+def _chosen(argument: Argument, word: str, spec: Command) -> str:
+    """The choice that a word means: the choice itself, or the beginning of only one."""
+    beginnings = [one for one in argument.choices if one.startswith(word)]
+    if word in argument.choices or len(beginnings) == 1:
+        return word if word in argument.choices else beginnings[0]
+    shown = clean(word, limit=40)
+    if beginnings:
+        raise CommandError(f"{spec.name}: {shown!r} is ambiguous: {', '.join(beginnings)}")
+    raise CommandError(
+        f"{spec.name}: {argument.name} must be one of {', '.join(argument.choices)}, not {shown!r}"
+    )
 
 
 def _file_word(rest: str) -> tuple[str, str]:

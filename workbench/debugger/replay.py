@@ -15,6 +15,7 @@ from workbench.debugger import commands as _  # noqa: F401 - fills the registry
 from workbench.debugger.debugger import Debugger, Tokenizer
 from workbench.debugger.errors import Divergence
 from workbench.debugger.executor import Executor
+from workbench.debugger.identity import identity
 from workbench.debugger.inferior import Inferior
 from workbench.debugger.timeline import open_timeline
 from workbench.debugger.values import Result
@@ -37,11 +38,13 @@ class Verification(Result):
     passes: int
     unverifiable: int  # passes without checksums
     divergences: tuple[str, ...]  # the first of each branch, in words
+    other_checkpoint: bool  # the session was recorded from another one
     kind: ClassVar[str] = "verification"
 
     def to_text(self) -> str:
         if self.divergences:
-            return "\n".join(self.divergences)
+            other = "the session was recorded from another checkpoint"
+            return "\n".join([*self.divergences, *[other] * self.other_checkpoint])
         rest = f"; {self.unverifiable} have no checksums" if self.unverifiable else ""
         return f"{self.passes} passes run again, every checksum equal{rest}"
 
@@ -69,7 +72,8 @@ def verify(
             except Divergence as error:
                 divergences.append(f"branch {line.id} ({line.name}): {error}")
                 executor.forget_cache()
-    return Verification(passes, unverifiable, tuple(divergences))
+    other = session.meta.get("checkpoint") not in (None, identity(path)["checkpoint"])
+    return Verification(passes, unverifiable, tuple(divergences), other)
 
 
 def engine_config(session: Session) -> EngineConfig:

@@ -17,6 +17,7 @@ from workbench.debugger.capture import STATS, parse_capture
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.launch import Run, start
 from workbench.debugger.replay import open_replay
+from workbench.debugger.token_texts import RecordedTokens
 from workbench.demo import DEFAULT_PROMPT, MODEL_DIR
 from workbench.generation import pick_dtype, plan
 from workbench.models import DEMO, OpenedModel, open_model
@@ -41,6 +42,7 @@ class Launch:
     sampling: Sampling = field(default_factory=Sampling)
     timeout: float = 60.0
     session: Path | None = None
+    listen: str = ""
     room: int = 4096
 
 
@@ -56,9 +58,12 @@ class Options:
 def run_of(launch: Launch) -> Run:
     """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
     model = open_model(launch.model)
-    prompts = _prompts(model, launch)
-    if not prompts:
-        raise RequestError("nothing to run: give --prompt TEXT or --ids 1,2,3")
+    texts, chat = launch.prompts, launch.chat
+    if not texts and not launch.ids:
+        if not model.offers_prompt:
+            raise RequestError("nothing to run: give --prompt TEXT or --ids 1,2,3")
+        texts, chat = [DEFAULT_PROMPT], True
+    prompts = [*(_encoded(model, text, chat) for text in texts), *map(_numbers, launch.ids)]
     rules: dict[str, str] = dict(map(parse_rule, launch.rules))
     check_rules(rules, model.config, launch.tp)
     config = EngineConfig(
@@ -66,6 +71,7 @@ def run_of(launch: Launch) -> Run:
         device=launch.device,
         dtype=pick_dtype(launch.dtype, model.config, launch.device.partition(":")[0]),
         timeout_seconds=launch.timeout,
+        listen=launch.listen,
     )
     config = plan(model.config, config, prompts, launch.room)
     specs = tap_specs(
@@ -78,27 +84,26 @@ def run_of(launch: Launch) -> Run:
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
         capture=parse_capture(launch.capture, specs) if launch.capture else STATS,
-        meta={"source": "lockstep run", "model_name": model.name, "prompts": list(launch.prompts) or None},
+        meta={"source": "lockstep run", "model_name": model.name, "prompts": list(texts) or None, "chat": chat},
     )  # fmt: skip
 
 
-def tokenizer_of(model_path: str | None) -> Tokenizer | None:
+def tokenizer_of(model_path: object) -> Tokenizer | None:
     """The tokenizer of the checkpoint that a session was recorded from, where it is still there."""
-    path = MODEL_DIR if model_path == DEMO else Path(model_path or "")
+    path = MODEL_DIR if model_path == DEMO else Path(str(model_path or ""))
     if not model_path or not path.exists():
         return None
     try:
         return find_tokenizer(path if path.is_dir() else path.parent)
     except ConfigError:
-        return None  # the replay does without: token ids are shown
+        return None  # the session's own texts do
 
 
 def replay_of(path: Path) -> Debugger:
-    """The replay of a session, with its model's tokenizer if that is at hand."""
+    """The replay of a session, with the texts of its tokens."""
     debugger = open_replay(path)
     meta = debugger.session.meta
-    found = meta.get("model_path")
-    debugger.tokenizer = tokenizer_of(found if isinstance(found, str) else None)
+    debugger.tokenizer = tokenizer_of(meta.get("model_path")) or RecordedTokens.of(meta)
     return debugger
 
 
@@ -123,6 +128,7 @@ def parse_options(words: Sequence[str]) -> Options:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--listen", default="")
     parser.add_argument("--session", type=Path)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
@@ -137,22 +143,14 @@ def parse_options(words: Sequence[str]) -> Options:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
+        found.listen,
     )  # fmt: skip
     return Options(found.socket, launch=launch)
 
 
-def _prompts(model: OpenedModel, launch: Launch) -> list[list[int]]:
-    """The prompts as token ids: those given as text, then those given as ids. The demo has one to offer."""
-    texts, chat = launch.prompts, launch.chat
-    if not texts and not launch.ids and model.name == DEMO:
-        texts, chat = [DEFAULT_PROMPT], True
-    found = []
-    for text in texts:
-        tokenizer = need_tokenizer(model.tokenizer, model.directory)
-        found.append(
-            tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
-        )
-    return [*found, *map(_numbers, launch.ids)]
+def _encoded(model: OpenedModel, text: str, chat: bool) -> list[int]:
+    tokenizer = need_tokenizer(model.tokenizer, model.directory)
+    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
 
 
 def _numbers(words: str) -> list[int]:

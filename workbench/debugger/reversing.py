@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.debugger import motion
+from workbench.debugger import backwards
+from workbench.debugger.backwards import backward_to
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, Interrupted
-from workbench.debugger.motion import backward_to
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.values import Position, Result
 
@@ -65,7 +65,7 @@ def reverse_stepi(debugger: Debugger, count: int) -> Result:
 def reverse_continue(debugger: Debugger) -> Result:
     """Back to the last stop."""
     try:
-        return motion.reverse_continue(debugger)
+        return backwards.reverse_continue(debugger)
     except Interrupted:
         return debugger.stop("pause", "interrupted")
 

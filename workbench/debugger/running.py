@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.debugger.backwards import backward_to
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
-from workbench.debugger.motion import Goal, backward_to, forward
+from workbench.debugger.motion import Goal, forward
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.values import Message, Position, Result, Stop
 

@@ -1,19 +1,26 @@
-"""expect, source, export: the session as a test and as a script."""
+"""expect, note, source, export: the session as a test and as a script."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.sampling import Sampling
 from sessions.text import clean
 from workbench.debugger import expressions
+from workbench.debugger.capture import words_of
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError
 from workbench.debugger.facts import evaluate_fact
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.scripts import read_script, run_script
 from workbench.debugger.values import Expectation, Group, Message, Result, number
+from workbench.export.kinds import KINDS
+from workbench.models import DEMO
 
 
 @command(
@@ -51,6 +58,18 @@ def _operands(debugger: Debugger, tree: Any, line: str) -> list[str]:
 
 
 @command(
+    "note", arguments=(Argument("text", "text", required=True),), group="session", changes=False,
+    help="write a note into the session's journal",
+)  # fmt: skip
+def note(debugger: Debugger, text: str) -> Result:
+    """A note at this step."""
+    if debugger.executor is None:
+        return Message("not noted: a replay only reads")
+    debugger.journal("note", text)
+    return Message(f"noted at step {max(debugger.position.step, 0)}")
+
+
+@command(
     "source", arguments=(Argument("file", "file", required=True),), group="session",
     help="carry out the commands of a file",
 )  # fmt: skip
@@ -69,25 +88,47 @@ def source(debugger: Debugger, file: str) -> Result:
 
 @command(
     "export", arguments=(
-        Argument("what", "word", required=True, choices=("script", "journal")),
+        Argument("what", "word", required=True, choices=("script", "journal", *KINDS)),
         Argument("file", "file", help="none: shown; an existing file is never replaced"),
     ),
-    group="session", help="the session as a script that does the same again, or its journal as JSON lines",
+    group="session", help="the session as a script or journal, or as `lockstep export` writes it",
+    details="`export script FILE` does the same again, `export journal FILE` has every event as a line of JSON;"
+    " `export html FILE` and the others are what `lockstep export` writes, of this branch at this step.",
 )  # fmt: skip
 def export(debugger: Debugger, what: str, file: str | None) -> Result:
-    """Write down what was done."""
-    text = script_of(debugger) if what == "script" else journal_of(debugger)
+    """Write down what was done, or what there is."""
+    content = _content(debugger, what)
     if file is None:
-        return Message(text, {"lines": text.count("\n") + 1})
+        if isinstance(content, bytes):
+            raise CommandError(f"export {what} FILE: a picture needs a file")
+        return Message(content.rstrip("\n"), {"lines": content.rstrip("\n").count("\n") + 1})
     path = _writable(debugger, file)
     try:
-        with path.open("x", encoding="utf-8") as opened:
-            opened.write(text + "\n")
+        with path.open("xb") as opened:
+            opened.write(content if isinstance(content, bytes) else content.encode())
     except FileExistsError:
         raise DebuggerError(f"{path} exists: choose another name") from None
     except OSError as error:
         raise DebuggerError(f"{path}: {error.strerror}") from error
     return Message(f"wrote {path}", {"path": str(path)})
+
+
+def _content(debugger: Debugger, what: str) -> str | bytes:
+    if what in ("script", "journal"):
+        return (script_of(debugger) if what == "script" else journal_of(debugger)) + "\n"
+    # Not at the top: most sessions are driven without, and a page takes its templates with it.
+    from workbench.export.session_files import SessionFiles
+    from workbench.export.story.request import Request
+
+    debugger.session.refresh()
+    at = debugger.position
+    step = min(at.step, debugger.timeline.last(at.branch))
+    try:
+        return SessionFiles(
+            debugger.session, Request(branch=at.branch, step=None if step < 0 else step)
+        ).text(what)
+    except ValueError as problem:  # NothingToExport, or a machine without fonts
+        raise DebuggerError(f"export {what}: {problem}") from problem
 
 
 def _writable(debugger: Debugger, file: str) -> Path:
@@ -99,19 +140,38 @@ def _writable(debugger: Debugger, file: str) -> Path:
 
 
 def script_of(debugger: Debugger) -> str:
-    """The journalled commands. What somebody's finger has decided is written as what it led to."""
-    meta = debugger.session.meta
+    """The journalled commands. What was decided by chance is written as what it led to."""
     debugger.session.refresh()
-    model, dtype = clean(str(meta.get("model_path", "MODEL"))), clean(str(meta.get("dtype")))
-    lines = [
-        f"# lockstep run {model} --tp {meta.get('tp')} --dtype {dtype}",
-        *(f"# sequence {seq}: --ids {','.join(map(str, told.get('prompt_ids', ())))}"
-          for seq, told in _dict(meta.get("sequences")).items()),
-    ]  # fmt: skip
-    for event in debugger.session.events(kind="command"):
-        amended = _dict(event.data).get("amended")
-        lines.append(amended if isinstance(amended, str) else event.text)
+    lines = [f"# {run_line(debugger.session.meta)}"]
+    for event in debugger.session.events():
+        if event.kind == "command":
+            amended = _dict(event.data).get("amended")
+            lines.append(amended if isinstance(amended, str) else event.text)
+        elif event.kind == "note":
+            lines.append(f"note {event.text}")
     return "\n".join(clean(line, newlines=True) for line in lines)
+
+
+def run_line(meta: Mapping[str, Any]) -> str:
+    """The command line that starts the run of a session again."""
+    named = meta.get("model_name") == DEMO or meta.get("model_path") == DEMO
+    words = ["lockstep", "run", DEMO if named else str(meta.get("model_path", "MODEL"))]
+    for option in ("tp", "dtype", "device"):
+        if meta.get(option) is not None:
+            words += [f"--{option}", str(meta[option])]
+    words += [
+        word for name, value in _dict(meta.get("rules")).items() for word in ("--rule", f"{name}={value}")
+    ]
+    sequences = [_dict(told) for told in _dict(meta.get("sequences")).values()]
+    for told in sequences:
+        words += ["--ids", ",".join(str(token) for token in told.get("prompt_ids") or ())]
+    sampling = _dict(sequences[0].get("sampling")) if sequences else {}
+    usual = asdict(Sampling())
+    for name, value in sampling.items():
+        if name in usual and value != usual[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += [word for glob in words_of(meta.get("capture")) for word in ("--capture", glob)]
+    return clean(shlex.join(words))
 
 
 def journal_of(debugger: Debugger) -> str:

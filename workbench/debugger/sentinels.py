@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions import Session
+from sessions import Session, Verdict
 from workbench.debugger.timeline import Timeline
 
 #: A text has collapsed when its last tokens are one phrase of at most so many tokens …
@@ -75,9 +75,31 @@ def eos(timeline: Timeline, branch: int, step: int, eos_ids: Sequence[int]) -> F
     return None
 
 
-def golden(timeline: Timeline, branch: int, step: int, reference: Session) -> Found | None:
-    """The step's token or logits have left the golden's: another likeliest token, where the golden itself
-    is sure (its first two logits are further apart than what the engine is off)."""
+def golden(timeline: Timeline, branch: int, step: int, reference: Session | None) -> Found | None:
+    """The step has left the golden's tolerance: the first operation that `golden` failed in it, or, in a step
+    that was never judged, its logits."""
+    verdicts = judged(timeline, branch, step)
+    if verdicts:
+        failed = [one.tap for one in verdicts if one.verdict == "fail" and one.tap in timeline.places.names]
+        if not failed:
+            return None
+        more = f", and {len(failed) - 1} after it" if len(failed) > 1 else ""
+        return Found(timeline.places.exact(failed[0]), (), f"{failed[0]} has left its tolerance{more}")
+    return None if reference is None else _logits(timeline, branch, step, reference)
+
+
+def judged(timeline: Timeline, branch: int, step: int) -> list[Verdict]:
+    """What `golden` found of a step, on this branch or on the one that ran it."""
+    session = timeline.session
+    if session is None:
+        return []
+    session.refresh()
+    own = session.verdicts(branch=branch, step=step)
+    return own or session.verdicts(branch=timeline.owner(branch, step).id, step=step)
+
+
+def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> Found | None:
+    """The step's likeliest token is another, or its logits are off by more than any rounding."""
     if step not in reference.steps(0):
         return None
     theirs = {told.seq: told for told in reference.step(step, 0).sequences}

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sessions import SessionWriter
 from sessions.records import StepRecord
-from sessions.text import token_texts_key
+from sessions.text import token_texts, token_texts_key
 
 #: Texts a page of the session's meta holds; only the last page is ever written again.
 _PAGE = 512
+
+
+class RecordedTokens:
+    """A tokenizer that knows the tokens a session speaks of."""
+
+    def __init__(self, texts: Mapping[int, str], special: Collection[int]) -> None:
+        self._texts, self._special = texts, frozenset(special)
+
+    @classmethod
+    def of(cls, meta: Mapping[str, object]) -> RecordedTokens | None:
+        """From a session's meta; None where it holds no texts."""
+        texts, model = token_texts(meta), meta.get("model")
+        ends = model.get("eos_ids") if isinstance(model, dict) else None
+        return cls(texts, ends if isinstance(ends, list) else ()) if texts else None
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of some ids; a token of which the session holds no text is shown by its number."""
+        return "".join(self._texts.get(i, f"<{i}>") for i in ids if special or i not in self._special)
+
+    def token(self, token: int) -> str | None:
+        """The text of one token."""
+        return self._texts.get(token)
 
 
 class TokenTextRecorder:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.faults.catalogue import DEFAULTS, Fault, faults_of
-from sessions import Session, SessionWriter
+from sessions import Session, SessionWriter, pack
 from workbench.debugger.launch import start
 from workbench.debugger.requests import Launch, run_of
 from workbench.debugger.values import Expectation
@@ -29,10 +29,11 @@ STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One bug: its rule, and what the team saw before anybody knew."""
+    """One bug: its rule, the cause that the diagnosis names, and what the team saw before anybody knew."""
 
     rule: str
     value: str
+    cause: str
     seen: str
     tp: int = 2
 
@@ -49,26 +50,51 @@ class Story:
 
 STORIES = (
     Story(
-        "mask", "additive", "Exclamation marks: every logit is NaN, and the sampler falls back to token 0."
+        "mask",
+        "additive",
+        "mask_zero_times_inf",
+        "Exclamation marks: every logit is NaN, and the sampler falls back to token 0.",
     ),
     Story(
-        "qkv_shard_dim", "1", "Loose words and empty lines on two ranks; no shape is wrong, nothing crashes."
+        "qkv_shard_dim",
+        "1",
+        "sharded_on_in_features",
+        "Loose words and empty lines on two ranks; nothing crashes and nothing warns.",
     ),
-    Story("lm_head", "missing", "Pieces of random words, though every layer looks healthy."),
-    Story("rope", "swallowed", "A right first token, then one syllable for ever."),
-    Story("rope", "interleaved", "Single letters and empty lines from the first token on."),
     Story(
-        "cache_reuse", "false", "A right first token, then one syllable for ever: the prompt is forgotten."
+        "lm_head", "missing", "head_untrained", "Pieces of random words, though every layer looks healthy."
+    ),
+    Story("rope", "swallowed", "rope_not_applied", "A right first token, then one syllable for ever."),
+    Story(
+        "rope", "interleaved", "rope_interleaved", "Single letters and empty lines from the first token on."
+    ),
+    Story(
+        "cache_reuse",
+        "false",
+        "cache_not_used",
+        "A right first token, then one syllable for ever: the prompt is forgotten.",
     ),
     # With one KV head a rank, as at TP=2 here, every repeated head is the right one: one rank shows the bug.
-    Story("cache_heads", "repeated", "Empty lines, then words that belong to no sentence.", tp=1),
-    Story("qkv_sizes", "mixed", "Two words take turns; on one rank the same model is right."),
     Story(
-        "load_bias", "false", "Fluent at first sight, but no sentence ends and nothing answers the question."
+        "cache_heads",
+        "repeated",
+        "cache_heads_repeated",
+        "Empty lines, then words that belong to no sentence.",
+        tp=1,
+    ),
+    Story(
+        "qkv_sizes", "mixed", "columns_moved", "Two words take turns; on one rank the same model is right."
+    ),
+    Story(
+        "load_bias",
+        "false",
+        "bias_dropped",
+        "Fluent at first sight, but no sentence ends and nothing answers the question.",
     ),
     Story(
         "positions",
         "stuck",
+        "position_stuck",
         "Token for token the text of a cache that is not read; only the prefill is right.",
     ),
 )
@@ -84,7 +110,7 @@ def commands(story: Story) -> list[str]:
         f"goto {STEPS - 1}",
         f"goto {judged}",
         "golden",
-        "expect golden == diverged",
+        f"expect golden == diverged and cause == {story.cause}",
         f"goto {story.fault.step}",
         "origin",
         f"expect tap == {story.first} and step == {story.fault.step}",
@@ -109,7 +135,7 @@ def record(story: Story, path: Path) -> None:
             debugger.execute(f"note {text}")
     with SessionWriter.reopen(path) as writer:
         writer.set_meta("model_path", DEMO)  # where this machine keeps it concerns nobody
-    SessionWriter.pack(path)
+    pack(path)
 
 
 def notes(story: Story) -> tuple[str, str, str]:

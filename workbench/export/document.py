@@ -70,8 +70,5 @@ def _attention(one: Attention) -> dict[str, Any]:
 
 
 def _bias(one: Bias) -> dict[str, Any]:
-    parts = [
-        {"rank": rank, "shape": shape, "rms": rms, "absmax": absmax, "checksum": checksum}
-        for rank, shape, rms, absmax, checksum in one.parts
-    ]
+    parts = [asdict(part) for part in one.parts]
     return {"name": one.name, "values": None if one.values is None else one.values.tolist(), "ranks": parts}

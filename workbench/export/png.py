@@ -1,4 +1,4 @@
-"""PNG with a palette (W3C PNG, third edition): small enough for a heatmap to travel inside its page."""
+"""PNG: with a palette (W3C PNG, third edition), small enough for a heatmap to travel inside its page; and of an SVG."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
+import resvg_py
 from numpy.typing import NDArray
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -39,3 +41,20 @@ def data_uri(png: bytes) -> str:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def rasterised(svg: str, zoom: float = 2.0) -> bytes:
+    """An SVG of ours as PNG, `zoom` pixels a unit, with the fonts of this machine. ValueError where it has none:
+    the picture would be without its words."""
+    if not _letters():
+        raise ValueError("this machine has no font to draw letters with: install one, or take the SVG")
+    return resvg_py.svg_to_bytes(svg_string=svg, zoom=zoom, monospace_family="DejaVu Sans Mono")
+
+
+@cache
+def _letters() -> bool:
+    """Whether a letter leaves anything on an empty picture."""
+    empty = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{}</svg>'
+    letter = '<text x="2" y="16" font-family="DejaVu Sans Mono, monospace" font-size="16">M</text>'
+    drawn, blank = (resvg_py.svg_to_bytes(svg_string=empty.format(inside)) for inside in (letter, ""))
+    return drawn != blank

@@ -1,79 +1,121 @@
-"""A pane as a file: CSV, JSON, HTML of its data; SVG of the screen. Also plain text for the clipboard."""
+"""What is on screen as a file: a picture of its cells, or its data."""
 
 from __future__ import annotations
 
-import html
-import io
-from collections.abc import Callable
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from workbench.export import csv, json
-from workbench.tui.panes.base import Table
+from rich.cells import cell_len
+from rich.color import Color
+from rich.style import Style
+from textual.geometry import Region
+from textual.screen import Screen
+
+from workbench.export.cells import Run, cells_svg
+from workbench.export.table import Table, as_csv, as_html, as_json, as_text
+from workbench.tui.theme import Paint, paint
+
+#: What a pane can be written as, the default first: ending, and what it is.
+FORMATS = (
+    ("svg", "a picture that stays sharp"),
+    ("png", "a picture for where SVG is not taken"),
+    ("html", "a page: the picture and the data"),
+    ("json", "the data, for programs"),
+    ("csv", "the data, for a spreadsheet"),
+    ("txt", "the data, tab-separated"),
+)
 
 
 class ExportError(ValueError):
     """A file that cannot be written, or a format that there is not."""
 
 
-def as_text(table: Table) -> str:
-    """Tab-separated, a heading first: what a spreadsheet and a person both take."""
-    lines = ["\t".join(table.columns)]
-    lines += ["\t".join("" if value is None else str(value) for value in row) for row in table.rows]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is to be exported: its title, its data (None: it has none), and the cells it was drawn with."""
+
+    title: str
+    table: Table | None
+    cells: tuple[tuple[Run, ...], ...]
+    ground: str
+
+    def picture(self) -> str:
+        """The cells as an SVG, the title above them where there is one."""
+        return cells_svg(self.cells, self.title, self.ground)
 
 
-def as_csv(table: Table) -> str:
-    """As all of Lockstep's CSV."""
-    out = io.StringIO()
-    csv.write(out, table.columns, table.rows)
-    return out.getvalue()
+def shown(screen: Screen[Any], region: Region, title: str, table: Table | None = None) -> Shown:
+    """A region of a screen as it is drawn now."""
+    styles = paint(screen.app)
+    rows = [_runs(((f" {title}", styles.strong),), styles), ()] if title else []
+    for strip in screen._compositor.render_strips()[region.y : region.bottom]:
+        cut = strip.crop(region.x, region.right)
+        rows.append(_runs(((segment.text, segment.style or Style()) for segment in cut), styles))
+    while rows and all(not run.text.strip() and run.background == styles.ground for run in rows[-1]):
+        rows.pop()
+    return Shown(title, table, tuple(rows), styles.ground)
 
 
-def as_json(table: Table) -> str:
-    """{"title", "columns", "rows"}."""
-    return json.dumps({"title": table.title, "columns": table.columns, "rows": table.rows}, indent=1)
+def _runs(segments: Iterable[tuple[str, Style]], styles: Paint) -> tuple[Run, ...]:
+    return tuple(_run(content, style, styles) for content, style in segments)
 
 
-def as_html(table: Table) -> str:
-    """One page with one table and nothing else."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape('' if v is None else str(v))}</td>" for v in row) + "</tr>\n"
-        for row in table.rows
-    )
-    style = "body{font:14px system-ui}td,th{padding:2px 12px 2px 0;text-align:left;font-variant-numeric:tabular-nums}"
-    title = html.escape(table.title)
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"<h1>{title}</h1><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
-    )
+def _run(content: str, style: Style, styles: Paint) -> Run:
+    fore = _hex(style.color, _hex(styles.text.color, "#808080"))
+    back = _hex(style.bgcolor, styles.ground)
+    if style.reverse:
+        fore, back = back, fore
+    return Run(content, cell_len(content), fore, back, bool(style.bold), bool(style.underline))
 
 
-def _data_cell(value: object) -> str:
-    return f"<td>{html.escape('' if value is None else str(value))}</td>"
+def _hex(colour: Color | None, otherwise: str) -> str:
+    return otherwise if colour is None or colour.is_default else colour.get_truecolor().hex
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    ".csv": as_csv,
-    ".json": as_json,
-    ".html": as_html,
-    ".txt": as_text,
-}
+def write(shown: Shown, file: Path) -> Path:
+    """Write what is shown to `file`, in the format that its ending names; returns where it lies.
 
-
-def write(table: Table | None, file: Path, screenshot: Callable[[], str]) -> None:
-    """Write the pane to `file`, in the format that its ending names; `.svg` is a picture of the screen."""
-    ending = file.suffix.lower()
-    if ending == ".svg":
-        text = screenshot()
-    elif ending in FORMATS:
-        if table is None:
-            raise ExportError("there is nothing in this pane to export")
-        text = FORMATS[ending](table)
-    else:
-        raise ExportError(f"{file.name}: the ending must be one of .svg {' '.join(FORMATS)}")
+    A file that is there already is never replaced: the next free name is taken.
+    """
+    content = _content(shown, file.suffix.lower().lstrip("."))
+    file = _free(file.absolute())
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        fresh.write_bytes(content)
+        fresh.rename(file)
     except OSError as error:
+        fresh.unlink(missing_ok=True)
         raise ExportError(f"cannot write {file}: {error.strerror}") from error
+    return file
+
+
+def _content(shown: Shown, ending: str) -> bytes:
+    if ending not in dict(FORMATS):
+        known = " ".join(f".{name}" for name, _ in FORMATS)
+        raise ExportError(f".{ending}: the name must end in one of {known}")
+    if ending == "svg":
+        return shown.picture().encode()
+    if ending == "png":
+        # Not at the top: few sessions need it, and it is a library of its own.
+        from workbench.export.png import rasterised
+
+        try:
+            return rasterised(shown.picture())
+        except ValueError as error:
+            raise ExportError(str(error)) from error
+    if ending == "html":
+        return as_html(shown.table, shown.title, shown.picture()).encode()
+    if shown.table is None:
+        raise ExportError("there is no data in this pane to export: svg and png take its picture")
+    writer = {"json": as_json, "csv": as_csv, "txt": as_text}[ending]
+    return writer(shown.table).encode()
+
+
+def _free(file: Path) -> Path:
+    """The file's name, or the first with a number that is not taken."""
+    names = (file, *(file.with_name(f"{file.stem}-{n}{file.suffix}") for n in range(2, 1000)))
+    return next((name for name in names if not name.exists()), file)

@@ -44,6 +44,7 @@ def run_model(
     capture: Sequence[str] = (),
     seed: int = 0,
     session: Path | None = None,
+    listen: str = "",
 ) -> int:
     """A model, live, recorded to `session` (None: a new one in the data directory)."""
     from workbench.tui.opening import starting
@@ -53,6 +54,7 @@ def run_model(
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []
+    words += ["--listen", listen] if listen else []
     return _run(lambda: starting(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
 
 
@@ -64,7 +66,9 @@ def _run(first: Callable[[], Screen[None]]) -> int:
         return _USAGE
     result = app.run()
     if app.return_code == _CRASHED:
-        print("lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr)
+        print(
+            "lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr
+        )
         return _DEFECT
     return app.return_code or (result if isinstance(result, int) else 0)
 

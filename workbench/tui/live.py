@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from textual.message import Message
 from textual.message_pump import MessagePump
 
+from engine.wire import unpack_array, widen
 from workbench.debugger.host_client import HostClient, HostError
+from workbench.tui.replaying import Reply
 
 
 class EngineEvent(Message):
@@ -25,15 +28,6 @@ class EngineEvent(Message):
     def can_replace(self, message: Message) -> bool:
         """A burst of steps paints once: a newer step takes the place of one that was not handled yet."""
         return isinstance(message, EngineEvent) and message.event == self.event == "step"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a command: its text for people, its result for programs, the state after it."""
-
-    text: str
-    result: dict[str, Any]
-    state: dict[str, Any]
 
 
 class Engine:
@@ -70,6 +64,13 @@ class Engine:
         assert self._client is not None, "the host was not started"
         answer = await asyncio.wrap_future(self._client.request("registry"))
         return list(answer["commands"])
+
+    async def weight(self, name: str) -> dict[int, NDArray[np.float32]]:
+        """Each rank's share of a parameter. HostError for a name that the ranks do not have."""
+        assert self._client is not None, "the host was not started"
+        answer = await asyncio.wrap_future(self._client.request("weight", name=name))
+        shares = (widen(*unpack_array(one)) for one in answer["tensors"])
+        return {rank: share.astype(np.float32) for rank, share in enumerate(shares)}
 
     def interrupt(self) -> None:
         """Stop what runs, at an operation boundary."""

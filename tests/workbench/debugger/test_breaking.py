@@ -106,6 +106,28 @@ def test_catch_desync_names_the_rank(live: Live) -> None:
     assert (stop.reason, stop.tap) == ("exception", "layers.0.attn.o_proj")
 
 
+def test_a_catchpoint_is_left_behind(live: Live) -> None:
+    """What a sentinel finds at an operation must not hold the run there for ever."""
+    debugger = live(tp=2, rules={"reduce": "missing"})
+    debugger.execute("catch desync")
+    assert [(s.step, s.tap) for s in (go(debugger) for _ in range(3))] == [
+        (step, "layers.0.attn.o_proj") for step in range(3)
+    ]
+    debugger.execute("goto 1 layers.2.attn_norm")
+    assert go(debugger).step == 2, "a recorded step's finding lies behind whoever has passed it"
+    debugger.execute("disable")
+    debugger.execute("until layers.1.attn_norm")
+    debugger.execute("enable")
+    stop = go(debugger)
+    assert (stop.step, stop.tap) == (3, "layers.0.attn.o_proj"), "a step under way is judged when it is over"
+
+
+def test_displays_are_shown_once_a_stop(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break layers.0.attn.scores", "commands 1\nnext\nend", "next", "display frame logits")
+    assert go(debugger).to_text().count("logits, step 1") == 1
+
+
 def test_catch_repetition(live: Live) -> None:
     debugger = live()
     debugger.execute("catch repetition")
@@ -145,6 +167,9 @@ def test_catch_golden_wants_a_reference(live: Live) -> None:
         ("catch fire", "must be one of"),
         ("delete 7", "no breakpoint 7"),
         ("break logits rank 2", "no rank 2"),
+        ("break logits if", "a condition follows `if`"),
+        ("break logits iff nan", "unexpected 'iff'"),
+        ("break logits if nan(embed) > 0", "speaks of the tap it stops at: nan, not nan"),
         ("b1", "no command"),
         ("re", "ambiguous"),
     ],

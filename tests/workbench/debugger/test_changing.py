@@ -11,7 +11,8 @@ from tests.workbench.debugger.conftest import PROMPT, Live, texts
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError
 from workbench.debugger.reading import parts_of, whole_of
-from workbench.debugger.values import Stop
+from workbench.debugger.scripting import run_line, script_of
+from workbench.debugger.values import Stop, Table
 
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
@@ -152,6 +153,59 @@ def test_a_script_of_the_journal_gives_the_same_checksums(live: Live, tmp_path: 
         for step in range(line.steps):
             assert (sums(again, line.id, step) == sums(debugger, line.id, step)).all()
     assert debugger.timeline.prompt() == PROMPT
+
+
+def test_an_interrupted_fork_is_a_command_that_leads_there_again(live: Live, tmp_path: Path) -> None:
+    debugger = live()
+    debugger.execute("next 6")
+    seen: list[str] = []
+
+    def after_two(kind: str, body: object) -> None:
+        seen.append(kind)
+        if seen == ["step", "step"]:
+            debugger.interrupt()
+
+    debugger.events = after_two
+    stop = debugger.execute("toggle rope interleaved")
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.branch, stop.step) == ("pause", 1, 1)
+    debugger.events = lambda kind, body: None
+    debugger.execute("next 2")
+    script = script_of(debugger)
+    assert script.splitlines()[2:] == ["toggle rope interleaved", "goto 1", "next 2"]
+
+
+def test_the_first_line_of_a_script_starts_the_same_run() -> None:
+    meta = {
+        "model_path": "/models/a b", "tp": 2, "dtype": "float32", "rules": {"mask": "additive"},
+        "sequences": {
+            "0": {"prompt_ids": [1, 2], "sampling": {"temperature": 0.5, "top_k": 0, "seed": 7}},
+            "1": {"prompt_ids": [3]},
+        },
+        "capture": {"statistics": True, "full": ["layers.0.*"], "last": [], "budget_bytes": None},
+    }  # fmt: skip
+    assert run_line(meta) == (
+        "lockstep run '/models/a b' --tp 2 --dtype float32 --rule mask=additive --ids 1,2 --ids 3"
+        " --temperature 0.5 --seed 7 --capture 'layers.0.*'"
+    )
+    assert run_line({"model_name": "demo", "model_path": "/somewhere"}) == "lockstep run demo"
+
+
+def test_diff_shows_a_tap_a_row_the_first_on_top(live: Live) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 3", "toggle rope interleaved")
+    table = debugger.execute("diff 0 1")
+    assert isinstance(table, Table)
+    assert "the first: layers.0.attn.q_rope at step 0" in table.title
+    assert [row[0] for row in table.rows] == sorted(
+        {row[0] for row in table.rows}, key=debugger.timeline.places.exact
+    )
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (first["first step"], first["steps"], first["ranks"]) == (0, 3, "all")
+    assert "→" in first["note"], "without tensors the statistic that has moved most is shown"
+    probs = dict(zip(table.columns, next(r for r in table.rows if r[0].endswith("probs")), strict=True))
+    assert probs["max abs"] > 0
+    assert debugger.execute("diff main 0").to_text().endswith("no difference")
 
 
 def test_a_script_writes_nothing_but_new_files_here(live: Live, tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
         client.command("restart").result(90)
         state = client.command("next 5").result(60)["state"]
         assert (state["step"], state["live"]) == (4, True)
+        client.command("catch error").result(30)
+        ranks = [
+            child.pid for child in psutil.Process(client.process.pid).children(recursive=True)
+            if "engine.faults.rank" in child.cmdline()
+        ]  # fmt: skip
+        os.kill(ranks[0], signal.SIGKILL)
+        stop = client.command("next").result(60)["result"]
+        assert (stop["reason"], stop["hitBreakpointIds"]) == ("exception", [1])
+        assert "is lost" in stop["description"]
+        client.command("restart").result(90)
+        assert client.command("next 6").result(60)["state"]["step"] == 5
+        script = client.command("export script").result(30)["text"].splitlines()[1:]
+        assert script[script.index("catch error") :] == ["catch error", "goto 4", "restart", "next 6"]
     finally:
         client.close()
     assert verify(tmp_path / "lost.session") == []
@@ -168,10 +181,10 @@ time.sleep(600)
     assert verify(session) == []
 
 
-def kill_in_mid_step(checkpoint: Path, session: Path, delay: float) -> None:
+def kill_in_mid_step(checkpoint: Path, session: Path, delay: float, tp: int) -> None:
     """Start, run, kill -9 after a while; the session must open and be whole."""
     heard = Heard()
-    client = launch(checkpoint, session, heard)
+    client = launch(checkpoint, session, heard, tp=tp)
     pids = heard.wait_for("ready")["rank_pids"]
     client.command("next 2").result(60)
     running = client.command("until 100000")
@@ -194,9 +207,10 @@ def kill_in_mid_step(checkpoint: Path, session: Path, delay: float) -> None:
         assert steps[-1] >= last
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
-    kill_in_mid_step(checkpoint, tmp_path / "killed.session", random.Random(seed).uniform(0, 0.3))
+    delay = random.Random(seed).uniform(0, 0.3)
+    kill_in_mid_step(checkpoint, tmp_path / "killed.session", delay, tp=1 + seed % 2)
 
 
 @pytest.mark.slow
@@ -204,4 +218,4 @@ def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
 def test_kill_in_mid_step_fifty_times(checkpoint: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     for round in range(50):
-        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance.uniform(0, 1.0))
+        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance.uniform(0, 1.0), tp=1 + round % 2)

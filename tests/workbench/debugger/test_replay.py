@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
-from sessions import Session, SessionError
+from sessions import Session, SessionError, SessionWriter
+from sessions import verify as verify_file
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.debugger.errors import NeedsEngine, NotCaptured
 from workbench.debugger.replay import open_replay, verify
@@ -99,23 +100,36 @@ def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: 
     path = tmp_path / file_name(story)
     path.write_bytes((RECORDED / file_name(story)).read_bytes())
     with replay_of(path) as debugger:
-        expectations = 0
+        claims = []
         for line in script_of(debugger).splitlines():
             if line.startswith("#"):
                 continue
             result = debugger.execute(line)
             if isinstance(result, Expectation):
                 assert result.holds, result.to_text()
-                expectations += 1
-        assert expectations == 3
+                claims.append(result.claim)
+        assert claims == [
+            f"golden == diverged and cause == {story.cause}",
+            f"tap == {story.first} and step == {story.fault.step}",
+            "golden == match",
+        ]
         assert len(debugger.session.events(kind="note")) == 3
+        meta = debugger.session.meta
+        assert (meta["model_name"], meta["model_path"]) == ("demo", "demo")
+        assert {"lockstep", "python", "torch", "transformers"} <= set(dict(meta["versions"]))
+        assert len(str(meta["checkpoint"])) == 32
+        texts(debugger, "branch 0", f"goto {story.fault.step}")
+        first = debugger.execute("golden").to_json()["first_divergence"]
+        assert (first["tap"], first["step"]) == (story.first, story.fault.step)
+        assert debugger.execute("diagnose").to_json()["data"][0]["name"] == story.cause
+    assert verify_file(path) == []
 
 
 def test_the_recordings_are_described_and_small() -> None:
     readme = (RECORDED / "README.md").read_text()
     for story in STORIES:
         assert file_name(story) in readme
-        assert (RECORDED / file_name(story)).stat().st_size < 330_000
+        assert (RECORDED / file_name(story)).stat().st_size < 300_000
     assert {path.name for path in RECORDED.glob("*.session")} == {file_name(story) for story in STORIES}
 
 
@@ -139,6 +153,27 @@ def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:
         assert "greyed" in replay.execute("info toggles").to_text()
 
 
+def test_a_replay_goes_back_to_where_the_golden_was_left() -> None:
+    with replay_of(RECORDED / "load_bias-false.session") as debugger:
+        texts(debugger, "goto 1", "catch golden")
+        stops = [debugger.execute("reverse-continue").to_json() for _ in range(2)]
+    assert [(stop["reason"], stop["step"], stop["tap"]) for stop in stops] == [
+        ("exception", 0, "layers.0.attn.q_proj"),
+        ("entry", -1, None),
+    ]
+
+
+def test_a_replay_needs_no_tokenizer_to_show_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "moved.session"
+    shutil.copyfile(RECORDED / "load_bias-false.session", path)
+    with replay_of(path) as debugger:
+        here = debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()
+    with SessionWriter.reopen(path) as writer:
+        writer.set_meta("model_path", str(tmp_path / "gone"))
+    with replay_of(path) as debugger:
+        assert (debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()) == here
+
+
 def test_the_last_row_is_shown_for_what_it_is(live: Live) -> None:
     debugger = live(tp=2)
     debugger.execute("next")
@@ -148,10 +183,20 @@ def test_the_last_row_is_shown_for_what_it_is(live: Live) -> None:
         assert "only [:,-1:] was captured" in replay.execute("print layers.0.attn.probs").to_text()
 
 
-def test_verify_finds_a_changed_checkpoint(live: Live, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_runs_every_branch_again_and_finds_a_changed_checkpoint(
+    live: Live, checkpoint: Path, tmp_path: Path
+) -> None:
     debugger = live()
-    texts(debugger, "next 2", "toggle rope interleaved", "next")
+    texts(
+        debugger, "next 2", "toggle rope interleaved", "next", "patch layers.1.mlp.act[0, :4] = 2", "set seed 4",
+        "set temperature 1", "next 2", "toggle rope half_split --keep-cache", "next 2", "reverse-next 3",
+        "branch 0", "goto 4",
+    )  # fmt: skip
     path = finish(debugger)
+    with Session.open(path) as session:
+        told = verify(session, checkpoint, _model(checkpoint))
+        assert told.divergences == ()
+        assert told.passes == sum(len(session.steps(b.id)) - b.fork_step for b in session.branches())
     changed = tmp_path / "changed"
     shutil.copytree(checkpoint, changed)
     weights = load_file(changed / "model.safetensors")
@@ -159,10 +204,13 @@ def test_verify_finds_a_changed_checkpoint(live: Live, checkpoint: Path, tmp_pat
     save_file(weights, changed / "model.safetensors", metadata={"format": "pt"})
     with Session.open(path) as session:
         found = verify(session, changed, _model(changed))
-    assert [text.partition(":")[0] for text in found.divergences] == [
+    assert [text.partition(":")[0] for text in found.divergences][:2] == [
         "branch 0 (main)",
         "branch 1 (rope=interleaved)",
     ]
+    ran = [line for line in debugger.timeline.lines.values() if line.steps > line.fork_step]
+    assert len(found.divergences) == len(ran)
+    assert found.to_text().endswith("recorded from another checkpoint")
     assert all("layers.1.attn.q_proj, rank 0" in text for text in found.divergences)
 
 

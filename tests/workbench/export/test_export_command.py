@@ -15,6 +15,8 @@ import pytest
 from sessions import Session
 from tests.workbench.export import made
 from workbench.cli.main import run
+from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.replay import open_replay
 
 
 @pytest.fixture
@@ -56,6 +58,26 @@ def test_data_goes_to_stdout(session: Path, capsys: pytest.CaptureFixture[str]) 
     assert [r[:3] for r in rows] == [
         ["load_bias=false", "2", f"layers.{i}.attn.q_proj"] for i in (0, 0, 1, 1)
     ]  # fmt: skip
+
+
+def test_the_figure_as_pixels(session: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.png"
+    assert run(["export", str(session), "--png", str(out)]) == 0
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_debugger_writes_the_same_files(session: Path, tmp_path: Path) -> None:
+    page, other = tmp_path / "a.html", tmp_path / "b.html"
+    assert run(["export", str(session), "--html", str(page), "--branch", "main", "--step", "2"]) == 0
+    with open_replay(session) as debugger:
+        debugger.execute("goto 2")
+        debugger.execute(f"export html {other}")
+        assert other.read_text() == page.read_text()
+        assert "testsuites" in debugger.execute("export junit").to_text()
+        with pytest.raises(DebuggerError, match="exists"):
+            debugger.execute(f"export html {other}")
+        with pytest.raises(CommandError, match="needs a file"):
+            debugger.execute("export png")
 
 
 def test_figures_by_what_is_asked_for(session: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def build(
             broken = nan_from is not None and step >= nan_from
             writer.step(0, _step(random, taps, step, emitted[:step], token, broken))
         writer.event(0, 0, "command", "run demo --tp 2")
+        writer.event(0, min(6, len(emitted) - 1), "lens", "logit lens over 4 layers", _lens(layers, emitted))
         writer.event(0, 3, "note", "reads well so far [bold]really[/bold]")
         if nan_from is not None and nan_from < len(emitted):
             writer.event(0, nan_from, "stop", "catch nan: layers.0.attn.scores", {"reason": "exception"})
@@ -128,6 +129,22 @@ def _step(
         free_blocks=64 - len(sequence.block_table),
         used_blocks=len(sequence.block_table),
     )
+
+
+def _lens(layers: int, emitted: list[int]) -> dict[str, object]:
+    """The emitted token rises from layer to layer; golden's residual has it first from the beginning."""
+    final = emitted[min(6, len(emitted) - 1)]
+    rows = []
+    for layer in range(-1, layers):
+        ids = [final, 5, 11] if layer >= layers // 2 else [5, final, 11] if layer >= 0 else [12, 5, 11]
+        tap = "embed" if layer < 0 else f"layers.{layer}.mlp_residual"
+        logits = [4.0 + layer, 3.0, 1.0]
+        total = float(np.log(np.exp(logits).sum()))
+        rows.append(
+            {"tap": tap, "ids": ids, "logits": logits, "logsumexp": total, "entropy": 1.5 - layer / 4}
+        )
+    golden = [{**row, "ids": [final, 5, 11]} for row in rows]
+    return {"seq": 0, "layers": rows, "golden": golden}
 
 
 def _arrays(random: np.random.Generator, taps: list[Tap], broken: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -71,6 +71,23 @@ async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
         assert any("toggle load_bias false" in line for line in text_of(pilot))
 
 
+async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "5", "l")
+        assert any("layer 2" in line for line in text_of(pilot)), "the lens was taken and is shown"
+        await press(pilot, "3")
+        assert any("were not captured" in line for line in text_of(pilot))
+        await press(pilot, "a")
+        assert any("norm of the cached keys" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "toggle load_bias false")
+        await press(pilot, "4", "a")
+        assert any("shares are not what the checkpoint has" in line for line in text_of(pilot))
+        await press(pilot, "u")
+        assert any("nothing but zeros" in line for line in text_of(pilot))
+        await press(pilot, "enter", "R", "R", "R")
+        assert any("difference 0" in line for line in text_of(pilot))
+
+
 async def test_a_breakpoint_stops_and_output_opens_a_sheet(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         await enter(pilot, "colon", "break layers.1.attn.q_proj")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from sessions import SessionWriter
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
 from workbench.tui.panes import PANES
-from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.heatmap import Heatmap
 
 
-def _screen(pilot) -> WorkbenchScreen:
+def _screen(pilot) -> ReplayWorkbench:
     screen = pilot.app.screen
-    assert isinstance(screen, WorkbenchScreen)
+    assert isinstance(screen, ReplayWorkbench)
     return screen
 
 
@@ -156,8 +158,12 @@ async def test_origin_goes_to_the_first_wrong_operation(bench: Bench) -> None:
 
 async def test_engine_only_keys_say_why_they_do_nothing(bench: Bench) -> None:
     async with bench() as pilot:
-        await press(pilot, "b")
+        await enter(pilot, "colon", "toggle mask additive")
         assert any("this is a replay" in line for line in text_of(pilot))
+        await press(pilot, "2", "v", "a")
+        assert any("this is a replay" in line for line in text_of(pilot)), "a capture needs the model"
+        assert _screen(pilot).why_not("a")
+        assert not _screen(pilot).why_not("n")
         await press(pilot, "x")
         lines = text_of(pilot)
         assert any("load_bias=false" in line for line in lines), "the catalogue can be read in a replay"
@@ -172,7 +178,36 @@ async def test_command_line_moves_completes_and_explains(bench: Bench) -> None:
         assert pilot.app.screen.query_one(CommandLine).value == "branch"
         await press(pilot, "escape")
         await enter(pilot, "colon", "frobnicate")
-        assert any("frobnicate: no such command" in line for line in text_of(pilot))
+        assert any("there is no command 'frobnicate'" in line for line in text_of(pilot))
+
+
+async def test_the_debuggers_commands_work_on_a_recording(bench: Bench) -> None:
+    async with bench() as pilot:
+        screen = _screen(pilot)
+        await enter(pilot, "colon", "goto 2")
+        await enter(pilot, "colon", "break layers.1.attn.q_proj if step >= 4")
+        await press(pilot, "c")
+        assert (screen.where.step, screen.overview.taps[screen.where.tap]) == (4, "layers.1.attn.q_proj")
+        await press(pilot, "i")
+        await enter(pilot, "colon", "reverse-stepi 2")
+        assert screen.overview.taps[screen.where.tap] == "layers.1.attn_norm"
+        await enter(pilot, "colon", "delete")
+        await enter(pilot, "colon", "catch nan")
+        await press(pilot, "c")
+        assert (screen.where.step, screen.overview.taps[screen.where.tap]) == (6, "layers.0.attn.scores")
+        assert any("✗" in line and "nan" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "expect step == 6")
+        assert any("ok: expect step == 6" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "expect step == 7")
+        assert any("✗" in line and "FAILED" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "diff main load_bias=false")
+        assert any("taps differ" in line for line in text_of(pilot)), "a table opens a sheet"
+        await press(pilot, "escape")
+        await enter(pilot, "colon", "branch load_bias=false")
+        assert screen.where.branch == 1
+        assert screen.complete("print layers.3.mlp.g") == ["print layers.3.mlp.gate"]
+        assert screen.complete("toggle load_bias ") == ["toggle load_bias false"]
+        assert "catch nan" in screen.complete("catch ")
 
 
 async def test_layers_operations_and_ranks(bench: Bench) -> None:
@@ -198,7 +233,7 @@ async def test_tensor_view_of_every_rank_and_slice(bench: Bench) -> None:
         await press(pilot, "R")
         assert any("rank 0" in line and "4×1×19" in line for line in text_of(pilot))
         await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, WorkbenchScreen)
+        assert isinstance(pilot.app.screen, ReplayWorkbench)
 
 
 async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:
@@ -215,7 +250,7 @@ async def test_help_lists_every_key(bench: Bench) -> None:
         assert "continue to the next stop" in text
 
 
-@pytest.mark.parametrize("ending", ["csv", "json", "html", "svg", "txt"])
+@pytest.mark.parametrize("ending", ["csv", "json", "html", "svg", "txt", "png"])
 async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> None:
     async with bench() as pilot:
         await press(pilot, "{")
@@ -223,8 +258,31 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> 
             await press(pilot, str(number))
             file = tmp_path / f"{number}.{ending}"
             _screen(pilot).export_pane(str(file))
-            empty = pane.TITLE == "Weights" and ending != "svg"  # the checkpoint is not on this machine
+            await settle(pilot)
+            # The checkpoint is not on this machine: there is only the picture that says so.
+            empty = pane.TITLE == "Weights" and ending in ("csv", "json", "txt")
             assert file.exists() is not empty, pane.TITLE
+            assert any(
+                ("no data in this pane" if empty else f"wrote {file}"[:60]) in line for line in text_of(pilot)
+            )
+
+
+async def test_the_sheet_of_formats_writes_and_never_replaces(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with bench() as pilot:
+        await press(pilot, "5", "e")
+        assert any("logits-step11.svg" in line for line in text_of(pilot)), "the default is offered"
+        await press(pilot, "down", "enter", "e", "enter", "e", "c", "e", "escape")
+        names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+        assert names == {"logits-step11.png", "logits-step11-2.png", "logits-step11.csv"}
+        await press(pilot, "2")
+        await enter(pilot, "colon", "print layers.2.attn.probs")
+        await press(pilot, "e", "j")
+        told = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
+        assert told["columns"][:2] == ["row", "c0"]
+        assert len(told["rows"][0]) == 1 + 19
 
 
 async def test_hostile_tokens_are_shown_as_text(bench: Bench, tmp_path: Path) -> None:
@@ -263,3 +321,34 @@ async def test_resizing_keeps_the_place(bench: Bench) -> None:
         await settle(pilot)
         assert _screen(pilot).where == where
         assert len(text_of(pilot)) == 24
+
+
+async def test_the_lens_shows_each_layer_and_where_golden_differs(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "5", "l")
+        assert any("needs" in line or "replay" in line for line in text_of(pilot)), (
+            "nobody took it at this step"
+        )
+        await press(pilot, *"[" * 5)
+        lines = text_of(pilot)
+        assert any("first from layer 2 on" in line for line in lines)
+        assert sum(1 for line in lines if " layer " in line) >= 4
+        await press(pilot, "l")
+        assert any("margin" in line and "entropy" in line for line in text_of(pilot))
+
+
+async def test_what_the_ranks_held_is_shown_without_the_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    path = build(tmp_path / "held.session", fork=False)
+    figures = [0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 32]
+    rows = [
+        ["layers.0.k_proj.bias", 0, "32", "float32", *figures, "0" * 16, "different"],
+        ["layers.0.k_proj.bias", 1, "32", "float32", *figures[:-1], 0, "a" * 16, "equal"],
+        ["nonsense"],
+    ]
+    with SessionWriter.reopen(path) as writer:
+        writer.set_meta("weights", {"0": rows})
+    async with bench(path=path) as pilot:
+        await press(pilot, "4")
+        lines = text_of(pilot)
+        assert any("1 of 2 shares are not what the checkpoint has" in line for line in lines)
+        assert any("≠ 32" in line and "= 32" in line for line in lines)

@@ -17,19 +17,32 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 _LONGEST = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's share of a bias; `checkpoint`: "equal" to the checkpoint's, "different", or "absent" from it."""
+
+    rank: int
+    shape: str
+    rms: float
+    absmax: float
+    checksum: str
+    checkpoint: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """One bias. `values[heads, head_dim]` where it is known whole; `parts` are (rank, shape, rms, absmax, checksum)."""
+    """One bias. `values[heads, head_dim]` where it is known whole; `parts` are what the
+    ranks hold."""
 
     name: str
     values: NDArray[np.float32] | None
-    parts: tuple[tuple[int, str, float, float, str], ...]
+    parts: tuple[Part, ...]
 
 
-def biases(session: Session, layer: int) -> list[Bias]:
-    """The layer's biases; empty where the session holds none of them."""
+def biases(session: Session, layer: int, branch: int) -> list[Bias]:
+    """The layer's biases, the ranks' as they were on `branch`; empty where the session holds none of them."""
     whole = mapping(session.meta.get("biases"))
-    rows = session.meta.get("weights")
+    rows = mapping(session.meta.get("weights")).get(str(branch))
     parts = rows if isinstance(rows, list) else []
     head_dim = mapping(session.meta.get("model") or session.meta.get("config")).get("head_dim")
     found = []
@@ -59,11 +72,12 @@ def _decoded(text: object, head_dim: object) -> NDArray[np.float32] | None:
     return flat.reshape(-1, width)
 
 
-def _parts(rows: Iterable[object], name: str) -> Iterable[tuple[int, str, float, float, str]]:
-    """The rows that `info weights` kept for one parameter: name, rank, shape, dtype, statistics, checksum."""
+def _parts(rows: Iterable[object], name: str) -> Iterable[Part]:
+    """The rows that `info weights` kept for one parameter: name, rank, shape, dtype, statistics, checksum, verdict."""
     rms, absmax = 4 + STATISTICS.index("rms"), 4 + STATISTICS.index("absmax")
     for row in rows:
-        if not isinstance(row, list) or len(row) != 5 + len(STATISTICS) or row[0] != name:
+        if not isinstance(row, list) or len(row) != 6 + len(STATISTICS) or row[0] != name:
             continue
         if type(row[1]) is int and isinstance(row[rms], int | float) and isinstance(row[absmax], int | float):
-            yield row[1], said(row[2], 24), float(row[rms]), float(row[absmax]), said(row[-1], 20)
+            figures = float(row[rms]), float(row[absmax])
+            yield Part(row[1], said(row[2], 24), *figures, said(row[-2], 20), said(row[-1], 12))

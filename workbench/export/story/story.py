@@ -104,7 +104,9 @@ class _Teller:
             sentinels=tuple(self.looked),
             histories=self._histories(step),
             attention=self._attention(step),
-            biases=tuple((layer, tuple(biases(self.session, layer))) for layer in self.request.biases),
+            biases=tuple(
+                (layer, tuple(biases(self.session, layer, self.branch))) for layer in self.request.biases
+            ),
             journal=journal,
             journal_gap=gap,
             cut=tuple(self.cut),

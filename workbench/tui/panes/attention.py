@@ -13,7 +13,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.attention import Attention, attention, figures
 from workbench.tui.snapshots.overview import layer_of
 from workbench.tui.widgets.grid import Column, Grid, GridCell
@@ -89,13 +90,17 @@ both tokens and the value. Pixels take the strongest element under them.
         taps = self.overview.taps if self.overview else ()
         return max(0, layer_of(taps[self.where.tap])) if self.where.tap < len(taps) else 0
 
+    def lacks(self) -> str:
+        """The layer's own attention, whole."""
+        return f"capture layers.{self.present_layer}.attn.{self.kind}"
+
     def answer(self, snapshot: Attention) -> None:
         """Show the layer."""
         self.snapshot = snapshot
         if snapshot.values is None:
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured.\n\n"
-                f":capture layers.{snapshot.layer}.attn.{snapshot.kind}   then run the step again\n"
+                f"a  captures them (:{self.lacks()})\n"
                 + ("v  probabilities" if snapshot.kind == "scores" else "v  scores")
             )
             return

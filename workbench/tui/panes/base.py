@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from textual import work
@@ -14,21 +14,13 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sessions.errors import SessionError
+from workbench.export.table import Table
 from workbench.tui.reader import Reader
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tokens import TokenLine
 from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A pane's content as data, for copy and export."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-    notes: tuple[str, ...] = field(default=())
 
 
 class Pane(Widget):
@@ -67,6 +59,19 @@ class Pane(Widget):
         tap: int
 
     @dataclass
+    class OpenWeight(Message):
+        """Show a parameter's values. `size`: how many it has."""
+
+        name: str
+        size: int
+
+    @dataclass
+    class Command(Message):
+        """Have the debugger carry out a command; a replay says why it cannot."""
+
+        line: str
+
+    @dataclass
     class Tell(Message):
         """Say something in the message line."""
 
@@ -89,6 +94,18 @@ class Pane(Widget):
     def answer(self, snapshot: Any) -> None:
         """Show the answer."""
         raise NotImplementedError
+
+    def lacks(self) -> str:
+        """The debugger's command that fills what is empty here; "" where there is none."""
+        return ""
+
+    def action_fill(self) -> None:
+        """Have the debugger bring what is missing here."""
+        line = self.lacks()
+        if line:
+            self.post_message(self.Command(line))
+        else:
+            self.notify("Nothing is missing here that a command could bring.")
 
     def table(self) -> Table | None:
         """What is shown, as data; None while there is nothing."""
@@ -135,8 +152,8 @@ class Pane(Widget):
         self.remove_class("-empty")
 
     def focus_content(self) -> None:
-        """Give the keys to the pane's main widget."""
-        for widget in self.query("*"):
-            if widget.can_focus and widget.display:
-                widget.focus()
-                return
+        """Give the keys to the pane's main widget: a table or a map before mere lines."""
+        able = [widget for widget in self.query("*") if widget.can_focus and widget.display]
+        able.sort(key=lambda widget: isinstance(widget, Lines))
+        if able:
+            able[0].focus()

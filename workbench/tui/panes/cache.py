@@ -9,7 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.cache import Cache, CachedSequence, cache
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
@@ -62,6 +63,10 @@ captured: stale, duplicated or shifted slots stand out as stripes.
         assert overview is not None
         return cache, (overview.block_size, overview.layers, self.kind)
 
+    def lacks(self) -> str:
+        """The cached keys or values of every layer."""
+        return f"capture layers.*.attn.{self.kind}"
+
     def answer(self, snapshot: Cache | None) -> None:
         """Show it."""
         self.snapshot = snapshot
@@ -76,7 +81,8 @@ captured: stale, duplicated or shifted slots stand out as stripes.
             heatmap.matrix = None
             told: TextLine = [
                 (f"Norms of the cached {what} were not captured.  ", "quiet"),
-                (f":capture layers.*.attn.{snapshot.norms_of}", "text"),
+                ("a", "strong"),
+                (f"  captures them (:{self.lacks()})", "quiet"),
             ]
         else:
             heatmap.matrix = Matrix(snapshot.norms)

@@ -11,7 +11,8 @@ from textual import on
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.golden import Golden, golden, operations_of
 from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.key_bar import KeyHint
@@ -69,6 +70,10 @@ The figure under the map is the error of each tap in the order of execution, on 
     def question(self) -> tuple[Callable[..., Golden], Sequence[object]]:
         """The verdicts of the present step."""
         return golden, ()
+
+    def lacks(self) -> str:
+        """The comparison itself."""
+        return "golden"
 
     def answer(self, snapshot: Golden) -> None:
         """Show them."""

@@ -8,7 +8,8 @@ from typing import Any
 from textual import on
 from textual.widget import Widget
 
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.journal import Journal, journal
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint

@@ -1,76 +1,127 @@
-"""Pane 5: the choice of the next token: candidates, their moves, margin and entropy, golden's beside."""
+"""Pane 5: the choice of the next token: candidates beside golden's, and what each layer would have chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from rich.style import Style
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.reactive import reactive
 from textual.widget import Widget
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
+from workbench.tui.snapshots.lens import Guess, Lens, lens
 from workbench.tui.snapshots.logits import Candidate, Logits, logits
+from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.source import Source
+from workbench.tui.theme import Paint, mix, paint
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.sparkline import sparkline
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+#: Cells from which the candidates and the lens stand side by side.
+_BOTH = 116
 
 
 class LogitsPane(Pane):
-    """The top candidates of the present step."""
+    """The top candidates of the present step, and the logit lens over the layers."""
 
     NUMBER = 5
     TITLE = "Logits"
     HELP = """\
 The candidates for the next token, by probability.
 
-`was` is the candidate's place one step before. The margin is the first logit less the second: a margin
+`was` is the candidate's move since the step before. The margin is the first logit less the second: a margin
 within the noise of the dtype is a tie, not a choice. With a golden reference, its place and probability
 for the same candidate stand beside. The lines at the foot follow margin, entropy and probability of the
 chosen token over the last steps.
+
+The logit lens takes the residual of the last position after each layer and asks what the final norm and the
+output head would make of it: three candidates a layer, the darker the surer, the place of the token that was
+chosen in the end, and what golden's residual would have chosen. It is reckoned on demand and kept in the session.
+
+  l      the logit lens         enter  to that layer's residual
 """
-    HINTS = (KeyHint("g", "golden", "g"),)
+    HINTS = (KeyHint("l", "lens", "l"), KeyHint("g", "golden", "g"))
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("l", "lens", "Logit lens")]
     DEFAULT_CSS = """
     LogitsPane > #choice { height: 2; padding: 0 1 1 1; }
+    LogitsPane > #both { height: 1fr; }
+    LogitsPane #lens { display: none; margin-left: 2; }
+    LogitsPane.-lens #lens, LogitsPane.-both #lens { display: block; }
+    LogitsPane.-lens #candidates { display: none; }
+    LogitsPane.-both #candidates { display: block; }
     LogitsPane > #history { height: 4; padding: 1 1 0 1; }
     """
+
+    shows_lens: reactive[bool] = reactive(False)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Logits | None = None
+        self.lens: Lens | None = None
 
     def content(self) -> Iterable[Widget]:
-        """The choice, the candidates, the last steps."""
+        """The choice, the candidates, the layers, the last steps."""
         yield Lines(id="choice")
-        yield Grid((), id="candidates")
+        yield Horizontal(Grid((), id="candidates"), Grid(_LENS, id="lens"), id="both")
         yield Lines(id="history")
 
-    def question(self) -> tuple[Callable[..., Logits | None], Sequence[object]]:
+    def question(self) -> tuple[Callable[..., tuple[Logits | None, Lens]], Sequence[object]]:
         """The choice at the present step."""
-        return logits, ()
+        return _both, ()
 
-    def answer(self, snapshot: Logits | None) -> None:
+    def lacks(self) -> str:
+        """The lens of this step."""
+        return "lens"
+
+    def answer(self, snapshot: tuple[Logits | None, Lens]) -> None:
         """Show it."""
-        self.snapshot = snapshot
-        if snapshot is None or not snapshot.candidates:
+        found, self.lens = snapshot
+        self.snapshot = found
+        if found is None or not found.candidates:
             self.empty(
                 f"No logits were recorded at step {self.where.step}.\n\nn  runs a step that records its top candidates"
             )
             return
         self.filled()
-        self.query_one("#choice", Lines).show([_choice_line(snapshot)])
-        self.query_one(Grid).show(
-            len(snapshot.candidates), self._cells, columns=_columns(snapshot.has_golden)
+        self.query_one("#candidates", Grid).show(
+            len(found.candidates), self._cells, columns=_columns(found.has_golden)
         )
         names = ("margin ", "entropy", "p      ")
         self.query_one("#history", Lines).show(
             [
-                [(f"{name}  ", "quiet"), (sparkline([h[i] for h in snapshot.history]), "trace")]
+                [(f"{name}  ", "quiet"), (sparkline([h[i] for h in found.history]), "trace")]
                 for i, name in enumerate(names)
             ]
         )
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """The lens beside the candidates, or in their place."""
+        found, layers = self.snapshot, self.lens
+        if found is None or layers is None:
+            return
+        self.set_class(self.shows_lens, "-lens")
+        self.set_class(self.size.width >= _BOTH and bool(layers.layers or self.shows_lens), "-both")
+        grid = self.query_one("#lens", Grid)
+        if layers.layers:
+            grid.show(len(layers.layers), self._lens_cells)
+        else:
+            grid.show(1, lambda row: [("", "quiet"), ("not looked at yet", "quiet"), ("l looks", "text")])
+        line = (
+            [] if self.shows_lens and not self.has_class("-both") and layers.layers else _choice_line(found)
+        )
+        if layers.layers and (self.shows_lens or self.has_class("-both")):
+            line += _lens_line(found, layers)
+        self.query_one("#choice", Lines).show([line])
 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -93,16 +144,78 @@ chosen token over the last steps.
             cells += [(other, "wrong" if place != candidate.rank else "quiet"), (figure, "quiet")]
         return cells
 
+    def _lens_cells(self, index: int) -> list[GridCell]:
+        """Three candidates of a layer on grounds of their probability."""
+        assert self.lens is not None
+        layer, styles = self.lens.layers[index], paint(self.app)
+        best = layer.guesses[0]
+        guesses: list[GridCell] = [
+            (guess.label, _ground(guess, guess.label == self.lens.emitted, styles))
+            for guess in layer.guesses[:3]
+        ]
+        guesses += [("", "quiet")] * (3 - len(guesses))
+        place = "" if self.lens.emitted is None else ">10" if layer.place is None else str(layer.place + 1)
+        golden = layer.golden
+        return [
+            (layer.name, "quiet"),
+            *guesses,
+            ("-" if best.probability is None else f"{best.probability:.2f}", "text"),
+            ("-" if layer.entropy is None else f"{layer.entropy:.2f}", "quiet"),
+            (place, "strong" if layer.place == 0 else "quiet"),
+            ("" if golden is None else golden.label, _agreement(golden, best)),
+        ]
+
+    def on_resize(self, event: events.Resize) -> None:
+        """There may be room for both now, or no more."""
+        self._lay_out()
+
+    def action_lens(self) -> None:
+        """Show the lens, have it reckoned where it is not yet, or go back to the candidates."""
+        if self.lens is None:
+            return
+        if not self.lens.layers:
+            self.shows_lens = True
+            self.post_message(self.Command("lens"))
+        else:
+            self.shows_lens = not self.shows_lens
+        self._lay_out()
+        self.focus_content()
+
+    @on(Grid.Chosen, "#lens")
+    def _layer_chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        taps = self.overview.taps if self.overview else ()
+        if (
+            self.lens is not None
+            and event.row < len(self.lens.layers)
+            and self.lens.layers[event.row].tap in taps
+        ):
+            self.post_message(self.OpenTensor(taps.index(self.lens.layers[event.row].tap)))
+
     def table(self) -> Table | None:
-        """The candidates."""
+        """The layers where they are shown alone, else the candidates."""
         if self.snapshot is None:
             return None
+        if self.shows_lens and self.lens is not None and self.lens.layers:
+            layers = tuple(
+                (layer.tap, rank + 1, guess.token, guess.label, guess.probability)
+                for layer in self.lens.layers
+                for rank, guess in enumerate(layer.guesses)
+            )
+            return Table(f"logit lens of step {self.lens.step}", ("tap", "rank", "id", "token", "p"), layers)
         rows = tuple(
-            (c.rank + 1, c.token, c.label, c.logit, c.probability, c.chosen) for c in self.snapshot.candidates
-        )
-        return Table(
-            f"logits of step {self.snapshot.step}", ("rank", "id", "token", "logit", "p", "chosen"), rows
-        )
+            (
+                c.rank + 1, c.token, c.label, c.logit, c.probability, c.chosen,
+                None if c.golden_rank is None else c.golden_rank + 1, c.golden_probability,
+            )
+            for c in self.snapshot.candidates
+        )  # fmt: skip
+        columns = ("rank", "id", "token", "logit", "p", "chosen", "golden rank", "golden p")
+        return Table(f"logits of step {self.snapshot.step}", columns, rows)
+
+
+def _both(source: Source, where: Where) -> tuple[Logits | None, Lens]:
+    return logits(source, where), lens(source, where)
 
 
 def _columns(golden: bool) -> list[Column]:
@@ -119,6 +232,18 @@ def _columns(golden: bool) -> list[Column]:
     return [*columns, Column("golden", 6, right=True), Column("p", 6, right=True)] if golden else columns
 
 
+_LENS = (
+    Column("after", 8),
+    Column("would choose", 12, flex=1),
+    Column("then", 10, flex=1, drop=1),
+    Column("then", 10, flex=1, drop=3),
+    Column("p", 4, right=True),
+    Column("H", 5, right=True),
+    Column("place", 5, right=True),
+    Column("golden", 10, flex=1, drop=2),
+)
+
+
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
     covered = f"{snapshot.covered:.1%} of the probability shown" if snapshot.covered is not None else ""
@@ -129,8 +254,28 @@ def _choice_line(snapshot: Logits) -> list[GridCell]:
         (number(snapshot.margin, 3), "text"),
         ("   entropy ", "quiet"),
         (number(snapshot.entropy, 3), "text"),
-        (f"   {covered}", "quiet"),
+        (f"   {covered}   " if covered else "   ", "quiet"),
     ]
+
+
+def _lens_line(found: Logits, layers: Lens) -> list[GridCell]:
+    """Since when the layers agree with what came out."""
+    settled = layers.settled
+    told = "the last layer has another first" if settled is None else f"first from {settled.name} on"
+    how = "given" if found.forced else "chosen"
+    return [(f"lens   {how} ", "quiet"), (layers.emitted or "nothing", "strong"), (f"   {told}", "text")]
+
+
+def _ground(guess: Guess, emitted: bool, styles: Paint) -> Style:
+    """A candidate on a ground that is the clearer the surer it is."""
+    share = round((guess.probability or 0.0) * 12) / 12 * 0.45
+    colour = styles.accent.color
+    tint = mix(styles.ground, colour.name if colour is not None else styles.ground, share)
+    return (styles.strong if emitted else styles.text) + Style(bgcolor=tint)
+
+
+def _agreement(golden: Guess | None, best: Guess) -> str:
+    return "quiet" if golden is None or golden.token == best.token else "wrong"
 
 
 def _move(candidate: Candidate) -> str:

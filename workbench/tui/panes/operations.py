@@ -13,7 +13,8 @@ from textual.widgets import Input
 
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.operations import INF, NAN, Judged, Operations, operations
 from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.grid import Column, Grid, GridCell

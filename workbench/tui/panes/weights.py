@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -12,12 +13,14 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from workbench.export.numbers import number
-from workbench.tui.panes.base import Pane, Table
+from workbench.export.table import Table
+from workbench.tui.panes.base import Pane
+from workbench.tui.snapshots.held import Held
 from workbench.tui.snapshots.weights import Measured, Parameter, Weights, measured, weights
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
 
@@ -28,22 +31,31 @@ class WeightsPane(Pane):
     NUMBER = 4
     TITLE = "Weights"
     HELP = """\
-Every parameter of the checkpoint and the part of it that each rank holds.
+Every parameter of the checkpoint and the part of it that each rank holds: = bit for bit what the checkpoint
+has there, ≠ something else, once the ranks were asked (the checkpoint is read again for it).
 
 The selected one below: statistics, a histogram, and its values; a q, k or v bias as a strip, heads down and
-channels across. What stands far out is listed with its head, channel and rank. Standing out is not
-wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
+channels across, blue below zero and orange above. What stands far out is marked and listed with its head,
+channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
 
-  /      filter by name, e.g. bias
+  /      filter by name, e.g. bias        a      hold what the ranks have against the checkpoint
+  u      the next that differs            enter  its values: checkpoint, each rank's, the difference
 """
-    HINTS = (KeyHint("/", "filter", "slash"),)
+    HINTS = (
+        KeyHint("a", "compare", "a"),
+        KeyHint("/", "filter", "slash"),
+        KeyHint("u", "next ≠", "u"),
+        KeyHint("enter", "tensor", "enter"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
+        Binding("u", "next_different", "Next that differs"),
         Binding("escape", "clear_filter", "All parameters", show=False),
     ]
     DEFAULT_CSS = """
     WeightsPane > Input { height: 1; border: none; padding: 0 1; display: none; background: $raised; }
     WeightsPane > Input.-open { display: block; }
+    WeightsPane > #held { height: 1; }
     WeightsPane > Grid { height: 2fr; }
     WeightsPane > #values { height: 3fr; }
     WeightsPane #figures { height: auto; padding: 1 1 0 1; }
@@ -59,36 +71,64 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
 
     def content(self) -> Iterable[Widget]:
         """The list, and the values of the selected parameter."""
+        yield Lines(id="held")
         yield Input(placeholder="filter: part of a name, e.g. k_proj.bias", compact=True)
         yield Grid((), id="parameters")
         yield Vertical(Lines(id="figures"), Heatmap(id="strip"), Lines(id="extremes"), id="values")
 
     def question(self) -> tuple[Callable[..., Weights], Sequence[object]]:
-        """All parameters; they do not change with the step, so the first answer is kept."""
-        return (lambda source, where: self.snapshot or weights(source, where)), ()
+        """All parameters; the checkpoint's do not change, what the ranks hold may on every branch."""
+        return weights, ()
+
+    def lacks(self) -> str:
+        """The comparison of the ranks with the checkpoint."""
+        return "info weights"
 
     def answer(self, snapshot: Weights) -> None:
         """Show them."""
         if not snapshot.parameters:
             self.empty(
-                f"{snapshot.problem}\n\nIt is named in the session: keep both together to see the weights here."
+                f"{snapshot.problem}\n\nIt is named in the session: keep both together to see the weights here;"
+                "\na  in the live run keeps in the session what the ranks hold"
             )
             return
         self.filled()
-        if snapshot is not self.snapshot:
+        if snapshot != self.snapshot:
             self.snapshot = snapshot
             self._lay_out()
+
+    def _told(self, snapshot: Weights) -> TextLine:
+        """How what the ranks hold compares with the checkpoint, in one line."""
+        if not snapshot.compared:
+            return [
+                ("what the ranks hold was not compared with the checkpoint   ", "quiet"),
+                ("a", "strong"),
+                (" compares", "quiet"),
+            ]
+        shares = sum(max(len(p.parts), len(p.held)) for p in snapshot.parameters if p.held)
+        wrong = shares - sum(share.equal for p in snapshot.parameters for share in p.held.values())
+        if not wrong:
+            return [
+                ("= ", "text"),
+                (f"every one of {shares} shares is equal to the checkpoint, bit for bit", "text"),
+            ]
+        return [
+            (f"≠ {wrong} of {shares} shares are not what the checkpoint has", "wrong"),
+            ("   u  the next", "quiet"),
+        ]
 
     def _lay_out(self) -> None:
         assert self.snapshot is not None
         needle = self.query_one(Input).value.strip().lower()
         self._shown = [p for p in self.snapshot.parameters if needle in p.name.lower()]
+        self.query_one("#held", Lines).show([self._told(self.snapshot)])
         ranks = self.overview.ranks if self.overview else 1
         columns = [
+            Column("", 1),
             Column("parameter", 30, flex=2),
             Column("shape", 12),
             Column("dtype", 8, drop=20),
-            *(Column(f"rank {r}", 14, drop=r + 1 if r > 1 else 0, role=f"rank{r % 4}") for r in range(ranks)),
+            *(Column(f"rank {r}", 16, drop=r + 1 if r > 1 else 0, role=f"rank{r % 4}") for r in range(ranks)),
         ]
         self.query_one(Grid).show(len(self._shown), self._cells, columns=columns)
         self._measure()
@@ -98,10 +138,14 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
         ranks = self.overview.ranks if self.overview else 1
         parts = parameter.parts or ("not a parameter of the model",) * ranks
         return [
-            (parameter.name.removeprefix("model."), "text"),
+            (
+                "≠" if parameter.differs else "=" if parameter.held else "",
+                "wrong" if parameter.differs else "faint",
+            ),
+            (parameter.name.removeprefix("model."), "wrong" if parameter.differs else "text"),
             ("×".join(map(str, parameter.shape)), "quiet"),
             (parameter.dtype, "quiet"),
-            *((part, "quiet" if part == "whole" else "text") for part in parts),
+            *(_share(part, rank, parameter) for rank, part in enumerate(parts)),
         ]
 
     @work(exclusive=True, group="measure")
@@ -134,8 +178,14 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
         histogram: list[TextLine] = [[(line, "trace")] for line in drawn]
         low, high = number(found.edges[0]), number(found.edges[1])
         axis: TextLine = [(low + high.rjust(len(found.counts) - len(low)), "quiet")]
-        figures.show([head, *histogram, axis])
-        heatmap.matrix = Matrix(found.matrix)
+        figures.show([head, *self._shares(found.name), *histogram, axis])
+        far = found.is_strip and {extreme.index for extreme in found.extremes}
+        across = found.matrix.shape[1]
+        heatmap.matrix = Matrix(
+            found.matrix,
+            "difference" if found.is_strip else "magnitude",
+            marks=frozenset(divmod(index, across) for index in far or ()),
+        )
         told: list[TextLine] = [
             [
                 (f"  {number(extreme.value, 4):>9}  ", "strong"),
@@ -147,8 +197,25 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
             ]
             for extreme in found.extremes[:6]
         ]
-        note: list[TextLine] = [[(found.note, "quiet")]] if found.note else []
-        extremes.show([*told, *note])
+        extremes.show([*told, *wrapped(found.note, "quiet", self.size.width - 4)])
+
+    def _shares(self, name: str) -> list[TextLine]:
+        """What each rank holds of it, where that was asked."""
+        parameter = next((one for one in self._shown if one.name == name), None)
+        if parameter is None or not parameter.held:
+            return []
+        lines: list[TextLine] = []
+        for rank, share in sorted(parameter.held.items()):
+            verdict = "equal to the checkpoint" if share.equal else f"{share.checkpoint}: {_why(share)}"
+            lines.append([
+                (f"rank {rank}  ", f"rank{rank % 4}"),
+                (f"{share.checksum}  ", "quiet"),
+                (verdict, "text" if share.equal else "wrong"),
+            ])  # fmt: skip
+        if self.size.height < 30 and len(lines) > 2:  # the worst say enough where there is no room for all
+            lines.sort(key=lambda line: line[2][1] != "wrong")
+            lines = lines[:2]
+        return lines
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
@@ -164,6 +231,23 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
         row = "head" if self._measured.is_strip else "row"
         line = [(f"{row} {event.row}  column {event.column}  ", "quiet"), (number(float(value), 4), "strong")]
         self.query_one("#extremes", Lines).show([line])
+
+    @on(Grid.Chosen)
+    def _open(self, event: Grid.Chosen) -> None:
+        event.stop()
+        if event.row < len(self._shown):
+            chosen = self._shown[event.row]
+            self.post_message(self.OpenWeight(chosen.name, math.prod(chosen.shape)))
+
+    def action_next_different(self) -> None:
+        """Go to the next parameter of which a rank holds something else."""
+        grid, many = self.query_one(Grid), len(self._shown)
+        after = [(grid.cursor + 1 + i) % many for i in range(many)]
+        found = next((row for row in after if self._shown[row].differs), None)
+        if found is None:
+            self.notify("No rank is known to hold anything else than the checkpoint.")
+        else:
+            grid.point(found)
 
     def action_filter(self) -> None:
         """Type to filter."""
@@ -193,8 +277,33 @@ wrong in itself: Qwen2.5 has k-biases of -14 and -34, exactly as trained.
         """The parameters."""
         if self.snapshot is None or not self.snapshot.parameters:
             return None
-        rows = tuple(
-            (p.name, "×".join(map(str, p.shape)), p.dtype, *p.parts) for p in self.snapshot.parameters
-        )
         ranks = self.overview.ranks if self.overview else 1
-        return Table("weights", ("parameter", "shape", "dtype", *(f"rank {r}" for r in range(ranks))), rows)
+        rows = tuple(
+            (
+                p.name, "×".join(map(str, p.shape)), p.dtype, *p.parts,
+                *(p.held[r].checkpoint if r in p.held else None for r in range(ranks)),
+            )
+            for p in self.snapshot.parameters
+        )  # fmt: skip
+        parts = (f"rank {r}" for r in range(ranks))
+        compared = (f"rank {r} against the checkpoint" for r in range(ranks))
+        return Table("weights", ("parameter", "shape", "dtype", *parts, *compared), rows)
+
+
+def _share(part: str, rank: int, parameter: Parameter) -> GridCell:
+    """A rank's part, and whether it holds just that."""
+    if not parameter.held:
+        return (part, "quiet" if part == "whole" else "text")
+    share = parameter.held.get(rank)
+    if share is not None and share.equal:
+        return (f"= {part}", "quiet" if part == "whole" else "text")
+    return (f"≠ {part}" if share is not None else "≠ not held", "wrong")
+
+
+def _why(share: Held) -> str:
+    """What stands in the place of the checkpoint's values."""
+    return (
+        "nothing but zeros"
+        if share.empty
+        else f"{share.shape}, rms {number(share.rms)}, max {number(share.absmax)}"
+    )

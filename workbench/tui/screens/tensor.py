@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,16 +13,19 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
-from textual.screen import Screen
 
 from workbench.export.numbers import count, number
+from workbench.export.table import Table
+from workbench.tui import export
+from workbench.tui.export import Shown
 from workbench.tui.reader import Reader
+from workbench.tui.screens.exporting import Exporting
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tensor import Tensor, figures, plane, tensor
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine
-from workbench.tui.widgets.plot import bars
+from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -29,12 +33,14 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 _CELL = 10  # cells that a number takes
 
 
-class TensorScreen(Screen[None]):
+class TensorScreen(Exporting):
     """A tap's tensor. Escape goes back."""
 
     CSS_PATH = "../styles/tensor.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Back"),
+        Binding("y", "copy", "Copy the numbers"),
+        Binding("e", "export", "Export"),
         Binding("R", "view(1)", "Next view: rebuilt, a rank, golden, difference"),
         Binding("full_stop", "slice(1)", "Next slice"),
         Binding("comma", "slice(-1)", "Previous slice"),
@@ -71,6 +77,7 @@ class TensorScreen(Screen[None]):
                 KeyHint("R", "ranks, golden, difference", "R"),
                 KeyHint(", .", "slice", "full_stop"),
                 KeyHint("[ ]", "step", "right_square_bracket"),
+                KeyHint("e", "export", "e"),
                 KeyHint("↑↓←→", "cursor", "down"),
             ]
         )
@@ -79,8 +86,29 @@ class TensorScreen(Screen[None]):
 
     @work(exclusive=True, group="tensor")
     async def _read(self) -> None:
-        self.snapshot = await self.reader.ask(tensor, self.where, self.where.tap, self.view)
+        question, arguments = self.question()
+        self.snapshot = await self.reader.ask(question, self.where, *arguments)
         self._draw()
+
+    def question(self) -> tuple[Callable[..., Tensor], Sequence[object]]:
+        """What to ask the reader for the present view."""
+        return tensor, (self.where.tap, self.view)
+
+    def missing(self, found: Tensor) -> list[TextLine]:
+        """What to say where there is no tensor: why, and what would bring it."""
+        told = found.note or f"{found.tap} was not captured at step {self.where.step}."
+        return [
+            [(told, "quiet")],
+            [],
+            [
+                (f":capture {found.tap}", "text"),
+                ("  in the live run captures it, from this step on", "quiet"),
+            ],
+        ]
+
+    def place(self) -> tuple[Fact, ...]:
+        """Where this is, for the right of the title."""
+        return (Fact(f"step {self.where.step}", "accent"),)
 
     def _draw(self) -> None:
         found = self.snapshot
@@ -98,27 +126,40 @@ class TensorScreen(Screen[None]):
                 Fact(found.slice, "quiet", drop=2),
                 Fact(found.layout, "quiet", drop=3),
             ),
-            (Fact(f"step {self.where.step}", "accent"),),
+            self.place(),
         )
         if found.array is None:
-            told = found.note or f"{found.tap} was not captured at step {self.where.step}."
-            lines: list[TextLine] = [
-                [(told, "quiet")],
-                [],
-                [(f":capture {found.tap}", "text"), ("  captures it from the next step on", "quiet")],
-            ]
-            self.query_one("#nothing", Lines).show(lines)
+            self.query_one("#nothing", Lines).show(self.missing(found))
             return
         leading = found.array.shape[:-2]
         self._index = tuple(
             min(i, size - 1) for i, size in zip(self._index or (0,) * len(leading), leading, strict=False)
         )
         self._index += (0,) * (len(leading) - len(self._index))
-        scale = "difference" if found.view == "difference" else "magnitude"
+        scale = "difference" if found.view.startswith("difference") else "magnitude"
         masked = found.tap.endswith((".scores", ".probs"))
         self.query_one(Heatmap).matrix = Matrix(self._plane(found.array), scale, masked=masked)  # type: ignore[arg-type]
         self._show_figures(found.array)
         self._show_numbers()
+
+    def table(self) -> Table | None:
+        """The numbers of the slice that is shown."""
+        found = self.snapshot
+        if found is None or found.array is None:
+            return None
+        values = self._plane(found.array)
+        rows = tuple((i, *(float(x) for x in row)) for i, row in enumerate(values))
+        slice_ = f"[{', '.join(map(str, self._index))}]" if self._index else ""
+        columns = ("row", *(f"c{column}" for column in range(values.shape[1])))
+        return Table(f"{found.tap}{slice_} {found.view}, step {self.where.step}", columns, rows)
+
+    def shown(self) -> tuple[Shown, str] | None:
+        """The heatmap with its figures."""
+        if self.snapshot is None:
+            return None
+        title = f"{self.overview.model}: {self.snapshot.tap} {self.snapshot.view}, step {self.where.step}"
+        stem = f"{self.snapshot.tap.replace('.', '-')}-step{self.where.step}"
+        return export.shown(self, self.query_one("#body").region, title, self.table()), stem
 
     def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         return plane(array, self._index)
@@ -144,7 +185,7 @@ class TensorScreen(Screen[None]):
             lines.append([(f"{name:<7}", "quiet"), (count(many), "wrong" if many else "quiet")])
         lines.append([("zeros  ", "quiet"), (f"{count(found.zeros)} of {count(found.count)}", "quiet")])
         lines.append([])
-        lines += [[(line, "trace")] for line in bars([c**0.5 for c in found.counts[::2]], 4)]
+        lines += [[(line, "trace")] for line in bars(squeeze([c**0.5 for c in found.counts], 28), 4)]
         lines.append([(f"{number(found.minimum)} … {number(found.maximum)}", "quiet")])
         if self.snapshot is not None and self.snapshot.note:
             lines += [[], [(self.snapshot.note, "wrong")]]

@@ -79,7 +79,7 @@ def overview(source: Source) -> Overview:
         name=clean(session.path.name, limit=60),
         model=clean(path.rstrip("/").rsplit("/", 1)[-1], limit=40),
         ranks=session.ranks,
-        device=clean(str(config.get("device", "cpu")), limit=20),
+        device=_device(config.get("device", "cpu"), meta.get("backend")),
         dtype=_short_dtype(clean(str(meta.get("dtype", config.get("dtype", ""))), limit=20)),
         block_size=_block_size(config.get("block_size")),
         taps=names,
@@ -97,6 +97,12 @@ def overview(source: Source) -> Overview:
         ),
         growing=session.growing,
     )
+
+
+def _device(device: object, backend: object) -> str:
+    """Where the ranks run, and that they share GPUs where they do: their sums then pass through the host."""
+    shared = str(device).startswith("cuda") and backend == "gloo"
+    return clean(f"{device} over gloo" if shared else str(device), limit=20)
 
 
 def _block_size(recorded: object) -> int:

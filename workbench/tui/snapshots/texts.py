@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
 from sessions.text import token_texts
+from workbench.demo import MODEL_DIR
 from workbench.tui.tokens import visible
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class TokenTexts:
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TokenTexts:
         """From the texts that the session holds, and the tokenizer beside the model for ids not there."""
-        path = meta.get("model_path")
-        return cls(token_texts(meta), _tokenizer_at(Path(path)) if isinstance(path, str) else None)
+        path = model_path(meta)
+        return cls(token_texts(meta), None if path is None else _tokenizer_at(path))
 
     def text(self, token: int) -> str | None:
         """The raw text of a token, None if nobody knows it."""
@@ -45,11 +46,18 @@ class TokenTexts:
         return known
 
 
-def _tokenizer_at(model: Path) -> Callable[[int], str | None] | None:
-    """A look-up in the tokenizer of a model's directory, read when first asked; None if there is no directory."""
-    directory = model if model.is_dir() else model.parent
-    if not directory.is_dir():
+def model_path(meta: Mapping[str, Any]) -> Path | None:
+    """The checkpoint that a session names, if it is on this machine. "demo" is the embedded model."""
+    named = meta.get("model_path")
+    if not isinstance(named, str) or not named:
         return None
+    path = MODEL_DIR if named == "demo" else Path(named)
+    return path if path.exists() else None
+
+
+def _tokenizer_at(model: Path) -> Callable[[int], str | None]:
+    """A look-up in the tokenizer beside a checkpoint, read when first asked."""
+    directory = model if model.is_dir() else model.parent
     loaded: list[Tokenizer | None] = []
 
     def look_up(token: int) -> str | None:

@@ -133,7 +133,31 @@ class Heatmap(Widget, can_focus=True):
         pixels = self._pixels = pool(self.matrix.values, width, 2 * height, masked=self.matrix.masked)
         blank = self._blank(width - len(pixels.columns))
         drawn = [Strip([*line, *blank], width) for line in lines(pixels, self.matrix, paint(self.app))]
-        return drawn + [self._blank()] * (height - len(drawn))
+        return self._marked(drawn) + [self._blank()] * (height - len(drawn))
+
+    def _marked(self, drawn: list[Strip]) -> list[Strip]:
+        """A dot on every element that stands out; in a cell of two elements it is either of them."""
+        assert self.matrix is not None
+        for row, column in self.matrix.marks:
+            x, y = self._cell_of(row, column)
+            cell = drawn[y].crop(x, x + 1)
+            style = next((segment.style for segment in cell if segment.style), None) or Style()
+            ground = style.bgcolor if cell.text == " " else style.color
+            dark = ground is None or sum(ground.get_truecolor()) < 384
+            mark = Segment("•", Style(color="white" if dark else "black", bgcolor=ground, bold=True))
+            drawn[y] = Strip.join(
+                [drawn[y].crop(0, x), Strip([mark], 1), drawn[y].crop(x + 1, drawn[y].cell_length)]
+            )
+        return drawn
+
+    def _cell_of(self, row: int, column: int) -> tuple[int, int]:
+        """The first cell in which an element is drawn."""
+        assert self._pixels is not None
+        x = int(np.searchsorted(self._pixels.columns, column, "right")) - 1
+        y = (int(np.searchsorted(self._pixels.rows, row, "right")) - 1) // 2
+        # Where a matrix is drawn larger than itself its element is several cells: mark the first.
+        first = int(np.searchsorted(self._pixels.columns, column, "left"))
+        return (x if self._pixels.pooled else min(x, first)), y
 
     def _blank(self, width: int | None = None) -> Strip:
         width = self.size.width if width is None else width
@@ -147,13 +171,9 @@ class Heatmap(Widget, can_focus=True):
         """The lines with the cursor's cell drawn over; only one line is made anew."""
         if self._pixels is None or not self.has_focus:
             return self._lines
-        x = int(np.searchsorted(self._pixels.columns, self.cursor[1], "right")) - 1
-        y = (int(np.searchsorted(self._pixels.rows, self.cursor[0], "right")) - 1) // 2
+        x, y = self._cell_of(*self.cursor)
         if not 0 <= y < len(self._lines) or not 0 <= x < self.size.width:
             return self._lines
-        # Where a matrix is drawn larger than itself its element is several cells: mark the first.
-        first = int(np.searchsorted(self._pixels.columns, self.cursor[1], "left"))
-        x = min(x, first) if not self._pixels.pooled else x
         line = self._lines[y]
         marked = Strip.join(
             [line.crop(0, x), Strip([Segment("◆", self._cursor_style)], 1), line.crop(x + 1, self.size.width)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.segment import Segment
@@ -15,6 +16,11 @@ from workbench.tui.widgets.line import ground
 
 #: One line: pieces of text, each with its role.
 TextLine = Sequence[GridCell]
+
+
+def wrapped(text: str, role: str, width: int) -> list[TextLine]:
+    """A text as lines of at most `width` characters; none for none."""
+    return [[(line, role)] for line in textwrap.wrap(text, max(20, width))]
 
 
 class Lines(ScrollView):

@@ -28,6 +28,7 @@ class Matrix:
     scale: Scale = "magnitude"
     top: float | None = None
     masked: bool = False  # -inf means that there is nothing
+    marks: frozenset[tuple[int, int]] = frozenset()  # elements that stand out
 
     @property
     def limit(self) -> float:

@@ -1,0 +1,171 @@
+"""Attention straight out of the paged pool: one FlashAttention call for a whole ragged batch.
+
+`torch.nn.attention.varlen` follows block tables itself, so no row is gathered before attention. It needs a GPU,
+half precision and pages that the FlashAttention in force can read (FlashAttention-2: multiples of 256 slots), it
+knows only the correct mask, and it never forms scores or probabilities. So it serves where nobody looks and
+nothing is replaced; everywhere else, and wherever `refusal` says that the kernel cannot be had or computes
+something else, `engine.layers.attention` does the same by SDPA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+
+from engine.batch import Batch
+from engine.rules import CORRECT, Rules
+
+DEVICES = frozenset({"cuda"})
+DTYPES = frozenset({torch.float16, torch.bfloat16})
+#: Seams that the kernel stands in for. With any of them replaced, the fault would not show.
+SEAMS = ("positions", "cache_heads", "cache_reuse", "expand_kv", "visible", "mask")
+#: Largest error of the self-test, on outputs of about 1: four roundings of bfloat16.
+TOLERANCE = 4 * 2**-8
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The batch as the kernel wants it: all int32 on the device, S sequences.
+
+    `q_ends` [S + 1] and `kv_ends` [S + 1] are cumulative lengths, `kv_lens` [S] the cached rows, `tables`
+    [S, blocks of the longest] the blocks in order, padded with 0.
+    """
+
+    q_ends: Tensor
+    kv_ends: Tensor
+    kv_lens: Tensor
+    tables: Tensor
+    most_q: int
+    most_kv: int
+    page_size: int
+
+    @classmethod
+    def of(cls, batch: Batch, page_size: int) -> Pages:
+        """From the spans of a batch; one copy to the device a field, once a step."""
+        device = batch.ids.device
+        q_lens = [span.stop - span.start for span in batch.spans]
+        kv_lens = [span.kv_len for span in batch.spans]
+        tables = torch.zeros(
+            (len(kv_lens), max(-(-rows // page_size) for rows in kv_lens)), dtype=torch.int32, device=device
+        )
+        for table, span in zip(tables, batch.spans, strict=True):
+            blocks = span.rows[::page_size] // page_size  # the first slot of every block
+            table[: blocks.shape[0]] = blocks
+        return cls(
+            q_ends=_cumulative(q_lens, device),
+            kv_ends=_cumulative(kv_lens, device),
+            kv_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+            tables=tables,
+            most_q=max(q_lens),
+            most_kv=max(kv_lens),
+            page_size=page_size,
+        )
+
+
+def _cumulative(lengths: list[int], device: torch.device) -> Tensor:
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0)
+    return ends.to(torch.int32)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, pages: Pages, *, scale: float, window: int | None
+) -> Tensor:
+    """q [T, heads, D] over the pool's rows `keys`, `values` [slots, kv_heads, D] -> [T, heads, D].
+
+    Causality is judged by lengths: the last query of a sequence sees all of its cached rows.
+    """
+    shape = (-1, pages.page_size, *keys.shape[1:])
+    own_kernel = current_flash_attention_impl() in (None, "FA2")
+    out = varlen_attn(
+        q.contiguous(),
+        keys.view(shape),
+        values.view(shape),
+        pages.q_ends,
+        pages.kv_ends if own_kernel else None,  # later versions take the lengths from `seqused_k` alone
+        pages.most_q,
+        pages.most_kv,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != keys.shape[1],
+        seqused_k=pages.kv_lens,
+        block_table=pages.tables,
+        num_splits=1,  # what one sequence gets must not depend on how long the others are
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+def refusal(
+    rules: Rules,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page: int,
+) -> str | None:
+    """Why the kernel cannot serve these rules and shapes; None where it can, which it has proven."""
+    if device.type not in DEVICES:
+        return f"paged FlashAttention runs on a GPU, not on the {device.type}"
+    if dtype not in DTYPES:
+        return f"paged FlashAttention takes float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+    replaced = [f.name for f in fields(Rules) if f.name in SEAMS and _differs(rules, f.name)]
+    if replaced:
+        return f"paged FlashAttention knows only the correct {', '.join(replaced)}"
+    return _self_test(device, dtype, heads, kv_heads, head_dim, page)
+
+
+def _differs(rules: Rules, seam: str) -> bool:
+    return getattr(rules, seam) is not getattr(CORRECT, seam)
+
+
+@cache
+def _self_test(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int
+) -> str | None:
+    """Run a small ragged batch out of shuffled pages and hold it against float32 attention.
+
+    Which pages, head sizes and GPUs are served depends on the build of torch and on the FlashAttention
+    registered with it: trying tells.
+    """
+    random = torch.Generator(device).manual_seed(0)
+    shapes = [(page + 3, 2), (5, 5)]  # (cached rows, queries) of two sequences
+    keys, values = (
+        torch.randn(4 * page, kv_heads, head_dim, generator=random, device=device).to(dtype) for _ in range(2)
+    )
+    tables = torch.tensor([[2, 0], [3, 0]], dtype=torch.int32, device=device)
+    kv_lens, q_lens = ([shape[i] for shape in shapes] for i in range(2))
+    q = torch.randn(sum(q_lens), heads, head_dim, generator=random, device=device).to(dtype)
+    pages = Pages(
+        _cumulative(q_lens, device), _cumulative(kv_lens, device),
+        torch.tensor(kv_lens, dtype=torch.int32, device=device), tables, max(q_lens), max(kv_lens), page,
+    )  # fmt: skip
+    scale = head_dim**-0.5
+    try:
+        found = attend(q, keys, values, pages, scale=scale, window=None).float()
+    except (RuntimeError, NotImplementedError) as error:
+        return f"paged FlashAttention is not to be had here: {str(error).splitlines()[0]}"
+    start, worst = 0, 0.0
+    for table, (rows, queries) in zip(tables.tolist(), shapes, strict=True):
+        slots = torch.cat([torch.arange(block * page, (block + 1) * page) for block in table])[:rows].to(
+            device
+        )
+        seen = torch.ones(queries, rows, dtype=torch.bool, device=device).tril(rows - queries)
+        k, v = (
+            cached[slots].float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
+            for cached in (keys, values)
+        )
+        own = q[start : start + queries].float().transpose(0, 1)
+        expected = F.scaled_dot_product_attention(own, k, v, attn_mask=seen, scale=scale).transpose(0, 1)
+        worst = max(worst, (found[start : start + queries] - expected).abs().max().item())
+        start += queries
+    if not worst <= TOLERANCE:  # NaN as well
+        return f"paged FlashAttention is off by {worst:.3g} here"
+    return None

@@ -1,0 +1,154 @@
+"""Copy and export: what a screen shows, to the clipboard or as a file; and the sheet on which the file is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Input, Static
+
+from sessions.text import clean
+from workbench.export.table import Table, as_text
+from workbench.tui import export
+from workbench.tui.export import FORMATS, Shown
+from workbench.tui.widgets.grid import Column, Grid, GridCell
+
+
+class Exporting(Screen[None]):
+    """A screen of which something can be copied and exported."""
+
+    def shown(self) -> tuple[Shown, str] | None:
+        """What is shown, and how a file of it would be called; None while there is nothing."""
+        raise NotImplementedError
+
+    def table(self) -> Table | None:
+        """The data of what is shown."""
+        raise NotImplementedError
+
+    def tell(self, text: str, *, wrong: bool = False) -> None:
+        """Say something about what was done."""
+        self.notify(text, severity="warning" if wrong else "information")
+
+    def action_copy(self) -> None:
+        """y: the data, tab-separated."""
+        table = self.table()
+        if table is None:
+            self.tell("there is nothing here to copy")
+            return
+        self.app.copy_to_clipboard(as_text(table))
+        self.tell(f"copied {len(table.rows)} rows of {table.title}")
+
+    def action_export(self) -> None:
+        """e: ask as what and where to."""
+        found = self.shown()
+        if found is None:
+            self.tell("there is nothing here to export")
+            return
+        what, stem = found
+
+        def chosen(file: Path | None) -> None:
+            if file is not None:
+                self.export(what, file)
+
+        self.app.push_screen(ExportScreen(stem, what.table is not None), chosen)
+
+    @work(group="export")
+    async def export(self, what: Shown, file: Path) -> None:
+        """Write it, off the event loop, and say where it lies."""
+        try:
+            written = await asyncio.to_thread(export.write, what, file.expanduser())
+        except export.ExportError as error:
+            self.tell(str(error), wrong=True)
+        else:
+            self.tell(f"wrote {written}")
+
+
+class Formats(Grid, inherit_bindings=False):
+    """The list of formats: letters choose one, so j and k do not move."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
+        Binding("enter", "choose", "Write", show=False),
+    ]
+
+
+class ExportScreen(ModalScreen[Path | None]):
+    """As what, and under which name. The format that was taken last is offered first."""
+
+    CSS_PATH = "../styles/export.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Leave"),
+        *(Binding(ending[0], f"take('{ending}')", what) for ending, what in FORMATS),
+    ]
+    _last: ClassVar[str] = FORMATS[0][0]
+
+    def __init__(self, stem: str, has_data: bool) -> None:
+        super().__init__()
+        self._stem, self._has_data = stem, has_data
+
+    def compose(self) -> ComposeResult:
+        """The formats, and the name."""
+        with Vertical(id="export") as sheet:
+            sheet.border_title = "export"
+            sheet.border_subtitle = "enter writes   tab the name   esc leaves"
+            yield Formats(_COLUMNS, header=False, id="formats")
+            yield Static(f"in {clean(str(Path.cwd()))}", id="to", markup=False)
+            yield Input(id="file", compact=True)
+
+    def on_mount(self) -> None:
+        """The last format, and the name it would have."""
+        grid = self.query_one(Grid)
+        grid.show(len(FORMATS), self._cells)
+        grid.cursor = [ending for ending, _ in FORMATS].index(ExportScreen._last)
+        self._propose()
+        grid.focus()
+
+    def _cells(self, row: int) -> list[GridCell]:
+        ending, what = FORMATS[row]
+        able = self._has_data or ending in ("svg", "png", "html")
+        return [
+            (ending[0], "strong" if able else "faint"),
+            (ending, "text" if able else "faint"),
+            (what if able else "there is no data here", "quiet" if able else "faint"),
+        ]
+
+    def _propose(self) -> None:
+        field = self.query_one(Input)
+        field.value = f"{self._stem}.{FORMATS[self.query_one(Grid).cursor][0]}"
+        field.cursor_position = len(field.value)
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        self._propose()
+
+    @on(Grid.Chosen)
+    def _chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        self._write()
+
+    @on(Input.Submitted)
+    def _named(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._write()
+
+    def action_take(self, ending: str) -> None:
+        """A format's letter: that format, at once."""
+        self.query_one(Grid).cursor = [known for known, _ in FORMATS].index(ending)
+        self._propose()
+        self._write()
+
+    def _write(self) -> None:
+        ExportScreen._last = FORMATS[self.query_one(Grid).cursor][0]
+        name = self.query_one(Input).value.strip()
+        self.dismiss(Path(name) if name else None)
+
+
+_COLUMNS = (Column("", 2), Column("", 5), Column("", 30, flex=1))
