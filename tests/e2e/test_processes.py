@@ -49,13 +49,13 @@ def test_a_rank_that_is_killed_is_named_and_restart_brings_it_back(
     here.type("c")
     here.wait("● continue …")
     here.press("C-c")
-    shown = here.wait("interrupted: ", "● ")
+    shown = here.until(lambda shown: re.search(rf"interrupted: step {_steps(shown)} ", shown))
     # ctrl+z gives the terminal back and fg the screens, with the engine where it was.
     here.press("C-z")
     here.wait("Stopped")
     assert here.modes() == PLAIN
     here.start("fg")
-    here.wait("interrupted: ", f"step {_steps(shown)}/", "Operations")
+    here.wait(f"interrupted: step {_steps(shown)} ", f"step {_steps(shown)}/", "Operations")
     here.type("n")
     here.until(lambda now: _steps(now) > _steps(shown) and "● stopped" in now)
     # ctrl+q quits, also while the engine runs.
