@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import Live, texts
+from workbench.cli.console import Console
+from workbench.cli.exit import Exit
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError
 from workbench.debugger.sentinels import repeated_phrase
@@ -120,6 +122,18 @@ def test_a_catchpoint_is_left_behind(live: Live) -> None:
     debugger.execute("enable")
     stop = go(debugger)
     assert (stop.step, stop.tap) == (3, "layers.0.attn.o_proj"), "a step under way is judged when it is over"
+
+
+def test_a_command_that_fails_at_a_stop_does_not_hide_the_stop(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break layers.0.attn.scores", "commands 1\ntopk\nnext\nend", "next")
+    stop = go(debugger)
+    assert (stop.step, stop.tap) == (1, "layers.0.attn.scores")
+    assert "topk: step 1 is not finished" in stop.to_text()
+    console = Console(debugger, as_json=False)
+    assert console.run([("here:1", "delete"), ("here:2", "next")]) == Exit.OK
+    texts(debugger, "break layers.0.attn.scores", "commands 2\ntopk\nend")
+    assert console.run([("here:1", "continue"), ("here:2", "quit")]) == Exit.USAGE
 
 
 def test_displays_are_shown_once_a_stop(live: Live) -> None:
