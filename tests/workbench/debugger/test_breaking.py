@@ -53,6 +53,25 @@ def test_watch_live_is_what_the_record_says(live: Live) -> None:
     assert back.step <= 2
 
 
+def test_a_condition_is_judged_on_a_short_step_when_it_is_over(live: Live) -> None:
+    """Where asking the ranks at every tap would cost many times the step; the stop is the same."""
+    debugger = live(tp=2)
+    texts(debugger, "next 2", "break layers.*.mlp.act if step == 3 and rms > 0")
+    assert debugger.executor is not None
+    stops = [go(debugger).to_json() for _ in range(2)]
+    assert debugger.executor.flight is None
+    assert [stop["tap"] for stop in stops] == ["layers.0.mlp.act", "layers.1.mlp.act"]
+    assert go(debugger, "stepi").tap == "layers.1.mlp.down.partial"
+    texts(debugger, "break layers.0.attn.probs", "goto 3")
+    assert go(debugger).tap == "layers.0.attn.probs"
+    assert debugger.executor.flight is not None, "an unconditional breakpoint stops the ranks inside the step"
+    fresh = live(tp=2)
+    fresh.execute("break layers.*.mlp.act if step == 3 and rms > 0")
+    fresh.execute("tbreak embed if step == 3")  # both in one step
+    assert go(fresh).tap == "embed"
+    assert [go(fresh).to_json() for _ in range(2)] == stops
+
+
 def test_ignore_tbreak_disable_delete(live: Live) -> None:
     debugger = live()
     texts(debugger, "break embed", "ignore 1 2", "tbreak logits if step == 1")
