@@ -78,7 +78,6 @@ async def workbench(directory: Path, session: Path) -> None:
             assert isinstance(app.screen, LiveWorkbench)
             await app.screen.send(line, quiet=True)
             await settle(pilot)
-        await app.screen.attach_golden()
         for name, keys in SHOTS.items():
             for key in keys:
                 await pilot.press(key)

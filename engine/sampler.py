@@ -41,11 +41,12 @@ def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top
     """
     row = logits.double().cpu()
     highest = row.max()
-    weights = (row - highest).exp_()
+    # Below -800 exp is 0 in float64: cut there, so that 0 * -inf cannot make a NaN of the entropy.
+    shifted = (row - highest).clamp_(min=-800)
+    weights = shifted.exp()
     total = weights.sum()
     log_z = highest + total.log()
-    # Of w log w the limit at w = 0 is 0, and log w = row - highest: minus the sum of p log p in two terms.
-    entropy = total.log() - torch.special.xlogy(weights, weights).sum() / total
+    entropy = total.log() - weights @ shifted / total  # minus the sum of p log p
     top_logits, top_ids = row.topk(min(top, row.numel()))
     greedy = sampling.temperature == 0 or not bool(torch.isfinite(log_z))
     token = int(row.argmax()) if greedy else _draw(row, sampling, uniform(sampling.seed, sequence, position))

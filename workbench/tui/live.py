@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from textual.message_pump import MessagePump
 
 from engine.wire import unpack_array, widen
 from workbench.debugger.host_client import HostClient, HostError
+from workbench.tui.replaying import Reply
 
 
 class EngineEvent(Message):
@@ -28,15 +28,6 @@ class EngineEvent(Message):
     def can_replace(self, message: Message) -> bool:
         """A burst of steps paints once: a newer step takes the place of one that was not handled yet."""
         return isinstance(message, EngineEvent) and message.event == self.event == "step"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a command: its text for people, its result for programs, the state after it."""
-
-    text: str
-    result: dict[str, Any]
-    state: dict[str, Any]
 
 
 class Engine:

@@ -14,7 +14,7 @@ from textual.screen import Screen
 from tests.workbench.tui.synthetic import build
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
-from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.settings import Settings
 
 Bench = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
@@ -64,7 +64,7 @@ def bench(session: Path) -> Bench:
         size: tuple[int, int] = (120, 40),
         path: Path | None = None,
         theme: str = "lockstep-dark",
-        screen: Callable[[Reader], Screen[Any]] = WorkbenchScreen,
+        screen: Callable[[Reader], Screen[Any]] = ReplayWorkbench,
     ) -> AsyncIterator[Pilot[int]]:
         reader = Reader.open(path or session)
         app = LockstepApp(lambda: screen(reader), Settings(theme=theme))

@@ -12,15 +12,15 @@ from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
 from workbench.tui.panes import PANES
-from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.heatmap import Heatmap
 
 
-def _screen(pilot) -> WorkbenchScreen:
+def _screen(pilot) -> ReplayWorkbench:
     screen = pilot.app.screen
-    assert isinstance(screen, WorkbenchScreen)
+    assert isinstance(screen, ReplayWorkbench)
     return screen
 
 
@@ -158,8 +158,12 @@ async def test_origin_goes_to_the_first_wrong_operation(bench: Bench) -> None:
 
 async def test_engine_only_keys_say_why_they_do_nothing(bench: Bench) -> None:
     async with bench() as pilot:
-        await press(pilot, "b")
+        await enter(pilot, "colon", "toggle mask additive")
         assert any("this is a replay" in line for line in text_of(pilot))
+        await press(pilot, "2", "v", "a")
+        assert any("this is a replay" in line for line in text_of(pilot)), "a capture needs the model"
+        assert _screen(pilot).why_not("a")
+        assert not _screen(pilot).why_not("n")
         await press(pilot, "x")
         lines = text_of(pilot)
         assert any("load_bias=false" in line for line in lines), "the catalogue can be read in a replay"
@@ -174,7 +178,36 @@ async def test_command_line_moves_completes_and_explains(bench: Bench) -> None:
         assert pilot.app.screen.query_one(CommandLine).value == "branch"
         await press(pilot, "escape")
         await enter(pilot, "colon", "frobnicate")
-        assert any("frobnicate: no such command" in line for line in text_of(pilot))
+        assert any("there is no command 'frobnicate'" in line for line in text_of(pilot))
+
+
+async def test_the_debuggers_commands_work_on_a_recording(bench: Bench) -> None:
+    async with bench() as pilot:
+        screen = _screen(pilot)
+        await enter(pilot, "colon", "goto 2")
+        await enter(pilot, "colon", "break layers.1.attn.q_proj if step >= 4")
+        await press(pilot, "c")
+        assert (screen.where.step, screen.overview.taps[screen.where.tap]) == (4, "layers.1.attn.q_proj")
+        await press(pilot, "i")
+        await enter(pilot, "colon", "reverse-stepi 2")
+        assert screen.overview.taps[screen.where.tap] == "layers.1.attn_norm"
+        await enter(pilot, "colon", "delete")
+        await enter(pilot, "colon", "catch nan")
+        await press(pilot, "c")
+        assert (screen.where.step, screen.overview.taps[screen.where.tap]) == (6, "layers.0.attn.scores")
+        assert any("✗" in line and "nan" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "expect step == 6")
+        assert any("ok: expect step == 6" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "expect step == 7")
+        assert any("✗" in line and "FAILED" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "diff main load_bias=false")
+        assert any("taps differ" in line for line in text_of(pilot)), "a table opens a sheet"
+        await press(pilot, "escape")
+        await enter(pilot, "colon", "branch load_bias=false")
+        assert screen.where.branch == 1
+        assert screen.complete("print layers.3.mlp.g") == ["print layers.3.mlp.gate"]
+        assert screen.complete("toggle load_bias ") == ["toggle load_bias false"]
+        assert "catch nan" in screen.complete("catch ")
 
 
 async def test_layers_operations_and_ranks(bench: Bench) -> None:
@@ -200,7 +233,7 @@ async def test_tensor_view_of_every_rank_and_slice(bench: Bench) -> None:
         await press(pilot, "R")
         assert any("rank 0" in line and "4×1×19" in line for line in text_of(pilot))
         await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, WorkbenchScreen)
+        assert isinstance(pilot.app.screen, ReplayWorkbench)
 
 
 async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:

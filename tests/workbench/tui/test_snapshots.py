@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from tests.workbench.tui.conftest import press, settle
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
-from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.settings import Settings
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
@@ -61,5 +61,5 @@ def test_screen_looks_as_it_did(name: str, session: Path, readers: list[Reader],
         await settle(pilot)
         await press(pilot, *keys.split())
 
-    app = LockstepApp(lambda: WorkbenchScreen(readers[-1]), Settings(theme=theme))
+    app = LockstepApp(lambda: ReplayWorkbench(readers[-1]), Settings(theme=theme))
     assert snap_compare(app, terminal_size=size, run_before=look)

@@ -166,25 +166,22 @@ _OVERVIEW = Overview(
 
 
 @pytest.mark.parametrize(
-    ("line", "do", "argument"),
+    ("line", "do"),
     [
-        ("next 3", "move", ("token", 1)),
-        (":rn", "move", ("token", -1)),
-        ("goto 7", "goto", 7),
-        ("print layers.1.mlp[0]", "tensor", 4),
-        ("branch main", "branch", 0),
-        ("pane attention", "pane", 2),
+        ("pane attention", "pane"), (":pane 2", "pane"), ("q", "quit"), ("help", "help"), ("export", "export"),
+        ("export a.png", "export"), ("theme light", "theme"), ("export script a.txt", None), ("help next", None),
+        ("next 3", None), ("export junit", None),
     ],
-)
-def test_lines_are_understood(line: str, do: str, argument: object) -> None:
-    act = commands.parse(line, _OVERVIEW, Where(), ("Operations", "Attention"))
-    assert (act.do, act.argument) == (do, argument)
+)  # fmt: skip
+def test_the_screens_own_lines_are_told_from_the_debuggers(line: str, do: str | None) -> None:
+    act = commands.parse_own(line, ("Operations", "Attention"))
+    assert (act.do if act else None) == do
+    assert act is None or do != "pane" or act.number == 2
 
 
-@pytest.mark.parametrize("line", ["toggle mask additive", "goto x", "print nothing.here", "branch no", "zzz"])
-def test_lines_that_cannot_be_done_say_why(line: str) -> None:
-    with pytest.raises(commands.CommandProblem):
-        commands.parse(line, _OVERVIEW, Where(), ("Operations",))
+def test_a_pane_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(commands.CommandProblem, match="there are Operations"):
+        commands.parse_own("pane nothing", ("Operations",))
 
 
 def test_sentinel_arithmetic() -> None:

@@ -8,19 +8,21 @@ from pathlib import Path
 from textual import on
 from textual.reactive import reactive
 
+from sessions.text import clean
 from workbench.export.table import Table
 from workbench.tui import export
 from workbench.tui.export import Shown
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
+from workbench.tui.replaying import Reply
 from workbench.tui.screens import commands, keys, moves
 from workbench.tui.screens.exporting import Exporting
 from workbench.tui.screens.help import HelpScreen
+from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.snapshots.journal import stops
-from workbench.tui.snapshots.operations import operations
 from workbench.tui.snapshots.overview import Overview, Present, Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -38,6 +40,7 @@ class WorkbenchActions(Exporting):
     where: reactive[Where] = reactive(Where())
 
     comparing: int | bool | None
+    inside = False  # whether the last move led into the middle of a step
     said: tuple[Fact, ...] = ()  # about the last action; gone with the next place
     story: tuple[Fact, ...] = ()  # what the pane in front has to tell
     difference: tuple[Fact, ...] = ()  # where the branch left the one it is held against
@@ -95,6 +98,7 @@ class WorkbenchActions(Exporting):
             return
         taps, steps = self.overview.taps, self.present.steps
         where = self.where
+        self.inside = kind in ("layer", "operation", "finish")
         for _ in range(min(times, 100_000)):
             before = where
             where = await self._moved(where, kind, by, taps, steps)
@@ -122,7 +126,7 @@ class WorkbenchActions(Exporting):
     def action_scrub(self, by: int) -> None:
         """[ and ]: look at another step; nothing runs."""
         if self.present is not None:
-            steps = self.present.steps
+            self.inside, steps = False, self.present.steps
             self.where = replace(self.where, step=min(max(self.where.step + by, steps.start), steps.stop - 1))
 
     async def action_stop_event(self, by: int) -> None:
@@ -153,36 +157,40 @@ class WorkbenchActions(Exporting):
         await self.show_pane(7)
 
     async def action_breakpoints(self) -> None:
-        """B: the journal, where the breakpoints are."""
-        await self.show_pane(8)
+        """B: the breakpoints."""
+        self.run_command("info breakpoints")
 
     async def action_origin(self) -> None:
-        """o: the first operation that is wrong at this step."""
-        found = await self.reader.ask(operations, self.where)
-        wrong = [
-            i
-            for i, name in enumerate(self.overview.taps if self.overview else ())
-            if i == found.first_broken
-            or (
-                name in found.judged
-                and found.judged[name].verdict == "fail"
-                and not found.judged[name].inherited
-            )
-        ]
-        if not wrong:
-            self.tell("nothing is wrong at this step, as far as it was recorded and compared")
-            return
-        self.where = replace(self.where, tap=wrong[0])
-        assert self.overview is not None
-        self.tell(f"{self.overview.taps[wrong[0]]} is where it begins at step {self.where.step}", wrong=True)
+        """o: walk back to the first operation whose inputs were right."""
+        self.run_command("origin")
 
-    def needs_engine(self, what: str) -> None:
-        """Say why an action does nothing."""
-        self.tell(f"{what}: {keys.REPLAY}")
+    def run_command(self, line: str, *, quiet: bool = False) -> None:
+        """Have the debugger carry out a line, and follow it to where it goes; `quiet`: what it says is seen in the
+        pane."""
+        self.run_worker(self.carry_out(line, quiet), group="command")
+
+    async def carry_out(self, line: str, quiet: bool) -> None:
+        """What `run_command` sets going."""
+        raise NotImplementedError
+
+    def show_reply(self, line: str, reply: Reply) -> None:
+        """A tensor as a screen of its own; one line into the message line; more into a sheet."""
+        text, result = reply.text.strip(), reply.result
+        taps = self.overview.taps if self.overview is not None else ()
+        if result.get("kind") == "tensor" and not result.get("index") and result.get("tap") in taps:
+            self.open_tensor(taps.index(str(result["tap"])))
+        elif result.get("kind") == "origin":
+            self.tell("; ".join(clean(line, limit=200) for line in text.splitlines()), wrong=True)
+        elif "\n" in text and result.get("kind") != "stopped":
+            self.app.push_screen(OutputScreen(line, text))
+        elif text:
+            raised = result.get("reason") in ("exception", "data breakpoint", "divergence")
+            self.tell(clean(text.splitlines()[0], limit=300), wrong=raised or result.get("holds") is False)
 
     async def action_break_here(self) -> None:
-        """b."""
-        self.needs_engine("break")
+        """b: a breakpoint at the present operation."""
+        if self.overview is not None:
+            self.run_command(f"break {self.overview.taps[self.where.tap]}")
 
     def action_fill(self) -> None:
         """a: the command that fills the pane."""
@@ -192,11 +200,7 @@ class WorkbenchActions(Exporting):
 
     @on(Pane.Command)
     def _pane_asks(self, event: Pane.Command) -> None:
-        self.command_of_pane(event.line)
-
-    def command_of_pane(self, line: str) -> None:
-        """A key of a pane needs the debugger."""
-        self.needs_engine(line)
+        self.run_command(event.line, quiet=True)
 
     async def action_toggles(self) -> None:
         """x: what can be switched on and off; in a replay it can only be read."""
@@ -210,7 +214,7 @@ class WorkbenchActions(Exporting):
 
     def why_no_toggle(self) -> str:
         """Why nothing can be switched; "" when it can."""
-        return keys.REPLAY
+        return ""
 
     def toggled(self, chosen: Toggled | None) -> None:
         """A toggle was chosen."""
@@ -267,39 +271,23 @@ class WorkbenchActions(Exporting):
             self.export(found[0], Path(name.strip()))
 
     async def run_line(self, line: str) -> None:
-        """A command of the `:` line."""
-        if self.overview is None:
-            return
+        """A command of the `:` line: the screen's own, else the debugger's."""
         try:
-            act = commands.parse(line, self.overview, self.where, TITLES)
+            act = commands.parse_own(line, TITLES)
         except commands.CommandProblem as problem:
             self.tell(str(problem), wrong=True)
             return
-        await self.perform(act)
-
-    async def perform(self, act: commands.Act) -> None:
-        """Do what a line asked for."""
-        argument = act.argument
-        if act.do == "move" and isinstance(argument, tuple):
-            kind, by = argument
-            await self.move(kind, by, act.times)
-        elif act.do == "goto" and isinstance(argument, int):
-            await self.go(replace(self.where, step=argument))
-        elif act.do == "tap" and isinstance(argument, int):
-            self.where = replace(self.where, tap=argument)
-        elif act.do == "tensor" and isinstance(argument, int):
-            self.open_tensor(argument)
-        elif act.do == "branch" and isinstance(argument, int):
-            await self.go(replace(self.where, branch=argument))
-        elif act.do == "pane" and isinstance(argument, int):
-            await self.show_pane(argument)
+        if act is None:
+            self.run_command(line.strip().lstrip(":"))
+        elif act.do == "pane":
+            await self.show_pane(act.number)
         elif act.do == "export":
-            self.export_pane(str(argument))
+            self.export_pane(act.argument)
         elif act.do == "theme":
-            self._theme(str(argument))
+            self._theme(act.argument)
         elif act.do == "help":
             self.action_help()
-        elif act.do == "quit":
+        else:
             self.app.exit(0)
 
     def _theme(self, name: str) -> None:

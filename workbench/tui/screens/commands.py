@@ -1,12 +1,21 @@
-"""The `:` line without an engine: what a replay can do, in the debugger's words. Pure."""
+"""The `:` line: the screen's own words, and how any line may be completed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from workbench.tui.snapshots.overview import Overview, Where
+from engine.faults.catalogue import FAULTS
+from workbench.tui.export import FORMATS
+from workbench.tui.snapshots.overview import Overview
+
+#: First words that are the screen's, with what follows them; every other line is the debugger's.
+OWN = {"pane": "a pane", "theme": "a theme", "quit": "", "help": "", "export": "a file, e.g. pane.svg"}
+_ENDINGS = dict(FORMATS)
+#: The most completions that are worth looking at.
+_MOST = 50
 
 
 class CommandProblem(ValueError):
@@ -15,100 +24,65 @@ class CommandProblem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What a line asks for: an action of the screen with its argument."""
+    """What one of the screen's own lines asks for."""
 
-    do: str  # goto | move | tap | tensor | branch | pane | export | theme | quit
-    argument: object = None
-    times: int = 1
-
-
-_MOVES = {
-    "next": ("token", 1), "reverse-next": ("token", -1), "step": ("layer", 1), "reverse-step": ("layer", -1),
-    "stepi": ("operation", 1), "nexti": ("operation", 1), "reverse-stepi": ("operation", -1),
-    "continue": ("stop", 1), "reverse-continue": ("stop", -1), "finish": ("finish", 1),
-}  # fmt: skip
-_ALIASES = {
-    "n": "next", "s": "step", "si": "stepi", "ni": "nexti", "c": "continue", "f": "finish", "rn": "reverse-next",
-    "rs": "reverse-step", "rc": "reverse-continue", "p": "print", "q": "quit",
-}  # fmt: skip
-#: First words that this line knows, with what follows them.
-WORDS = (*_MOVES, "goto", "print", "break-at", "branch", "pane", "export", "theme", "help", "quit")
-ENGINE_ONLY = (
-    "run",
-    "break",
-    "tbreak",
-    "watch",
-    "catch",
-    "toggle",
-    "patch",
-    "set",
-    "golden",
-    "checkpoint",
-    "restart",
-)
+    do: str  # pane | export | theme | help | quit
+    argument: str = ""
+    number: int = 0
 
 
-def parse(line: str, overview: Overview, where: Where, panes: Sequence[str]) -> Act:
-    """What a line means here. CommandProblem says what to type instead."""
+def parse_own(line: str, panes: Sequence[str]) -> Act | None:
+    """What a line asks of the screen itself; None: it is the debugger's. CommandProblem says what is wrong."""
     word, _, rest = line.strip().lstrip(":").partition(" ")
-    word, rest = _ALIASES.get(word, word), rest.strip()
-    if word in _MOVES:
-        kind, by = _MOVES[word]
-        return Act("move", (kind, by), _whole(rest, f"{word} [COUNT]") if rest else 1)
-    if word == "goto":
-        return Act("goto", _whole(rest, "goto STEP"))
-    if word in ("print", "x"):
-        return Act("tensor", _tap(rest, overview))
-    if word in ("frame", "tap", "until"):
-        return Act("tap", _tap(rest, overview))
-    if word == "branch":
-        return Act("branch", _branch(rest, overview))
+    rest = rest.strip()
     if word == "pane":
-        return Act("pane", _pane(rest, panes))
-    if word in ("export", "theme", "help", "quit"):
-        return Act(word, rest)
-    if word in ENGINE_ONLY:
-        raise CommandProblem(f"{word}: this is a replay, nothing runs here: lockstep tui MODEL runs one")
-    raise CommandProblem(f"{word}: no such command here; try {', '.join(WORDS[-8:])}, next, step, continue")
+        return Act("pane", rest, _pane(rest, panes))
+    if word in ("q", "quit"):
+        return Act("quit")
+    if word == "help" and not rest:
+        return Act("help")
+    if word == "theme":
+        return Act("theme", rest)
+    # `export script FILE` is the debugger's; a lone file name asks for the pane.
+    if word == "export" and (not rest or (" " not in rest and Path(rest).suffix[1:] in _ENDINGS)):
+        return Act("export", rest)
+    return None
 
 
-def complete(line: str, overview: Overview | None, panes: Sequence[str]) -> list[str]:
-    """What the line may become."""
-    word, space, rest = line.partition(" ")
-    if not space:
-        return [known for known in WORDS if known.startswith(word)]
+def complete(
+    line: str, registry: Sequence[Mapping[str, Any]], overview: Overview | None, panes: Sequence[str]
+) -> list[str]:
+    """What the line may become: a command, then what its next argument may be."""
+    *before, last = line.split(" ")
+    if not before:
+        known = sorted({*OWN, *(str(one["name"]) for one in registry)})
+        return [word for word in known if word.startswith(last)]
     if overview is None:
         return []
-    choices: Sequence[str] = ()
-    if word in ("print", "x", "frame", "tap", "until", "p"):
-        choices = overview.taps
-    elif word == "branch":
-        choices = [branch.name for branch in overview.branches]
-    elif word == "pane":
-        choices = panes
-    return [f"{word} {choice}" for choice in choices if choice.startswith(rest)][:50]
+    choices = panes if before[0] == "pane" else _choices(before, registry, overview)
+    start = " ".join(before)
+    return [f"{start} {choice}" for choice in choices if choice.startswith(last)][:_MOST]
 
 
-def _whole(text: str, usage: str) -> int:
-    if not text.lstrip("-").isdigit():
-        raise CommandProblem(f"{text or 'nothing'} is not a whole number: {usage}")
-    return int(text)
-
-
-def _tap(text: str, overview: Overview) -> int:
-    name = text.partition("[")[0].strip()
-    found = [i for i, tap in enumerate(overview.taps) if tap == name or (name and fnmatchcase(tap, name))]
-    if not found:
-        raise CommandProblem(f"no tap {name!r}: a name or a glob such as layers.0.attn.scores")
-    return found[0]
-
-
-def _branch(text: str, overview: Overview) -> int:
-    for branch in overview.branches:
-        if text in (branch.name, str(branch.id)):
-            return branch.id
-    known = ", ".join(branch.name for branch in overview.branches[:8])
-    raise CommandProblem(f"no branch {text!r}: there are {known}")
+def _choices(
+    before: Sequence[str], registry: Sequence[Mapping[str, Any]], overview: Overview
+) -> Sequence[str]:
+    """What may stand after the words that are there already."""
+    command = next((c for c in registry if before[0] == c["name"] or before[0] in c["aliases"]), None)
+    arguments = [] if command is None else [a for a in command["arguments"] if a["kind"] != "flag"]
+    at = len(before) - 1
+    if command is None or not arguments or (at >= len(arguments) and arguments[-1]["kind"] != "text"):
+        return ()
+    argument = arguments[min(at, len(arguments) - 1)]
+    if argument["choices"]:
+        return tuple(argument["choices"])
+    if argument["kind"] == "rule":
+        return tuple(dict.fromkeys(fault.rule for fault in FAULTS))
+    if at and arguments[0]["kind"] == "rule":
+        return tuple(fault.value for fault in FAULTS if fault.rule == before[1])
+    if argument["kind"] == "branch":
+        return [branch.name for branch in overview.branches]
+    return overview.taps if argument["kind"] in ("tap", "location", "text") else ()
 
 
 def _pane(text: str, panes: Sequence[str]) -> int:

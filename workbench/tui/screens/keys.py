@@ -43,7 +43,7 @@ KEYS: tuple[Key, ...] = (
     Key("R", "R", "rank", "one rank, then the next, then all"),
     Key("w", "w", "compare", "two branches, token for token"),
     Key("x", "x", "toggles", "toggles: known bugs, on and off", footer="toggles"),
-    Key("b", "b", "break_here", "breakpoint at this operation", "break", engine=True),
+    Key("b", "b", "break_here", "breakpoint at this operation", "break"),
     Key("B", "B", "breakpoints", "list the breakpoints", "info breakpoints"),
     Key("g", "g", "golden", "compare with the golden reference", "golden", footer="golden"),
     Key("o", "o", "origin", "walk back to where it went wrong", "origin"),
@@ -55,6 +55,10 @@ KEYS: tuple[Key, ...] = (
     Key("question_mark", "?", "help", "help of the pane"),
     Key("ctrl+c", "^c", "interrupt", "interrupt what runs", "interrupt"),
 )
+
+
+#: Keys that do nothing without a model that runs.
+ENGINE_ONLY = frozenset(key.key for key in KEYS if key.engine)
 
 
 def bindings() -> list[Binding]:

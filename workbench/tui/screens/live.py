@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from textual import on, work
 
 from sessions.text import clean
 from workbench.debugger.host_client import HostError
-from workbench.tui.export import FORMATS
-from workbench.tui.live import Engine, EngineEvent, Reply
+from workbench.tui.live import Engine, EngineEvent
 from workbench.tui.reader import Reader
+from workbench.tui.replaying import Reply
 from workbench.tui.screens import keys
-from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.snapshots.overview import Where, overview
@@ -25,9 +23,6 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 
 #: Seconds after which what runs is said to run.
 _SAY_AFTER = 0.2
-#: First words of the `:` line that are the screen's own, not the debugger's.
-_OWN = ("pane", "theme", "quit", "help")
-_ENDINGS = dict(FORMATS)
 
 
 class LiveWorkbench(WorkbenchScreen):
@@ -39,7 +34,6 @@ class LiveWorkbench(WorkbenchScreen):
         self.state: dict[str, Any] = dict(ready.get("state") or {})
         self.host_pid = int(ready.get("pid", 0))
         self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
-        self.words: list[str] = []
         self.began = 0.0
         engine.listener = self
 
@@ -51,7 +45,7 @@ class LiveWorkbench(WorkbenchScreen):
     @work(group="prepare")
     async def _prepare(self) -> None:
         try:
-            self.words = [str(one["name"]) for one in await self.engine.registry()]
+            self.registry = await self.engine.registry()
         except HostError as error:
             self.tell(str(error), wrong=True)
             return
@@ -101,22 +95,11 @@ class LiveWorkbench(WorkbenchScreen):
             await self.follow()
             self.tell(clean(str(error), limit=300), wrong=True)
             return None
-        self.state = reply.state or self.state
-        if reply.result.get("kind") == "golden":
-            await self.attach_golden()
+        self.state = dict(reply.state) or self.state
         await self.follow()
         if not quiet:
-            self._show_reply(line, reply)
+            self.show_reply(line, reply)
         return reply
-
-    def _show_reply(self, line: str, reply: Reply) -> None:
-        """One line into the message line, more into a sheet."""
-        text = reply.text.strip()
-        if "\n" in text and reply.result.get("kind") != "stopped":
-            self.app.push_screen(OutputScreen(line, text))
-        elif text:
-            raised = reply.result.get("reason") in ("exception", "data breakpoint", "divergence")
-            self.tell(clean(text.splitlines()[0], limit=300), wrong=raised)
 
     async def follow(self) -> None:
         """Read what was written and look at where the debugger stands."""
@@ -163,15 +146,11 @@ class LiveWorkbench(WorkbenchScreen):
     async def move(self, kind: str, by: int, times: int = 1) -> None:
         """n N s S i I c C f: the debugger's own commands."""
         key = next(k for k in keys.KEYS if k.action == f"move('{kind}', {by})")
-        self._run(key.command if times == 1 else f"{key.command} {times}")
+        self.run_command(key.command if times == 1 else f"{key.command} {times}")
 
-    @work(group="command")
-    async def _run(self, line: str, *, quiet: bool = False) -> None:
+    async def carry_out(self, line: str, quiet: bool) -> None:
+        """The host does it."""
         await self.send(line, quiet=quiet)
-
-    def command_of_pane(self, line: str) -> None:
-        """A key of a pane: what the answer says is in the session, where the pane finds it."""
-        self._run(line, quiet=True)
 
     async def action_interrupt(self) -> None:
         """ctrl+c: stop what runs, at an operation boundary."""
@@ -181,19 +160,10 @@ class LiveWorkbench(WorkbenchScreen):
             self.engine.interrupt()
             self.tell(f"interrupting {self.engine.running} …")
 
-    async def action_break_here(self) -> None:
-        """b: a breakpoint at the present operation."""
-        if self.overview is not None:
-            self._run(f"break {self.overview.taps[self.where.tap]}")
-
-    async def action_breakpoints(self) -> None:
-        """B: the breakpoints."""
-        self._run("info breakpoints")
-
     async def action_golden(self) -> None:
         """g: compare, then show the verdicts."""
         await self.show_pane(7)
-        self._run("golden")
+        self.run_command("golden")
 
     def why_no_toggle(self) -> str:
         """Why nothing can be switched now."""
@@ -202,7 +172,7 @@ class LiveWorkbench(WorkbenchScreen):
     def toggled(self, chosen: Toggled | None) -> None:
         """Switch it: the debugger forks a branch."""
         if chosen is not None:
-            self._run(f"toggle {chosen.rule} {chosen.value}")
+            self.run_command(f"toggle {chosen.rule} {chosen.value}")
 
     def open_tensor(self, tap: int) -> None:
         """Capture the tensor first if the session does not have it yet."""
@@ -226,28 +196,6 @@ class LiveWorkbench(WorkbenchScreen):
         except HostError as error:
             self.tell(clean(str(error), limit=300), wrong=True)
             return {}
-
-    async def run_line(self, line: str) -> None:
-        """The `:` line: the screen's own words, else the debugger's."""
-        word = line.split()[0].lstrip(":")
-        words = line.split()
-        picture = word == "export" and (
-            len(words) == 1 or (len(words) == 2 and Path(words[1]).suffix[1:] in _ENDINGS)
-        )
-        if word in _OWN or picture:
-            await super().run_line(line)
-        elif word == "q":
-            self.app.exit(0)
-        else:
-            self._run(line.lstrip(":"))
-
-    def complete(self, line: str) -> list[str]:
-        """The debugger's commands, and the screen's own."""
-        word, space, _ = line.partition(" ")
-        if not space:
-            known = sorted({*self.words, *_OWN})
-            return [name for name in known if name.startswith(word)]
-        return super().complete(line)
 
     def on_unmount(self) -> None:
         """The host and its ranks end with the screen."""

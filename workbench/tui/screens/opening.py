@@ -38,7 +38,7 @@ class OpeningScreen(Screen[None]):
         # On a thread, and only now: numpy and the panes take as long to import as all that was painted.
         from sessions.errors import SessionError
         from workbench.tui.reader import Reader
-        from workbench.tui.screens.workbench import WorkbenchScreen
+        from workbench.tui.screens.replay import ReplayWorkbench
 
         try:
             reader = Reader.open(self._path)
@@ -46,7 +46,7 @@ class OpeningScreen(Screen[None]):
             self.app.call_from_thread(self._refused, printable(error, 500))
             return
         settings.remember(self._path)
-        self.app.call_from_thread(lambda: self.app.switch_screen(WorkbenchScreen(reader)))
+        self.app.call_from_thread(lambda: self.app.switch_screen(ReplayWorkbench(reader)))
 
     def _refused(self, why: str) -> None:
         if len(self.app.screen_stack) > 2:

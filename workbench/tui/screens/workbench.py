@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -24,7 +24,6 @@ from workbench.tui.screens.weight import WeightScreen
 from workbench.tui.snapshots.comparison import compare
 from workbench.tui.snapshots.operations import operations
 from workbench.tui.snapshots.overview import Present, Where, overview, present
-from workbench.tui.snapshots.source import Source
 from workbench.tui.snapshots.tokens import TokenLine, TokenLines
 from workbench.tui.snapshots.weight_tensor import Held
 from workbench.tui.widgets.command_line import CommandLine
@@ -62,6 +61,8 @@ class WorkbenchScreen(WorkbenchActions):
         self._at = at
         #: Which branch to hold this one against: None its parent, False none.
         self.comparing: int | bool | None = None
+        #: What the debugger can do, as its registry tells it.
+        self.registry: list[dict[str, Any]] = []
         self._lines = TokenLines()
         self.line = TokenLine()
 
@@ -92,14 +93,9 @@ class WorkbenchScreen(WorkbenchActions):
     async def open(self) -> None:
         """Read the session and show its last step."""
         self.overview = await self.reader.ask(overview)
-        await self.attach_golden()
         steps = await self.reader.ask(lambda source: source.session.steps(0))
         self.where = self._at or Where(step=max(0, steps.stop - 1))
         await self.show_pane(self.pane)
-
-    async def attach_golden(self) -> None:
-        """Have the golden reference at hand for differences, where there is one."""
-        await self.reader.ask(Source.attach_golden)
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
@@ -115,8 +111,9 @@ class WorkbenchScreen(WorkbenchActions):
             pane.look(self.overview, self.where)
             pane.focus_content()
             own = {hint.press for hint in pane.HINTS}
-            rest = [hint for hint in _FOOTER if hint.press not in own]
-            self.query_one(KeyBar).show([*pane.HINTS, *rest], _PINNED)
+            hints = [*pane.HINTS, *(hint for hint in _FOOTER if hint.press not in own)]
+            able = [replace(hint, why_not=self.why_not(hint.press)) for hint in hints]
+            self.query_one(KeyBar).show(able, _PINNED)
 
     @property
     def current_pane(self) -> Pane | None:
@@ -252,7 +249,14 @@ class WorkbenchScreen(WorkbenchActions):
 
     @on(KeyBar.Pressed)
     def _pressed(self, event: KeyBar.Pressed) -> None:
-        self.app.simulate_key(event.hint.press)
+        if event.hint.why_not:
+            self.tell(f"{event.hint.label}: {event.hint.why_not}")
+        else:
+            self.app.simulate_key(event.hint.press)
+
+    def why_not(self, press: str) -> str:
+        """Why a key does nothing here; "" where it does."""
+        return ""
 
     @on(CommandLine.Closed)
     def _line_closed(self) -> None:
@@ -270,7 +274,7 @@ class WorkbenchScreen(WorkbenchActions):
 
     def complete(self, line: str) -> list[str]:
         """What the command line may become."""
-        return commands.complete(line, self.overview, TITLES)
+        return commands.complete(line, self.registry, self.overview, TITLES)
 
 
 _FOOTER = tuple(KeyHint(key.shown, key.footer, key.key) for key in keys.KEYS if key.footer)

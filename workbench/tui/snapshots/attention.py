@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +60,9 @@ def attention(source: Source, where: Where, layer: int, kind: str) -> Attention:
     tap = f"layers.{layer}.attn.{kind}"
     values, first, missing = _gather(source, where, tap)
     golden = None
-    if values is not None and source.golden is not None:
-        golden, golden_first, _ = _gather(source.golden, where, tap)
-        if golden is not None and (golden.shape != values.shape or golden_first != first):
-            golden = None
+    reference = source.golden(where)
+    if values is not None and reference is not None:
+        golden = _matching(_gather(reference, replace(where, branch=0), tap)[0], values.shape)
     model = source.meta.get("model")
     kv_heads = model.get("num_kv_heads") if isinstance(model, dict) else None
     heads = values.shape[0] if values is not None else 1
@@ -77,6 +76,14 @@ def attention(source: Source, where: Where, layer: int, kind: str) -> Attention:
         missing=missing,
         golden=golden,
     )
+
+
+def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """The reference's rows of the same queries: both end with the present one, and it may have more before."""
+    if golden is None or golden.shape[1] < shape[1]:
+        return None
+    last = golden[:, golden.shape[1] - shape[1] :]
+    return last if last.shape == shape else None
 
 
 def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32] | None, int, str]:

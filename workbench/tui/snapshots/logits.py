@@ -92,8 +92,8 @@ def _chance(logit: float, logsumexp: float | None) -> float | None:
 
 def _golden(source: Source, where: Where) -> dict[int, tuple[int, float | None]]:
     """Rank and probability of each of the golden run's candidates at the same step."""
-    golden = source.golden
-    if golden is None or where.step not in golden.session.steps(0):
+    golden = source.golden(where)
+    if golden is None:
         return {}
     sequence = golden.sequence(where.step, 0, where.seq)
     if sequence is None:

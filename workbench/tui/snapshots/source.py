@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from sessions.errors import SessionError
 from sessions.reader import Session
 from sessions.records import SequenceStep, StepRecord
+from workbench.references.cache import golden_directory
 from workbench.tui.snapshots.texts import TokenTexts, model_path
+
+if TYPE_CHECKING:
+    from workbench.tui.snapshots.overview import Where
 
 #: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
 _KEPT = 256
@@ -25,8 +29,8 @@ class Source:
     def __init__(self, session: Session, texts: TokenTexts | None = None) -> None:
         self.session = session
         self.texts = texts or TokenTexts.of(session.meta)
-        #: The golden reference that was recorded for the same token ids, where there is one.
-        self.golden: Source | None = None
+        self._golden: dict[int, Source | None] = {}
+        self._opened: dict[Path, Source] = {}
         self._stats: OrderedDict[tuple[int, int], NDArray[np.float32] | None] = OrderedDict()
         self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
 
@@ -76,32 +80,49 @@ class Source:
         """What a step did to one sequence; None if it took no part."""
         return next((s for s in self.record(step, branch).sequences if s.seq == seq), None)
 
-    def attach_golden(self) -> bool:
-        """Open the golden reference that the newest comparison used, if it is on this machine."""
-        events = self.session.events(kind="golden")
+    def golden(self, where: Where) -> Source | None:
+        """The golden reference that the branch was last held against, if it is on this machine and read the same
+        ids up to this step."""
+        if where.branch not in self._golden:
+            self._golden[where.branch] = self._find_golden(where.branch)
+        found = self._golden[where.branch]
+        if found is None or where.step not in found.session.steps(0):
+            return None
+        ours, theirs = (
+            self.sequence(where.step, where.branch, where.seq),
+            found.sequence(where.step, 0, where.seq),
+        )
+        same = ours is not None and theirs is not None and list(ours.ids) == list(theirs.ids)
+        return found if same else None
+
+    def _find_golden(self, branch: int) -> Source | None:
+        events = self.session.events(branch=branch, kind="golden")
         data = events[-1].data if events else None
-        path = data.get("golden_session") if isinstance(data, dict) else None
-        if not isinstance(path, str) or not Path(path).is_file():
-            return False
-        if self.golden is None or self.golden.path != Path(path):
-            try:
-                opened = Session.open(Path(path))
-            except SessionError:
-                return False  # the verdicts are in this session; only the differences are not to be had
-            if self.golden is not None:
-                self.golden.close()
-            self.golden = Source(opened, self.texts)
-        return True
+        named = data.get("golden_session") if isinstance(data, dict) else None
+        if not isinstance(named, str) or not Path(named).name:
+            return None
+        # A name, not a path: a session from elsewhere opens nothing but what was recorded for this machine.
+        for directory in (self.path.parent, golden_directory()):
+            path = directory / Path(named).name
+            if path not in self._opened and path.is_file():
+                try:
+                    self._opened[path] = Source(Session.open(path), self.texts)
+                except SessionError:
+                    continue  # the verdicts are in this session; only the differences are not to be had
+            if path in self._opened:
+                return self._opened[path]
+        return None
 
     def refresh(self) -> bool:
         """Take notice of what was written since; whether there was anything."""
         if not self.session.refresh():
             return False
+        self._golden.clear()  # there may be a newer one
         self._stats = OrderedDict((key, kept) for key, kept in self._stats.items() if kept is not None)
         return True
 
     def close(self) -> None:
         """Let go of the files."""
-        if self.golden is not None:
-            self.golden.close()
+        for golden in self._opened.values():
+            golden.close()
         self.session.close()

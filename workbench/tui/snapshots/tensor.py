@@ -51,7 +51,7 @@ def tensor(source: Source, where: Where, tap: int, view: str) -> Tensor:
     session = source.session
     info = session.taps[tap]
     views = ["rebuilt", *(f"rank {rank}" for rank in range(session.ranks))]
-    if source.golden is not None:
+    if source.golden(where) is not None:
         views += ["golden", "difference"]
     if view not in views:
         view = "rebuilt"
@@ -87,8 +87,9 @@ def _array(
         first = session.capture(name, step=where.step, rank=0, seq=where.seq, branch=where.branch)
         dtype = first.dtype if first is not None else ""
         return rebuilt.array, dtype, rebuilt.slice, clean(rebuilt.note, limit=300)
-    assert source.golden is not None, "golden views are offered only where there is one"
-    golden = source.golden.session.rebuilt(name, step=where.step, seq=where.seq)
+    reference = source.golden(where)
+    assert reference is not None, "golden views are offered only where there is one"
+    golden = reference.session.rebuilt(name, step=where.step, seq=where.seq)
     if view == "golden":
         return golden.array, "", golden.slice, clean(golden.note, limit=300)
     ours = session.rebuilt(name, step=where.step, seq=where.seq, branch=where.branch)
