@@ -65,6 +65,7 @@ def test_a_condition_is_judged_on_a_short_step_when_it_is_over(live: Live) -> No
     texts(debugger, "break layers.0.attn.probs", "goto 3")
     assert go(debugger).tap == "layers.0.attn.probs"
     assert debugger.executor.flight is not None, "an unconditional breakpoint stops the ranks inside the step"
+    debugger.executor.land()  # the next one drives the same engine
     fresh = live(tp=2)
     fresh.execute("break layers.*.mlp.act if step == 3 and rms > 0")
     fresh.execute("tbreak embed if step == 3")  # both in one step
