@@ -188,8 +188,11 @@ class WorkbenchActions(Exporting):
         taps = self.overview.taps if self.overview is not None else ()
         if result.get("kind") == "tensor" and not result.get("index") and result.get("tap") in taps:
             self.open_tensor(taps.index(str(result["tap"])))
-        elif result.get("kind") == "origin":
-            self.tell("; ".join(clean(line, limit=200) for line in text.splitlines()), wrong=True)
+        elif result.get("kind") in ("origin", "golden"):
+            # The cause is the last line of what golden says, and the first that anybody wants.
+            lines = text.splitlines()[:: -1 if result["kind"] == "golden" else 1]
+            wrong = result.get("verdict") != "match"
+            self.tell("; ".join(clean(line, limit=200) for line in lines), wrong=wrong)
         elif "\n" in text and result.get("kind") != "stopped":
             self.app.push_screen(OutputScreen(line, text))
         elif text:
