@@ -27,6 +27,8 @@ KEY_VARIABLE = "LOCKSTEP_KEY"
 MOST_UNPROVEN = 1024
 #: Seconds in which one who connects has to prove who it is.
 HANDSHAKE_SECONDS = 5.0
+#: How often either side of the board's connection looks whether it has news for the other.
+RELAY_SECONDS = 0.02
 
 Role = Literal["commands", "board"]
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.joining import Joining, address_of, join, key
+from engine.joining import RELAY_SECONDS, Joining, address_of, join, key
 from engine.progress import ProgressBoard
-from engine.remote import RELAY_SECONDS
 from engine.wire import Connection, Disconnected
 
 

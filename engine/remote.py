@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankTimeout
-from engine.joining import Joining, Role, address_of, admit, key, refuse, tune
+from engine.joining import RELAY_SECONDS, Joining, Role, address_of, admit, key, refuse, tune
 from engine.progress import ProgressBoard
 from engine.wire import Connection, Disconnected
 
@@ -25,8 +25,6 @@ from engine.wire import Connection, Disconnected
 JOIN_SECONDS = 600.0
 #: How often the host looks, while it waits, whether one that had come is gone again.
 _LOOK_SECONDS = 0.5
-#: How often either side looks whether it has news for the other.
-RELAY_SECONDS = 0.02
 
 
 @dataclass(slots=True)

@@ -20,11 +20,11 @@ from engine import remote
 from engine.client import Client
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankError, RankTimeout
-from engine.joining import KEY_VARIABLE, Joining, address_of, join, key
+from engine.joining import KEY_VARIABLE, RELAY_SECONDS, Joining, address_of, join, key
 from engine.loading import model_config
 from engine.post import take_post
 from engine.progress import ProgressBoard, Standing
-from engine.remote import RELAY_SECONDS, RemoteRank, accept_ranks
+from engine.remote import RemoteRank, accept_ranks
 from engine.wire import Disconnected
 from tests.engine.harness import Engine, Pass, specs_of
 from tests.engine.test_lifecycle import O_PROJ, reach

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from sessions.text import clean
 from workbench.debugger.backwards import backward_to
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import NotCaptured
 from workbench.debugger.origins import find_origin, stand_at
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.values import Result, Table, counted, jsonable
@@ -59,6 +58,8 @@ class Diagnosis(Result):
 
 def last_judgement(debugger: Debugger) -> dict[str, Any] | None:
     """What `golden` found on this branch last, None where it was never asked."""
+    if debugger.position.branch in debugger.judged:
+        return debugger.judged[debugger.position.branch]
     debugger.session.refresh()
     found = debugger.session.events(branch=debugger.position.branch, kind="golden")
     data: Any = found[-1].data if found else None
@@ -91,8 +92,7 @@ def diagnose(debugger: Debugger) -> Result:
         with debugger.quietly():
             debugger.execute("golden")
         data = last_judgement(debugger)
-    if data is None:
-        raise NotCaptured("the verdict could not be kept: the recording has stopped")
+    assert data is not None, "`golden` leaves a judgement or raises"
     verdict, first = str(data["verdict"]), clean(str(data.get("words", "")))
     return Diagnosis(verdict, first, causes_in_words(data) if first else [], data.get("causes") or [])
 

@@ -97,7 +97,7 @@ def _keep(
         # A step that an ancestor ran is judged as part of this branch all the same.
         verdicts = verdict_rows(judgement.taps, branch)
         debugger.engine.inferior.guard(lambda: writer.verdicts(verdicts))
-    told = data | {"golden_session": reference.name}
+    debugger.judged[branch] = told = data | {"golden_session": reference.name}
     debugger.journal("golden", data["words"] or judgement.verdict, data=told)
     return Golden(judgement.verdict, data["steps"], data["words"], str(reference), told)
 

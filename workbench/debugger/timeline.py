@@ -154,6 +154,11 @@ class Timeline:
         """What a step did to one sequence; None when it took no part."""
         return next((one for one in self.record(branch, step).sequences if one.seq == seq), None)
 
+    def sequences(self) -> list[int]:
+        """The numbers of the sequences that the run began with."""
+        told = self.session.meta.get("sequences") if self.session is not None else None
+        return sorted(int(seq) for seq in told if seq.isdigit()) if isinstance(told, dict) else []
+
     def prompt(self, seq: int = 0) -> list[int]:
         """The ids that a sequence began with."""
         meta = self.session.meta if self.session is not None else {}
