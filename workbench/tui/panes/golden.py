@@ -47,7 +47,7 @@ The figure under the map is the error of each tap in the order of execution, on 
         KeyHint("enter", "difference", "enter"),
     )
     DEFAULT_CSS = """
-    GoldenPane > #verdict { height: 1; margin-bottom: 1; }
+    GoldenPane > #verdict { height: auto; margin-bottom: 1; }
     GoldenPane > #split { layout: vertical; height: 1fr; }
     GoldenPane > #split.-wide { layout: horizontal; }
     GoldenPane VerdictMap { height: 1fr; margin: 0 1; }
@@ -108,7 +108,10 @@ The figure under the map is the error of each tap in the order of execution, on 
             else ("✓ matches the golden reference", "strong")
         )
         rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
-        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")]])
+        cause: list[TextLine] = (
+            [[("cause  ", "quiet"), (snapshot.causes[0], "strong")]] if snapshot.causes else []
+        )
+        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")], *cause])
         wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
         height = max(5, min(12, self.size.height - 30))
