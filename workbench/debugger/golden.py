@@ -108,4 +108,4 @@ def _recorded(debugger: Debugger) -> Golden:
     if data is None:
         raise NotCaptured("the run was never held against a golden reference: `golden` does, in the live run")
     session = str(data.get("golden_session", ""))
-    return Golden(str(data["verdict"]), int(data.get("steps", 0)), str(data.get("words", "")), session, data)
+    return Golden(str(data["verdict"]), data["steps"], str(data.get("words", "")), session, data)

@@ -42,7 +42,7 @@ class Verification(Result):
     other_checkpoint: bool  # the session was recorded from another one
     kind: ClassVar[str] = "verification"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         if self.divergences:
             other = "the session was recorded from another checkpoint"
             return "\n".join([*self.divergences, *[other] * self.other_checkpoint])
