@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, SystemCommand
@@ -40,7 +41,15 @@ class LockstepApp(App[int]):
     def on_mount(self) -> None:
         """Show the first screen; remember a theme that is chosen later."""
         self.push_screen(self._first())
-        self.theme_changed_signal.subscribe(self, lambda theme: settings.save_theme(theme.name))
+        self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
+
+    def keep(self, key: str, value: str) -> None:
+        """Remember a setting for the next time; a directory that cannot be written is said, and no more."""
+        self.settings = replace(self.settings, **{key: value})
+        try:
+            settings.save(key, value)
+        except OSError as error:
+            self.notify(f"{settings.config_file()}: not kept: {error.strerror}", severity="warning")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the screen's own keys first, then the application's."""
