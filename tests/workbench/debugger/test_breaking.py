@@ -126,6 +126,7 @@ def test_without_statistics_nothing_is_said_to_be_clean(live: Live) -> None:
         stop = go(debugger)
         assert (stop.step, stop.tap) == (2, "layers.0.attn.scores"), (
             "the ranks themselves judge what they run"
+        debugger.executor.land()
         )
 
 
