@@ -124,10 +124,8 @@ def test_without_statistics_nothing_is_said_to_be_clean(live: Live) -> None:
         with pytest.raises(NotCaptured, match="--capture stats"):
             debugger.execute("reverse-continue")
         stop = go(debugger)
-        assert (stop.step, stop.tap) == (2, "layers.0.attn.scores"), (
-            "the ranks themselves judge what they run"
+        assert (stop.step, stop.tap) == (2, "layers.0.attn.scores"), "the ranks judge what they run"
         debugger.executor.land()
-        )
 
 
 def test_catch_inf_does_not_take_the_mask_for_one(live: Live) -> None:
