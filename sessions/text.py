@@ -26,8 +26,13 @@ def clean(s: str, *, limit: int | None = None, newlines: bool = False) -> str:
     """
     if limit is not None:
         s = s[: 8 * limit + 64]  # nobody sees more, and a hostile string may be huge
-    s = "".join(_shown(c, newlines) for c in _ESCAPES.sub("␛", s))
+    if not (s.replace("\n", "").replace("\t", "") if newlines else s).isprintable():
+        s = _made_safe(s, newlines)
     return s if limit is None or len(s) <= limit else s[: max(0, limit - 1)] + "…"[:limit]
+
+
+def _made_safe(s: str, newlines: bool) -> str:
+    return "".join(_shown(c, newlines) for c in _ESCAPES.sub("␛", s))
 
 
 def _shown(c: str, newlines: bool) -> str:

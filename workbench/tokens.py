@@ -24,6 +24,8 @@ _QWEN2_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+#: Tokenizers count ids in 32 bits.
+_IDS = 1 << 32
 #: Tokens held back while they end inside a character, which has at most four bytes; more are broken bytes.
 _LONGEST = 8
 
@@ -71,11 +73,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some ids; special tokens only where `special`. Ids beyond the vocabulary have none."""
-        return str(self.backend.decode(list(ids), skip_special_tokens=not special))
+        known = [one for one in ids if 0 <= one < _IDS]
+        return str(self.backend.decode(known, skip_special_tokens=not special))
 
     def token(self, token: int) -> str | None:
         """The text of one token, special or not; None for an id that the tokenizer does not know."""
-        return None if self.backend.id_to_token(token) is None else self.decode([token], special=True)
+        known = 0 <= token < _IDS and self.backend.id_to_token(token) is not None
+        return self.decode([token], special=True) if known else None
 
 
 class TextStream:

@@ -28,6 +28,7 @@ class Console:
     def __init__(self, debugger: Debugger, *, as_json: bool) -> None:
         self.debugger, self.as_json = debugger, as_json
         self.expectations_failed = False
+        self.failure: Failure | None = None  # of a command that a breakpoint has run
         self.timed_out = self.interrupted = False
 
     def run(self, lines: Sequence[Line]) -> Exit:
@@ -42,6 +43,9 @@ class Console:
                 return self.failed(where, error)
             finally:
                 self.debugger.settings.in_script = False
+            if self.failure is not None:
+                print(f"lockstep: error: {where}: {clean(self.failure.message)}", file=sys.stderr)
+                return Exit(self.failure.exit_code)
             if self.timed_out or self.interrupted:
                 return self.ended()
         return self.ended()
@@ -76,6 +80,8 @@ class Console:
     def _judge(self, result: Result) -> None:
         if isinstance(result, Expectation) and not result.holds:
             self.expectations_failed = True
+        if isinstance(result, Failure):
+            self.failure = result
         if isinstance(result, Group):
             for part in result.parts:
                 self._judge(part)

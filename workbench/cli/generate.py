@@ -20,7 +20,7 @@ from workbench.debugger.inferior import Inferior
 from workbench.export.json import dumps
 from workbench.generation import Generated, Speed, add_prompts, plan, run_to_end
 from workbench.models import OpenedModel, open_model
-from workbench.recording import keep_token_texts, may_write
+from workbench.recording import may_write
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -82,7 +82,6 @@ def generate(
         _say_where(inferior)
         if inferior.writer is not None:
             inferior.writer.close()
-            keep_token_texts(inferior.writer.path, opened.tokenizer)
     done = list(sequences.values())
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))

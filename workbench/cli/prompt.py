@@ -11,11 +11,13 @@ from prompt_toolkit.history import FileHistory
 
 from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
+from sessions import clean
 from workbench.cli.console import Console
 from workbench.cli.exit import Exit
 from workbench.debugger import registry
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
+from workbench.debugger.values import counted
 from workbench.paths import data_directory
 
 #: Groups whose last command an empty line repeats.
@@ -29,6 +31,7 @@ def interact(console: Console) -> Exit:
     asking: PromptSession[str] = PromptSession(
         history=FileHistory(str(history)), completer=DebuggerCompleter(console.debugger)
     )
+    print(greeting(console.debugger))
     last = ""
     while True:
         try:
@@ -51,6 +54,26 @@ def interact(console: Console) -> Exit:
             print("the session is kept: `restart` starts the engine again")
         except Exception as error:  # a defect is reported like any error; the session goes on
             console.failed("", error)
+
+
+def greeting(debugger: Debugger) -> str:
+    """What stands before the debugger, and how to begin."""
+    meta, at = debugger.session.meta, debugger.position
+    name = clean(
+        str(meta.get("model_name") or meta.get("model_path") or debugger.session.path.stem), limit=60
+    )
+    prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.timeline.sequences()]
+    tokens = " and ".join(counted(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
+    last = debugger.timeline.last(at.branch)
+    state = "live" if debugger.live else f"a replay of {counted(last + 1, 'step')}"
+    begin = (
+        ""
+        if at.step >= 0
+        else " `next` runs the prefill;"
+        if debugger.live
+        else " `next` goes to the first step;"
+    )
+    return f"{name}, tp={debugger.timeline.ranks}, {tokens}, {state}.{begin} `help` lists the commands."
 
 
 def _block(asking: PromptSession[str], first: str) -> str:

@@ -80,7 +80,8 @@ def run(
     with start(run_of(launch), _warn) as debugger:
         saved = debugger.session.path
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
-    print(f"lockstep: recorded in {saved}", file=sys.stderr)
+        how = "recorded" if debugger.recording else "recorded in part"
+    print(f"lockstep: {how} in {saved}", file=sys.stderr)
     raise typer.Exit(code)
 
 

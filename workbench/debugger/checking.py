@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from sessions.text import clean
 from workbench.debugger.backwards import backward_to
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import NotCaptured
 from workbench.debugger.origins import find_origin, stand_at
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.values import Result, Table, counted, jsonable
@@ -26,7 +25,7 @@ class Golden(Result):
     data: Any
     kind: ClassVar[str] = "golden"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         head = f"golden: {self.verdict} over {counted(self.steps, 'step')}"
         if not self.first:
             return head
@@ -49,7 +48,7 @@ class Diagnosis(Result):
     data: Sequence[Any]  # each cause as the signatures told it: name, text, fitted, residual
     kind: ClassVar[str] = "diagnosis"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         if self.verdict == "match":
             return "nothing to explain: the branch matches its golden reference"
         return "\n".join(
@@ -59,16 +58,22 @@ class Diagnosis(Result):
 
 def last_judgement(debugger: Debugger) -> dict[str, Any] | None:
     """What `golden` found on this branch last, None where it was never asked."""
+    if debugger.position.branch in debugger.judged:
+        return debugger.judged[debugger.position.branch]
     debugger.session.refresh()
     found = debugger.session.events(branch=debugger.position.branch, kind="golden")
     data: Any = found[-1].data if found else None
-    return data if isinstance(data, dict) and data.get("verdict") in ("match", "diverged") else None
+    if not isinstance(data, dict) or data.get("verdict") not in ("match", "diverged"):
+        return None
+    causes = data.get("causes")
+    known = [one for one in causes if isinstance(one, dict)] if isinstance(causes, list) else []
+    steps = data.get("steps")
+    return data | {"causes": known, "steps": steps if isinstance(steps, int) else 0}
 
 
 def causes_in_words(data: Mapping[str, Any]) -> list[str]:
     """The causes of a judgement, best first, each with what it leaves of the error."""
-    told = [one for one in data.get("causes") or () if isinstance(one, dict)]
-    return [_cause(one) for one in told] or ["no known signature fits"]
+    return [_cause(one) for one in data["causes"]] or ["no known signature fits"]
 
 
 def _cause(one: Mapping[str, Any]) -> str:
@@ -87,14 +92,13 @@ def _cause(one: Mapping[str, Any]) -> str:
 def diagnose(debugger: Debugger) -> Result:
     """The causes."""
     data = last_judgement(debugger)
-    if data is None or (data["verdict"] == "match" and data.get("steps", 0) <= debugger.position.step):
+    if data is None or (data["verdict"] == "match" and data["steps"] <= debugger.position.step):
         with debugger.quietly():
             debugger.execute("golden")
         data = last_judgement(debugger)
-    if data is None:
-        raise NotCaptured("the verdict could not be kept: the recording has stopped")
+    assert data is not None, "`golden` leaves a judgement or raises"
     verdict, first = str(data["verdict"]), clean(str(data.get("words", "")))
-    return Diagnosis(verdict, first, causes_in_words(data) if first else [], data.get("causes") or [])
+    return Diagnosis(verdict, first, causes_in_words(data) if first else [], data["causes"])
 
 
 @command(
@@ -119,7 +123,8 @@ def check(debugger: Debugger) -> Result:
     for one in verdicts:
         layer = ".".join(one.tap.split(".")[:2]) if one.tap.startswith("layers.") else one.tap
         counts = layers.setdefault((one.step, layer), {"pass": 0, "suspect": 0, "fail": 0, "absent": 0})
-        counts[one.verdict] += 1
+        if one.verdict in counts:
+            counts[one.verdict] += 1
     rows = [[step, layer, *counts.values()] for (step, layer), counts in layers.items()]
     columns = ["step", "layer", "pass", "suspect", "fail", "absent"]
     return Table("", columns, rows, empty="nothing was judged yet: `golden` does")

@@ -8,10 +8,10 @@ found through the registry; each returns a value, nothing prints.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from engine.errors import RankError
 from sessions import Session, SessionWriter
@@ -22,17 +22,8 @@ from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
 from workbench.debugger.executor import Executor
 from workbench.debugger.registry import Command
 from workbench.debugger.timeline import Timeline
+from workbench.debugger.token_texts import Tokenizer
 from workbench.debugger.values import Position, Result, Stop
-
-
-class Tokenizer(Protocol):
-    """What turns ids into text."""
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of some ids."""
-
-    def token(self, token: int) -> str | None:
-        """The text of one token."""
 
 
 @dataclass(slots=True)
@@ -71,6 +62,7 @@ class Debugger:
         self.breakpoints = Breakpoints()
         self.checkpoints: list[Checkpoint] = []
         self.settings = Settings()
+        self.judged: dict[int, dict[str, Any]] = {}  # what `golden` found last, by branch; see `checking`
         self.lost = ""  # why the engine is gone
         self.last_stop: Stop | None = None
         self._interrupt = threading.Event()
@@ -102,6 +94,11 @@ class Debugger:
         if self.lost:
             raise NeedsEngine(f"the engine is gone ({self.lost}): `restart` starts it again")
         return self.executor
+
+    @property
+    def recording(self) -> bool:
+        """Whether what runs is still written to the session: a full disk ends that."""
+        return self.executor is not None and self.executor.inferior.writer is not None
 
     @property
     def at_frontier(self) -> bool:

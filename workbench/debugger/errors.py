@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from sessions.text import clean
+
 
 class DebuggerError(Exception):
-    """A command that cannot be carried out as it stands; nothing has changed."""
+    """A command that cannot be carried out as it stands; nothing has changed. The message may quote a session."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message, newlines=True))
 
 
 class CommandError(DebuggerError):

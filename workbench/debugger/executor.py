@@ -27,9 +27,6 @@ from workbench.debugger.errors import Divergence
 from workbench.debugger.inferior import Inferior, Paused
 from workbench.debugger.timeline import Line, Timeline
 
-#: A pass of so many seconds need not be stopped inside: an interrupt acts after it.
-_QUICK = 0.25
-
 Poll = Callable[[], None]
 
 
@@ -93,10 +90,11 @@ class Executor:
             )
             assert isinstance(outcome, StepRecord), "a pass without a pause specification cannot pause"
 
-    def quick(self, branch: int) -> bool:
-        """Whether the branch's next pass will be over before anybody's patience is."""
+    def over_within(self, branch: int, seconds: float) -> bool:
+        """Whether the branch's next pass will be over so soon, as far as its last one tells (a prefill is the
+        longest of them)."""
         steps = self.timeline.line(branch).steps
-        return steps > 1 and self.timeline.record(branch, steps - 1).wall_seconds < _QUICK
+        return steps > 0 and self.timeline.record(branch, steps - 1).wall_seconds < seconds
 
     def read(self, place: int, seq: int) -> dict[int, NDArray[Any]] | None:
         """Each rank's tensor at a tap that has passed in the pass in flight; None: it was not kept."""

@@ -137,9 +137,8 @@ def golden_verdict(debugger: Debugger) -> str:
 
 def _cause(debugger: Debugger) -> str:
     """The name of the cause that `golden` found last on this branch, "none" where there is none."""
-    data = last_judgement(debugger) or {}
-    names = [str(one.get("name")) for one in data.get("causes") or () if isinstance(one, dict)]
-    return names[0] if names else "none"
+    data = last_judgement(debugger)
+    return str(data["causes"][0].get("name")) if data is not None and data["causes"] else "none"
 
 
 def _sequence(debugger: Debugger, what: str) -> float:

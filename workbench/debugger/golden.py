@@ -97,7 +97,7 @@ def _keep(
         # A step that an ancestor ran is judged as part of this branch all the same.
         verdicts = verdict_rows(judgement.taps, branch)
         debugger.engine.inferior.guard(lambda: writer.verdicts(verdicts))
-    told = data | {"golden_session": reference.name}
+    debugger.judged[branch] = told = data | {"golden_session": reference.name}
     debugger.journal("golden", data["words"] or judgement.verdict, data=told)
     return Golden(judgement.verdict, data["steps"], data["words"], str(reference), told)
 
@@ -108,4 +108,4 @@ def _recorded(debugger: Debugger) -> Golden:
     if data is None:
         raise NotCaptured("the run was never held against a golden reference: `golden` does, in the live run")
     session = str(data.get("golden_session", ""))
-    return Golden(str(data["verdict"]), int(data.get("steps", 0)), str(data.get("words", "")), session, data)
+    return Golden(str(data["verdict"]), data["steps"], str(data.get("words", "")), session, data)

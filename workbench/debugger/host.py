@@ -44,9 +44,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
-import stat
-import struct
 import sys
 import tempfile
 import threading
@@ -61,14 +58,15 @@ from sessions import SessionError
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 from workbench.debugger.failures import exit_code
+from workbench.debugger.host_socket import accept
 from workbench.debugger.reading import weight_of
 from workbench.debugger.registry import commands
 from workbench.debugger.requests import Options, parse_options, start_debugger
 from workbench.debugger.tensors import tensor_value
 from workbench.debugger.values import jsonable
 
-#: Seconds for a client to come, and for the debugger to end in an orderly way once its client is gone.
-_PATIENCE, _GRACE = 30.0, 5.0
+#: Seconds for the debugger to end in an orderly way once its client is gone.
+_GRACE = 5.0
 #: Least seconds between two "step" events: a screen draws no faster.
 _STEP_INTERVAL = 1 / 30
 
@@ -222,41 +220,6 @@ def _error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, CommandError) and error.caret is not None:
         found |= {"line": error.line, "caret": error.caret}
     return found
-
-
-def accept(path: Path) -> Connection:
-    """Wait for the one client on a socket at `path`. DebuggerError when the place is not safe or nobody comes."""
-    directory = path.parent.stat()
-    if directory.st_uid != os.getuid() or stat.S_IMODE(directory.st_mode) & 0o077:
-        raise DebuggerError(f"{path.parent} must belong to you alone (mode 0700)")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen(1)
-        listener.settimeout(_PATIENCE)
-        try:
-            while True:
-                client, _ = listener.accept()
-                if _same_user(client):
-                    client.settimeout(None)
-                    return Connection(client)
-                client.close()
-        except TimeoutError:
-            raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s") from None
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _same_user(client: socket.socket) -> bool:
-    """Whether the other side belongs to the same user (Linux tells; elsewhere the file's mode must do)."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return bool(user == os.getuid())
 
 
 def main() -> int:

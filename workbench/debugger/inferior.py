@@ -22,7 +22,7 @@ from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
 from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.capture import STATS, Capture
-from workbench.debugger.identity import identity
+from workbench.debugger.identity import session_meta
 from workbench.debugger.patches import Patch
 from workbench.debugger.recorder import step_record, taps_of
 from workbench.debugger.token_texts import TokenTextRecorder
@@ -126,26 +126,11 @@ class Inferior:
 
     def create_session(self, path: Path, *, overwrite: bool = False, **meta: Any) -> SessionWriter:
         """Start a session at `path` with all that a replay needs to know, and record to it."""
-        known = {
-            "model": asdict(self.model),
-            "model_path": str(self.path),
-            "config": asdict(self.config),
-            "tp": self.config.tp,
-            "dtype": self.config.dtype,
-            "rules": self.rules,
-            "device": self.config.device,
-            "backend": self.client.backend,
-            "capture": asdict(self.capture),
-            "sequences": {
-                str(seq): {"prompt_ids": s.ids[: s.prompt_length], "sampling": asdict(s.sampling)}
-                for seq, s in self.sequences.items()
-            },
-        }
         writer = SessionWriter.create(
             path,
             taps=taps_of(self.specs),
             ranks=self.config.tp,
-            meta=known | identity(self.path) | meta,
+            meta=session_meta(self) | meta,
             overwrite=overwrite,
         )
         self.record_to(writer)
@@ -304,11 +289,11 @@ class Inferior:
 
     def guard(self, write: Callable[[], T], otherwise: T | None = None) -> T | None:
         """Write to the session. A disk that is full ends the recording, not the run."""
+        writer = self.writer
         try:
             return write()
         except SessionWriteError as error:
             self.writer = None
-            self.on_warning(
-                f"recording stopped at step {self.step_number}: {error}; the run goes on unrecorded"
-            )
+            lost = writer.next_step(self.branch or 0) if writer is not None else self.step_number
+            self.on_warning(f"recording stopped at step {lost}: {error} The run goes on unrecorded.")
             return otherwise

@@ -12,11 +12,12 @@ from engine.sampling import Sampling
 from sessions import Session
 from workbench.debugger import commands as _  # noqa: F401 - fills the registry
 from workbench.debugger.capture import STATS, Capture
-from workbench.debugger.debugger import Debugger, Tokenizer
+from workbench.debugger.debugger import Debugger
 from workbench.debugger.executor import Executor
 from workbench.debugger.inferior import Inferior
 from workbench.debugger.locations import Places
 from workbench.debugger.timeline import Timeline
+from workbench.debugger.token_texts import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Origin(Result):
     inputs: tuple[str, ...]
     kind: ClassVar[str] = "origin"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         ranks = f"rank {', '.join(map(str, self.ranks))}"
         clean = f"its inputs ({', '.join(self.inputs)}) are clean" if self.inputs else "it has no inputs"
         head = f"{self.tap} at step {self.step} is the first: {clean}"

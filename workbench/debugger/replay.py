@@ -12,12 +12,13 @@ from engine.errors import ConfigError
 from engine.sampling import Sampling
 from sessions import Session, SessionError
 from workbench.debugger import commands as _  # noqa: F401 - fills the registry
-from workbench.debugger.debugger import Debugger, Tokenizer
+from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import Divergence
 from workbench.debugger.executor import Executor
 from workbench.debugger.identity import identity
 from workbench.debugger.inferior import Inferior
 from workbench.debugger.timeline import open_timeline
+from workbench.debugger.token_texts import Tokenizer
 from workbench.debugger.values import Result
 
 
@@ -41,7 +42,7 @@ class Verification(Result):
     other_checkpoint: bool  # the session was recorded from another one
     kind: ClassVar[str] = "verification"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         if self.divergences:
             other = "the session was recorded from another checkpoint"
             return "\n".join([*self.divergences, *[other] * self.other_checkpoint])

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import RankError
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.values import Message, Result, Stop
+from workbench.debugger.errors import DebuggerError, RunEnded
+from workbench.debugger.failures import exit_code
+from workbench.debugger.values import Failure, Message, Result, Stop
 
 if TYPE_CHECKING:
     from workbench.debugger.debugger import Debugger
@@ -57,8 +58,15 @@ def _run_commands(debugger: Debugger, stop: Stop, output: list[Result]) -> Stop:
     for _ in range(_LONGEST_CHAIN):
         if not pending:
             break
-        with debugger.quietly():
-            result = debugger.execute(pending.pop(0))
+        line = pending.pop(0)
+        try:
+            with debugger.quietly():
+                result = debugger.execute(line)
+        except RunEnded:
+            raise
+        except DebuggerError as error:  # the stop is told all the same; the rest of the commands is not run
+            output.append(Failure(type(error).__name__, f"{line}: {error}", exit_code(error)))
+            break
         if isinstance(result, Stop):
             output.append(stop)
             stop, pending = result, _commands_of(debugger, result)

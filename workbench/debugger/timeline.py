@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions import Session, SessionError
+from sessions.errors import broken
 from sessions.layouts import parse, shard_groups
 from sessions.records import STATISTICS, StepRecord
 from workbench.debugger.errors import DebuggerError
@@ -62,10 +63,22 @@ class Timeline:
             line.steps = session.steps(branch.id).stop
             self.lines[branch.id] = line
         for event in session.events(kind="fork"):
-            line, data = self.lines[event.branch], event.data if isinstance(event.data, dict) else {}
-            line.patches = [Patch.from_json(one) for one in data.get("patches", ())]
-            line.sampling = {int(seq): dict(changes) for seq, changes in data.get("sampling", {}).items()}
-            line.forked_at = data.get("at")
+            if event.branch not in self.lines:
+                raise broken(f"event {event.id}", f"it forks branch {event.branch}, which is not there")
+            self._fork(self.lines[event.branch], event.data, f"event {event.id}")
+
+    def _fork(self, line: Line, data: Any, where: str) -> None:
+        """What the journal says of a fork beside what the branch does: patches, sampling, where the user was."""
+        data = data if isinstance(data, dict) else {}
+        patches, sampling, at = data.get("patches", []), data.get("sampling", {}), data.get("at")
+        if not isinstance(patches, list) or not isinstance(sampling, dict) or not isinstance(at, int | None):
+            raise broken(where, "a fork is not told like this")
+        line.patches = [Patch.from_json(one) for one in patches]
+        for seq, changes in sampling.items():
+            if not seq.isdecimal() or len(seq) > 9 or not isinstance(changes, dict):
+                raise broken(where, "a fork does not change sampling like this")
+            line.sampling[int(seq)] = dict(changes)
+        line.forked_at = at
 
     # --- branches ------------------------------------------------------------------------------------
 
@@ -153,6 +166,11 @@ class Timeline:
     def sequence(self, branch: int, step: int, seq: int = 0) -> Any:
         """What a step did to one sequence; None when it took no part."""
         return next((one for one in self.record(branch, step).sequences if one.seq == seq), None)
+
+    def sequences(self) -> list[int]:
+        """The numbers of the sequences that the run began with."""
+        told = self.session.meta.get("sequences") if self.session is not None else None
+        return sorted(int(seq) for seq in told if seq.isdecimal()) if isinstance(told, dict) else []
 
     def prompt(self, seq: int = 0) -> list[int]:
         """The ids that a sequence began with."""

@@ -1,8 +1,9 @@
-"""The texts of the tokens that a session speaks of, kept in it: a replay needs no tokenizer."""
+"""What turns ids into text; and the texts that a session keeps itself, so that a replay needs no tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from sessions import SessionWriter
 from sessions.records import StepRecord
@@ -10,6 +11,16 @@ from sessions.text import token_texts, token_texts_key
 
 #: Texts a page of the session's meta holds; only the last page is ever written again.
 _PAGE = 512
+
+
+class Tokenizer(Protocol):
+    """What turns ids into text."""
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of some ids."""
+
+    def token(self, token: int) -> str | None:
+        """The text of one token."""
 
 
 class RecordedTokens:

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sessions.text import clean
+
 #: Numbers shown of a tensor before it is cut to its edges.
 _SHOWN = 1000
 
@@ -35,7 +37,10 @@ class Result:
     kind: ClassVar[str] = "result"
 
     def to_text(self) -> str:
-        """For a terminal; free of control sequences."""
+        """For a terminal; free of control sequences, whatever a session says."""
+        return clean(self._text(), newlines=True)
+
+    def _text(self) -> str:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +56,7 @@ class Message(Result):
     data: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "message"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         return self.text
 
 
@@ -65,7 +70,7 @@ class Table(Result):
     empty: str = "nothing"
     kind: ClassVar[str] = "table"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         if not self.rows:
             return f"{self.title}: {self.empty}" if self.title else self.empty
         cells = [list(self.columns), *([cell(value) for value in row] for row in self.rows)]
@@ -94,7 +99,7 @@ class Stop(Result):
     output: Sequence[Result] = ()  # displays, and what a breakpoint's commands said
     kind: ClassVar[str] = "stopped"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         where = "before step 0" if self.step < 0 else f"step {self.step}"
         if self.tap:
             where += f", at {self.tap}"
@@ -123,7 +128,7 @@ class Group(Result):
     parts: Sequence[Result]
     kind: ClassVar[str] = "group"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         return "\n".join(part.to_text() for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +148,7 @@ class TensorValue(Result):
     note: str = ""
     kind: ClassVar[str] = "tensor"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         who = "" if self.rank is None else f" rank {self.rank}"
         shape = "×".join(map(str, self.array.shape)) or "scalar"
         head = f"{self.tap}{self.index}{who}, step {self.step}: {shape} {self.array.dtype}"
@@ -174,7 +179,7 @@ class Expectation(Result):
     detail: str = ""
     kind: ClassVar[str] = "expect"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         return f"{'ok' if self.holds else 'FAILED'}: expect {self.claim}" + (
             f"  ({self.detail})" if self.detail else ""
         )
@@ -189,7 +194,7 @@ class Failure(Result):
     exit_code: int = 2
     kind: ClassVar[str] = "error"
 
-    def to_text(self) -> str:
+    def _text(self) -> str:
         return self.message
 
 

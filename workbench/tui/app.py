@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,7 +57,15 @@ class LockstepApp(App[int]):
             for number in _ENDING:
                 signal.signal(number, self._end)
         self.push_screen(self._first())
-        self.theme_changed_signal.subscribe(self, lambda theme: settings.save_theme(theme.name))
+        self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
+
+    def keep(self, key: str, value: str) -> None:
+        """Remember a setting for the next time; a directory that cannot be written is said, and no more."""
+        self.settings = replace(self.settings, **{key: value})
+        try:
+            settings.save(key, value)
+        except OSError as error:
+            self.notify(f"{settings.config_file()}: not kept: {error.strerror}", severity="warning")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the screen's own keys first, then the application's."""

@@ -29,10 +29,9 @@ class Settings:
     token_colour: str = "probability"
 
 
-_CHOICES = {
-    "theme": _THEME_NAMES,
-    "token_colour": ("probability", "entropy", "divergence"),
-}
+#: What the tokens may be coloured by.
+TOKEN_COLOURS = ("probability", "entropy", "divergence")
+_CHOICES = {"theme": _THEME_NAMES, "token_colour": TOKEN_COLOURS}
 
 
 def config_file() -> Path:
@@ -64,14 +63,13 @@ def _checked(file: Path, key: str, value: Any) -> str:
     return str(value)
 
 
-def save_theme(name: str, file: Path | None = None) -> None:
-    """Remember the theme; other settings in the file stay as they are, a file that is not there is made."""
+def save(key: str, value: str, file: Path | None = None) -> None:
+    """Remember a setting; the others in the file stay as they are, a file that is not there is made."""
     file = file or config_file()
-    line = f'theme = "{name}"'
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    kept = [text for text in lines if text.partition("=")[0].strip() != "theme"]
+    kept = [text for text in lines if text.partition("=")[0].strip() != key]
     file.parent.mkdir(parents=True, exist_ok=True)
-    _replace(file, "\n".join([line, *kept]) + "\n")
+    _replace(file, "\n".join([f'{key} = "{value}"', *kept]) + "\n")
 
 
 def recent_file() -> Path:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import Live, texts
+from workbench.cli.console import Console
+from workbench.cli.exit import Exit
+from workbench.debugger.capture import NOTHING
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import CommandError
+from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.sentinels import repeated_phrase
 from workbench.debugger.values import Stop
 
@@ -51,6 +54,26 @@ def test_watch_live_is_what_the_record_says(live: Live) -> None:
     assert back.step <= 2
 
 
+def test_a_condition_is_judged_on_a_short_step_when_it_is_over(live: Live) -> None:
+    """Where asking the ranks at every tap would cost many times the step; the stop is the same."""
+    debugger = live(tp=2)
+    texts(debugger, "next 2", "break layers.*.mlp.act if step == 3 and rms > 0")
+    assert debugger.executor is not None
+    stops = [go(debugger).to_json() for _ in range(2)]
+    assert debugger.executor.flight is None
+    assert [stop["tap"] for stop in stops] == ["layers.0.mlp.act", "layers.1.mlp.act"]
+    assert go(debugger, "stepi").tap == "layers.1.mlp.down.partial"
+    texts(debugger, "break layers.0.attn.probs", "goto 3")
+    assert go(debugger).tap == "layers.0.attn.probs"
+    assert debugger.executor.flight is not None, "an unconditional breakpoint stops the ranks inside the step"
+    debugger.executor.land()  # the next one drives the same engine
+    fresh = live(tp=2)
+    fresh.execute("break layers.*.mlp.act if step == 3 and rms > 0")
+    fresh.execute("tbreak embed if step == 3")  # both in one step
+    assert go(fresh).tap == "embed"
+    assert [go(fresh).to_json() for _ in range(2)] == stops
+
+
 def test_ignore_tbreak_disable_delete(live: Live) -> None:
     debugger = live()
     texts(debugger, "break embed", "ignore 1 2", "tbreak logits if step == 1")
@@ -93,6 +116,18 @@ def test_catch_nan_and_back_to_where_it_began(live: Live) -> None:
     assert go(debugger, "reverse-continue").reason == "entry"
 
 
+def test_without_statistics_nothing_is_said_to_be_clean(live: Live) -> None:
+    debugger = live(rules={"mask": "additive"})
+    assert debugger.executor is not None
+    with debugger.executor.capturing(NOTHING):
+        texts(debugger, "next 2", "catch nan")
+        with pytest.raises(NotCaptured, match="--capture stats"):
+            debugger.execute("reverse-continue")
+        stop = go(debugger)
+        assert (stop.step, stop.tap) == (2, "layers.0.attn.scores"), "the ranks judge what they run"
+        debugger.executor.land()
+
+
 def test_catch_inf_does_not_take_the_mask_for_one(live: Live) -> None:
     debugger = live(tp=2)
     debugger.execute("catch inf")
@@ -120,6 +155,18 @@ def test_a_catchpoint_is_left_behind(live: Live) -> None:
     debugger.execute("enable")
     stop = go(debugger)
     assert (stop.step, stop.tap) == (3, "layers.0.attn.o_proj"), "a step under way is judged when it is over"
+
+
+def test_a_command_that_fails_at_a_stop_does_not_hide_the_stop(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "break layers.0.attn.scores", "commands 1\ntopk\nnext\nend", "next")
+    stop = go(debugger)
+    assert (stop.step, stop.tap) == (1, "layers.0.attn.scores")
+    assert "topk: step 1 is not finished" in stop.to_text()
+    console = Console(debugger, as_json=False)
+    assert console.run([("here:1", "delete"), ("here:2", "next")]) == Exit.OK
+    texts(debugger, "break layers.0.attn.scores", "commands 2\ntopk\nend")
+    assert console.run([("here:1", "continue"), ("here:2", "quit")]) == Exit.USAGE
 
 
 def test_displays_are_shown_once_a_stop(live: Live) -> None:

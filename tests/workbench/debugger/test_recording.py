@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 from sessions import Session, verify
 from tests.workbench.debugger.conftest import Live, finish, texts
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path) -> None:
+    """The whole program under a limit on the size of files, which the system answers like a full disk."""
+    session, limit = tmp_path / "full.session", 400_000
+    commands = [
+        "next 40",
+        "reverse-next 5",
+        "toggle rope interleaved",
+        "next",
+        "expect step == 35 and branch == 1",
+    ]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "workbench.cli", "run", str(checkpoint), "--ids", "3,14,15", "--batch",
+            "--save", str(session), *(word for line in commands for word in ("--ex", line)),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        env=os.environ | {"LOCKSTEP_DATA_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("recording stopped at step") == 1
+    assert "recorded in part" in done.stderr
+    assert verify(session) == []
+    with Session.open(session) as opened:
+        recorded = len(opened.steps())
+        assert 1 <= recorded < 40
+        assert f"recording stopped at step {recorded}:" in done.stderr
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:

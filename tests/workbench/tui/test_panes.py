@@ -11,11 +11,13 @@ from sessions import SessionWriter
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
+from workbench.tui import settings
 from workbench.tui.panes import PANES
 from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.token_strip import TokenStrip
 
 
 def _screen(pilot) -> ReplayWorkbench:
@@ -352,3 +354,21 @@ async def test_what_the_ranks_held_is_shown_without_the_checkpoint(bench: Bench,
         lines = text_of(pilot)
         assert any("1 of 2 shares are not what the checkpoint has" in line for line in lines)
         assert any("≠ 32" in line and "= 32" in line for line in lines)
+
+
+async def test_tokens_are_coloured_by_what_is_chosen_and_that_is_remembered(bench: Bench) -> None:
+    async with bench(size=(200, 60)) as pilot:
+        strip = pilot.app.screen.query_one("#tokens", TokenStrip)
+        assert strip.colour == "probability"
+        shades = [cell.shade("entropy") for cell in strip.tokens.cells if cell.step is not None]
+        assert all(shade is not None and 0 < shade < 1 for shade in shades)
+        await press(pilot, "T")
+        assert strip.colour == "entropy"
+        assert any(line.startswith(" entropy") for line in text_of(pilot)), "the timeline follows"
+        assert settings.load().token_colour == "entropy"
+        await press(pilot, "T")
+        assert [cell.shade("divergence") for cell in strip.tokens.cells][-1] is None, (
+            "main is held against nothing"
+        )
+        await enter(pilot, "colon", "branch load_bias=false")
+        assert strip.tokens.cells[-1].shade("divergence") is not None

@@ -202,7 +202,7 @@ def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:
     file.write_text("colour = 1\n")
     with pytest.raises(settings.SettingsError, match="colour"):
         settings.load(file)
-    settings.save_theme("lockstep-light", file.with_name("fresh.toml"))
+    settings.save("theme", "lockstep-light", file.with_name("fresh.toml"))
     assert settings.load(file.with_name("fresh.toml")).theme == "lockstep-light"
 
 

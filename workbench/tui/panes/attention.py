@@ -137,7 +137,8 @@ both tokens and the value. Pixels take the strongest element under them.
         assert self.snapshot.values is not None
         if self.difference and self.snapshot.golden is not None:
             hidden = np.isneginf(self.snapshot.values)
-            return np.where(hidden, -np.inf, self.snapshot.values - self.snapshot.golden), "difference"
+            golden = np.where(np.isneginf(self.snapshot.golden), 0, self.snapshot.golden)
+            return np.where(hidden, -np.inf, self.snapshot.values - golden), "difference"
         return self.snapshot.values, "magnitude"
 
     def _draw(self) -> None:

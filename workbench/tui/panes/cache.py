@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+from textual import on
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.cache import Cache, CachedSequence, cache
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.shading import Matrix
 
 #: The widest pool bar.
@@ -30,15 +33,26 @@ class CachePane(Pane):
     HELP = """\
 The KV cache after the present step.
 
-Each sequence: its position, how many rows each rank holds for it (a length that disagrees with the position
-is a fault), and its block table in order: full blocks, the last one with its free slots, blocks that are in
-two tables. Below, the norms of the cached keys (or values) by layer and position, as far as they were
-captured: stale, duplicated or shifted slots stand out as stripes.
+Each sequence: how many rows each rank holds for it (a length that disagrees with the tokens, or a token at a
+position that does not follow, is a fault), and its block table in order: full blocks, the last one with its
+free slots, blocks that are in two tables.
 
-  v      keys or values
+Below, the norms of the cached keys (or values): a row a layer and rank, positions across, as far as they were
+captured. Slots that hold nothing, that a later step overwrote, or that hold another slot's or head's row are
+told and marked with a dot. Against golden the map is the error of each row: stale and shifted slots light up.
+
+  v      keys or values          d      error to golden, or norms
+  a      capture what is missing
 """
-    HINTS = (KeyHint("v", "keys, values", "v"),)
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "kind", "Keys or values")]
+    HINTS = (
+        KeyHint("v", "keys, values", "v"),
+        KeyHint("d", "golden error", "d"),
+        KeyHint("a", "capture", "a"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "kind", "Keys or values"),
+        Binding("d", "error", "Error to golden"),
+    ]
     DEFAULT_CSS = """
     CachePane > Lines { max-height: 50%; }
     CachePane > #about-norms { height: auto; max-height: 3; padding: 1 1 0 1; }
@@ -46,6 +60,7 @@ captured: stale, duplicated or shifted slots stand out as stripes.
     """
 
     kind: reactive[str] = reactive("k_cache")
+    error: reactive[bool] = reactive(False)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -61,7 +76,7 @@ captured: stale, duplicated or shifted slots stand out as stripes.
         """The cache after the present step."""
         overview = self.overview
         assert overview is not None
-        return cache, (overview.block_size, overview.layers, self.kind)
+        return cache, (overview.block_size, overview.layers, self.kind, self.error)
 
     def lacks(self) -> str:
         """The cached keys or values of every layer."""
@@ -74,20 +89,53 @@ captured: stale, duplicated or shifted slots stand out as stripes.
             self.empty("Nothing is cached yet.\n\nn  runs a step")
             return
         self.filled()
-        self.query_one("#sequences", Lines).show([*_pool_lines(snapshot), *self._sequence_lines(snapshot)])
-        heatmap = self.query_one(Heatmap)
-        what = "keys" if snapshot.norms_of == "k_cache" else "values"
-        if snapshot.norms is None:
-            heatmap.matrix = None
-            told: TextLine = [
-                (f"Norms of the cached {what} were not captured.  ", "quiet"),
-                ("a", "strong"),
-                (f"  captures them (:{self.lacks()})", "quiet"),
+        self.query_one("#sequences", Lines).show(
+            [
+                *_pool_lines(snapshot, self.size.width),
+                *self._sequence_lines(snapshot),
+                *_findings(snapshot, self.size.width - 6),
+            ]
+        )
+        rows = snapshot.rows
+        self.query_one(Heatmap).matrix = (
+            None if rows.values is None else Matrix(rows.values, marks=rows.marks)
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        """What the map shows, and the slot under the cursor."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        rows, what = snapshot.rows, "keys" if snapshot.rows_of == "k_cache" else "values"
+        if rows.values is None:
+            told: list[TextLine] = [
+                [
+                    (f"The cached {what} were not captured.  ", "quiet"),
+                    ("a", "strong"),
+                    (f"  captures them (:{self.lacks()})", "quiet"),
+                ]
             ]
         else:
-            heatmap.matrix = Matrix(snapshot.norms)
-            told = [(f"L2 norm of the cached {what}: ", "quiet"), ("layers down, positions across", "text")]
-        self.query_one("#about-norms", Lines).show([told])
+            layers = "layers and ranks down" if rows.ranks > 1 else "layers down"
+            row, slot = self.query_one(Heatmap).cursor
+            value = rows.values[min(row, len(rows.values) - 1), min(slot, rows.values.shape[1] - 1)]
+            kind = "relative error of the cached" if rows.against_golden else "L2 norm of the cached"
+            told = [
+                [(f"{kind} {what}: ", "quiet"), (f"{layers}, positions across", "quiet")],
+                [
+                    (f"layer {row // rows.ranks} ", "strong"),
+                    (f"rank {row % rows.ranks}", f"rank{row % rows.ranks % 4}"),
+                    (f"   slot {slot} “{self.label(slot)}”   ", "text"),
+                    (number(float(value), 4), "text" if np.isfinite(value) else "wrong"),
+                ],
+            ]
+        self.query_one("#about-norms", Lines).show(told)
+
+    @on(Heatmap.Pointed)
+    def _pointed(self, event: Heatmap.Pointed) -> None:
+        event.stop()
+        self._tell()
 
     def _sequence_lines(self, snapshot: Cache) -> list[TextLine]:
         found: list[TextLine] = []
@@ -99,11 +147,7 @@ captured: stale, duplicated or shifted slots stand out as stripes.
                     (f"  rank {rank} ", f"rank{rank % 4}"),
                     (str(length), "text" if right else "wrong"),
                 ]
-            verdict = (
-                ("  =", "faint")
-                if sequence.agrees
-                else (f"  ≠ {sequence.expected} positions were run", "wrong")
-            )
+            verdict = ("  =", "faint") if sequence.agrees else (f"  ≠ {sequence.wrong}", "wrong")
             found.append([])
             found.append(
                 [
@@ -122,6 +166,16 @@ captured: stale, duplicated or shifted slots stand out as stripes.
         self.kind = "v_cache" if self.kind == "k_cache" else "k_cache"
         self.again()
 
+    def action_error(self) -> None:
+        """The error to golden's rows, where there is one."""
+        if not self.error and (self.snapshot is None or not self.snapshot.rows.has_golden):
+            self.notify(
+                "No golden cache at this step: g compares with a golden reference.", severity="warning"
+            )
+            return
+        self.error = not self.error
+        self.again()
+
     def table(self) -> Table | None:
         """The sequences."""
         if self.snapshot is None:
@@ -134,18 +188,27 @@ captured: stale, duplicated or shifted slots stand out as stripes.
         return Table(f"KV cache after step {self.snapshot.step}", columns, rows)
 
 
-def _pool_lines(snapshot: Cache) -> list[TextLine]:
+def _findings(snapshot: Cache, width: int) -> list[TextLine]:
+    """What is odd about the cached rows."""
+    found = snapshot.rows.findings
+    lines = [line for words in found[:4] for line in wrapped(f"✗ {words}", "wrong", width)]
+    more: list[TextLine] = [[(f"  and {len(found) - 4} more", "quiet")]] if len(found) > 4 else []
+    return [[], *lines, *more] if lines else []
+
+
+def _pool_lines(snapshot: Cache, width: int) -> list[TextLine]:
     """The occupancy of the pool."""
     if snapshot.used is None or snapshot.free is None:
         return [[("pool   ", "strong"), ("not recorded", "quiet")]]
     total = snapshot.used + snapshot.free
-    filled = round(_BAR * snapshot.used / total) if total else 0
+    room = max(10, min(_BAR, width - 42))
+    filled = max(round(room * snapshot.used / total) if total else 0, 1 if snapshot.used else 0)
     share = 100 * snapshot.used / total if total else 0
     return [
         [
             ("pool   ", "strong"),
-            ("█" * max(filled, 1 if snapshot.used else 0), "trace"),
-            ("░" * (_BAR - max(filled, 1 if snapshot.used else 0)), "faint"),
+            ("█" * filled, "trace"),
+            ("░" * (room - filled), "faint"),
             (f"  {snapshot.used} of {total} blocks of {snapshot.block_size}, {share:.0f} %", "quiet"),
         ]
     ]

@@ -11,6 +11,7 @@ from textual import on
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
+from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.golden import Golden, golden, operations_of
@@ -46,12 +47,12 @@ The figure under the map is the error of each tap in the order of execution, on 
         KeyHint("enter", "difference", "enter"),
     )
     DEFAULT_CSS = """
-    GoldenPane > #verdict { height: 1; margin-bottom: 1; }
+    GoldenPane > #verdict { height: auto; margin-bottom: 1; }
     GoldenPane > #split { layout: vertical; height: 1fr; }
     GoldenPane > #split.-wide { layout: horizontal; }
     GoldenPane VerdictMap { height: 1fr; margin: 0 1; }
     GoldenPane #beside { height: 5; }
-    GoldenPane .-wide #beside { height: 1fr; width: 44; }
+    GoldenPane .-wide #beside { height: 1fr; }
     GoldenPane #depth { height: auto; padding: 0 1; }
     GoldenPane #detail { height: 1fr; padding: 1 1 0 1; }
     """
@@ -107,13 +108,22 @@ The figure under the map is the error of each tap in the order of execution, on 
             else ("✓ matches the golden reference", "strong")
         )
         rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
-        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")]])
+        cause: list[TextLine] = (
+            [[("cause  ", "quiet"), (snapshot.causes[0], "strong")]] if snapshot.causes else []
+        )
+        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")], *cause])
         wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
-        self.query_one("#depth", Lines).show(
-            self._depth(5, 34) if wide else self._depth(2, self.size.width - 12)
-        )
-        self.query_one("#detail", Lines).show(self._detail())
+        height = max(5, min(12, self.size.height - 30))
+        depth = self._depth(height, self._beside() - 12) if wide else self._depth(2, self.size.width - 12)
+        self.query_one("#depth", Lines).show(depth)
+        self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
+        self.query_one("#detail", Lines).show([*self._detail(), *(self._ledger() if wide else [])])
+
+    def _beside(self) -> int:
+        """What the map leaves to the figures beside it."""
+        layers = self.overview.layers if self.overview is not None else 1
+        return max(44, min(100, self.size.width - 26 - 3 * layers))
 
     def _depth(self, height: int, width: int) -> list[TextLine]:
         """The error of each tap in order, on a logarithmic scale."""
@@ -124,9 +134,31 @@ The figure under the map is the error of each tap in the order of execution, on 
             for f in figures
         ]
         drawn = bars(squeeze(scaled, max(20, width)), height)
-        labels = ["error", *[""] * (height - 1)]
+        top = max((s for s in scaled if s is not None and math.isfinite(s)), default=0.0) + math.log10(_FLOOR)
+        labels = (
+            [f"1e{top:.0f}", *[""] * (height - 2), f"1e{math.log10(_FLOOR):.0f}"] if height > 1 else ["error"]
+        )
+        lines: list[TextLine] = [
+            [(f"{label:>6} ", "quiet"), (line, "trace")] for label, line in zip(labels, drawn, strict=True)
+        ]
+        return lines if height < 3 else [[("error of each tap, in order", "quiet")], *lines]
+
+    def _ledger(self) -> list[TextLine]:
+        """The operations that err on right inputs, and how many only inherited what was wrong."""
+        assert self.snapshot is not None
+        failed = [tap for tap in self.snapshot.taps.values() if tap.judged.verdict == "fail"]
+        own = [tap for tap in failed if not tap.judged.inherited]
+        if not failed:
+            return []
+        many = "operation errs" if len(own) == 1 else "operations err"
+        head: TextLine = [
+            (f"{len(own)} {many} by themselves", "wrong"),
+            (f", {len(failed) - len(own)} inherited", "quiet"),
+        ]
         return [
-            [(f"{label:<7}", "quiet"), (line, "trace")] for label, line in zip(labels, drawn, strict=True)
+            [],
+            head,
+            *([(f"  {tap.name:<28}", "text"), (number(tap.judged.figure), "wrong")] for tap in own[:8]),
         ]
 
     def _detail(self) -> list[TextLine]:

@@ -11,6 +11,7 @@ from textual.reactive import reactive
 from sessions.text import clean
 from workbench.export.table import Table
 from workbench.tui import export
+from workbench.tui.app import LockstepApp
 from workbench.tui.export import Shown
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
@@ -22,6 +23,7 @@ from workbench.tui.screens.help import HelpScreen
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
+from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.snapshots.journal import stops
 from workbench.tui.snapshots.overview import Overview, Present, Where
 from workbench.tui.widgets.command_line import CommandLine
@@ -29,6 +31,12 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 
 #: The panes' titles in the order of their numbers.
 TITLES = tuple(pane.TITLE for pane in PANES)
+
+_COLOURS = {
+    "probability": "the clearer, the less likely the token was",
+    "entropy": "the clearer, the less sure the choice was",
+    "divergence": "the clearer, the farther from the golden reference, or from the other branch",
+}
 
 
 class WorkbenchActions(Exporting):
@@ -40,6 +48,7 @@ class WorkbenchActions(Exporting):
     where: reactive[Where] = reactive(Where())
 
     comparing: int | bool | None
+    token_colour = TOKEN_COLOURS[0]
     inside = False  # whether the last move led into the middle of a step
     said: tuple[Fact, ...] = ()  # about the last action; gone with the next place
     story: tuple[Fact, ...] = ()  # what the pane in front has to tell
@@ -179,8 +188,11 @@ class WorkbenchActions(Exporting):
         taps = self.overview.taps if self.overview is not None else ()
         if result.get("kind") == "tensor" and not result.get("index") and result.get("tap") in taps:
             self.open_tensor(taps.index(str(result["tap"])))
-        elif result.get("kind") == "origin":
-            self.tell("; ".join(clean(line, limit=200) for line in text.splitlines()), wrong=True)
+        elif result.get("kind") in ("origin", "golden"):
+            # The cause is the last line of what golden says, and the first that anybody wants.
+            lines = text.splitlines()[:: -1 if result["kind"] == "golden" else 1]
+            wrong = result.get("verdict") != "match"
+            self.tell("; ".join(clean(line, limit=200) for line in lines), wrong=wrong)
         elif "\n" in text and result.get("kind") != "stopped":
             self.app.push_screen(OutputScreen(line, text))
         elif text:
@@ -233,6 +245,15 @@ class WorkbenchActions(Exporting):
         index = others.index(now) + 1 if now in others else 0
         self.comparing = others[index] if index < len(others) else False
         self.watch_where()
+
+    def action_token_colour(self) -> None:
+        """T: colour the tokens by something else."""
+        now = TOKEN_COLOURS.index(self.token_colour)
+        self.token_colour = TOKEN_COLOURS[(now + 1) % len(TOKEN_COLOURS)]
+        self.watch_where()
+        self.tell(f"tokens coloured by {self.token_colour}: {_COLOURS[self.token_colour]}")
+        if isinstance(self.app, LockstepApp):
+            self.app.keep("token_colour", self.token_colour)
 
     def action_zoom(self) -> None:
         """z: the pane alone."""

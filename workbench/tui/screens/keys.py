@@ -42,6 +42,7 @@ KEYS: tuple[Key, ...] = (
     Key("full_stop", ".", "layer(1)", "same operation, next layer"),
     Key("R", "R", "rank", "one rank, then the next, then all"),
     Key("w", "w", "compare", "two branches, token for token"),
+    Key("T", "T", "token_colour", "tokens by probability, entropy, divergence"),
     Key("x", "x", "toggles", "toggles: known bugs, on and off", footer="toggles"),
     Key("b", "b", "break_here", "breakpoint at this operation", "break"),
     Key("B", "B", "breakpoints", "list the breakpoints", "info breakpoints"),

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 from textual.widgets import ContentSwitcher
 
 from sessions.errors import SessionError
+from workbench.tui.app import LockstepApp
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
@@ -85,6 +86,8 @@ class WorkbenchScreen(WorkbenchActions):
 
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
+        if isinstance(self.app, LockstepApp):
+            self.token_colour = self.app.settings.token_colour
         tabs = self.query_one(PaneTabs)
         tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
         self.open()
@@ -150,8 +153,9 @@ class WorkbenchScreen(WorkbenchActions):
     async def _read_tokens(self) -> bool:
         """Read a little more of the tokens and show them; whether that was all."""
         where, other = self.where, self.against
-        self.line = await self.reader.ask(self._lines.line, where.branch, where.seq)
+        self.line = await self.reader.ask(self._lines.line, where.branch, where.seq, other)
         strip, beside = self.query_one("#tokens", TokenStrip), self.query_one("#other-tokens", TokenStrip)
+        strip.colour = beside.colour = self.token_colour
         self.set_class(other is not None, "-comparing")
         shown, complete = self.line, self.line.complete
         if other is not None and self.overview is not None:
@@ -168,7 +172,7 @@ class WorkbenchScreen(WorkbenchActions):
         self.show_message()
         strip.title = self.overview.branch(where.branch).name if other is not None and self.overview else ""
         strip.tokens, strip.at = shown.tokens, shown.at(where.step)
-        self.query_one(Timeline).show(self.line, where)
+        self.query_one(Timeline).show(self.line, where, self.token_colour)
         pane = self.current_pane
         if pane is not None:
             pane.line = self.line

@@ -98,7 +98,10 @@ def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32]
     rows = [now.array.astype(np.float32)]
     total = rows[0].shape[1]
     start = source.session.steps(where.branch).start
+    whole = _is_whole(source, where, total)
     for step in range(where.step - 1, max(start, where.step - _ROWS) - 1, -1):
+        if not whole or total * keys * rows[0].shape[0] > _LARGEST:
+            break  # what came before in that step is not known
         before = source.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch)
         if before.array is None or before.array.ndim != 3 or before.array.shape[0] != rows[0].shape[0]:
             break
@@ -107,14 +110,18 @@ def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32]
         padded[:, :, :width] = before.array[:, :, :width]
         rows.append(padded)
         total += padded.shape[1]
-        if total * keys * padded.shape[0] > _LARGEST or before.slice:
-            # A cut row is the last of its step: what came before it in that step is not known.
-            break
+        whole = _is_whole(source, replace(where, step=step), padded.shape[1])
     values = np.concatenate(rows[::-1], axis=1)
     future = np.arange(keys)[None] > (keys - total + np.arange(total))[:, None]
     # What a causal mask hides is not there; a value that it failed to hide is, and must be seen.
     values[:, future & ((values == 0) | np.isneginf(values)).all(axis=0)] = -np.inf
     return values, keys - total, ""
+
+
+def _is_whole(source: Source, where: Where, queries: int) -> bool:
+    """Whether so many queries are all of the step's: of a prefill often only the last one is kept."""
+    sequence = source.sequence(where.step, where.branch, where.seq)
+    return sequence is not None and len(sequence.ids) == queries
 
 
 def figures(row: NDArray[np.float32]) -> RowFigures:

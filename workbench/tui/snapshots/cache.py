@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sessions.errors import SessionError
+from workbench.tui.snapshots.cache_rows import CacheRows, cache_rows
 from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSequence:
-    """One sequence: rows that should be cached (`expected`), rows that each rank holds, its blocks in order."""
+    """One sequence: rows that should be cached (`expected`: those before and the new ones), rows that each rank
+    holds, its blocks in order; `positions` of the new tokens."""
 
     seq: int
     positions: tuple[int, ...]
@@ -26,14 +24,23 @@ class CachedSequence:
 
     @property
     def agrees(self) -> bool:
-        """Whether every rank holds as many rows as there are positions."""
-        return all(length == self.expected for length in self.lengths)
+        """Whether every rank holds as many rows as there are tokens, and the last token stands in the last row."""
+        return not self.wrong
+
+    @property
+    def wrong(self) -> str:
+        """What disagrees, in words."""
+        if any(length != self.expected for length in self.lengths):
+            new = len(self.positions)
+            return f"{self.expected} rows should be there: {self.expected - new} before, {new} new"
+        if self.positions and self.positions[-1] + 1 != self.expected:
+            return f"the last token stands at position {self.positions[-1]}, not {self.expected - 1}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """The cache after a step. `shared` blocks are in more than one table; `norms[layers, positions]` of the
-    keys as far as they were captured."""
+    """The cache after a step. `shared` blocks are in more than one table; `rows` as far as they were captured."""
 
     step: int
     block_size: int
@@ -41,25 +48,24 @@ class Cache:
     used: int | None
     free: int | None
     shared: frozenset[int]
-    norms: NDArray[np.float32] | None
-    norms_of: str
+    rows: CacheRows
+    rows_of: str
 
 
-def cache(source: Source, where: Where, block_size: int, layers: int, kind: str) -> Cache | None:
-    """The cache after `where`; None while there is no such step. `kind` is "k_cache" or "v_cache"."""
+def cache(source: Source, where: Where, block_size: int, layers: int, kind: str, error: bool) -> Cache | None:
+    """The cache after `where`; None while there is no such step. `kind` is "k_cache" or "v_cache"; `error`: of the
+    rows their difference to golden's, not their norms."""
     if where.step not in source.session.steps(where.branch):
         return None
     record = source.record(where.step, where.branch)
-    before = {
-        s.seq: s.positions[-1]
-        for s in (source.record(where.step - 1, where.branch).sequences if where.step else ())
-        if len(s.positions)
-    }
+    earlier = source.record(where.step - 1, where.branch).sequences if where.step else ()
+    before = {s.seq: s.positions[-1] for s in earlier if len(s.positions)}
+    cached = {s.seq: max(s.kv_lens, default=0) for s in earlier}
     sequences = tuple(
         CachedSequence(
             s.seq,
             tuple(s.positions),
-            int(s.positions[-1]) + 1 if len(s.positions) else 0,
+            cached.get(s.seq, 0) + len(s.ids),
             tuple(s.kv_lens),
             tuple(s.block_table),
             _jumps(list(s.positions), before.get(s.seq)),
@@ -74,8 +80,8 @@ def cache(source: Source, where: Where, block_size: int, layers: int, kind: str)
         used=record.used_blocks,
         free=record.free_blocks,
         shared=frozenset(block for block, times in uses.items() if times > 1),
-        norms=_norms(source, where, layers, kind),
-        norms_of=kind,
+        rows=cache_rows(source, where, layers, kind, error),
+        rows_of=kind,
     )
 
 
@@ -88,27 +94,3 @@ def _jumps(positions: list[int], before: int | None) -> tuple[str, ...]:
             found.append(f"position {position} after {previous}")
         previous = position
     return tuple(found[:8])
-
-
-def _norms(source: Source, where: Where, layers: int, kind: str) -> NDArray[np.float32] | None:
-    """L2 norms [layers, positions] of the cached keys or values; NaN for a layer that was not captured."""
-    rows: list[NDArray[np.float32] | None] = []
-    for layer in range(layers):
-        try:
-            found = source.session.rebuilt(
-                f"layers.{layer}.attn.{kind}", step=where.step, seq=where.seq, branch=where.branch
-            )
-        except SessionError:
-            return None
-        whole = found.array is not None and found.array.ndim == 3 and not found.slice
-        rows.append(
-            np.sqrt((found.array.astype(np.float32) ** 2).sum(axis=(1, 2))) if whole else None  # type: ignore[union-attr]
-        )
-    length = max((len(row) for row in rows if row is not None), default=0)
-    if not length:
-        return None
-    norms = np.full((layers, length), np.nan, np.float32)
-    for layer, row in enumerate(rows):
-        if row is not None:
-            norms[layer, : len(row)] = row
-    return norms

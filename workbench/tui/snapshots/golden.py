@@ -22,12 +22,14 @@ class GoldenTap:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """The judged taps in execution order, by tap index; the first that failed; steps that have verdicts."""
+    """The judged taps in execution order, by tap index; the first that failed; steps that have verdicts; what is
+    known to cause the branch's first divergence, best first."""
 
     step: int
     taps: dict[int, GoldenTap]
     first: GoldenTap | None
     judged_steps: tuple[int, ...]
+    causes: tuple[str, ...] = ()
 
 
 def golden(source: Source, where: Where) -> Golden:
@@ -46,7 +48,17 @@ def golden(source: Source, where: Where) -> Golden:
         ordered,
         next((tap for tap in ordered.values() if tap.judged.verdict == "fail"), None),
         tuple(sorted({verdict.step for verdict in everything})),
+        _causes(source, where.branch),
     )
+
+
+def _causes(source: Source, branch: int) -> tuple[str, ...]:
+    """What the newest comparison of the branch gave as causes."""
+    events = source.session.events(branch=branch, kind="golden")
+    data = events[-1].data if events else None
+    told = data.get("causes") if isinstance(data, dict) else None
+    texts = (one.get("text") for one in told if isinstance(one, dict)) if isinstance(told, list) else ()
+    return tuple(clean(text, limit=200) for text in texts if isinstance(text, str))[:8]
 
 
 def details(detail: object) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sessions.records import SequenceStep
 from sessions.text import clean
 from workbench.tui.snapshots.source import Source
 
@@ -152,12 +153,15 @@ def present(source: Source, where: Where) -> Present | None:
     )
 
 
+def chances(sequence: SequenceStep | None) -> dict[int, float]:
+    """The probabilities of the recorded candidates; none where the normaliser was not recorded."""
+    if sequence is None or sequence.logsumexp is None:
+        return {}
+    pairs = zip(sequence.topk_ids, sequence.topk_logits, strict=False)
+    return {token: math.exp(min(0.0, logit - sequence.logsumexp)) for token, logit in pairs}
+
+
 def probability(source: Source, where: Where, token: int | None) -> float | None:
     """The probability the model gave `token` at a step, if it is among the recorded top-k."""
-    sequence = source.sequence(where.step, where.branch, where.seq)
-    if sequence is None or token is None or sequence.logsumexp is None:
-        return None
-    for candidate, logit in zip(sequence.topk_ids, sequence.topk_logits, strict=False):
-        if candidate == token:
-            return math.exp(min(0.0, logit - sequence.logsumexp))
-    return None
+    found = chances(source.sequence(where.step, where.branch, where.seq))
+    return None if token is None else found.get(token)

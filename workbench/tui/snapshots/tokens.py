@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from workbench.tui.snapshots.overview import Where, probability
+from workbench.tui.snapshots.overview import Where, chances, probability
 from workbench.tui.snapshots.source import Source
 from workbench.tui.widgets.token_strip import Cell, Tokens
 
 #: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.
 _PROMPT_CELLS = 4096
+#: Nats at which a token is coloured as strongly as can be.
+_HIGH_ENTROPY = 4.0
 #: Seconds that one question may take.
 _BUDGET = 0.03
 
@@ -49,12 +51,14 @@ class TokenLines:
     """Keeps what was read of each branch, so that a growing session costs only its new steps."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[int, int, int | None, int], _Growing] = {}
+        self._lines: dict[tuple[object, ...], _Growing] = {}
 
     def line(self, source: Source, branch: int, seq: int, against: int | None = None) -> TokenLine:
-        """A branch's tokens as far as a budget of time reads; those that differ from `against` are marked."""
+        """A branch's tokens as far as a budget of time reads. They diverge from the golden reference's choices, or
+        else from those of the branch `against`."""
         branches = source.session.branches()
-        key = (branch, seq, against, len(branches))
+        golden = source.golden(Where(branch, source.session.steps(branch).start, seq))
+        key = (branch, seq, against, len(branches), None if golden is None else golden.path)
         growing = self._lines.setdefault(key, _Growing())
         steps = source.session.steps(branch)
         forks = {b.fork_step for b in branches if b.parent == branch}
@@ -78,20 +82,30 @@ class TokenLines:
             growing.cells.append(Cell("…", where.step))
             return
         chance = probability(source, where, emitted)
+        entropy = sequence.entropy if sequence is not None else None
         growing.cells.append(
             Cell(
                 source.texts.label(emitted),
                 where.step,
                 None if chance is None else 1 - chance,
-                differs=_differs(source, where, against, emitted),
+                None if entropy is None else min(1.0, entropy / _HIGH_ENTROPY),
+                _divergence(source, where, against),
                 fork=where.step in forks and where.step > 0,
             )
         )
 
 
-def _differs(source: Source, where: Where, against: int | None, emitted: int) -> bool:
-    """Whether another branch emitted another token at this step."""
-    if against is None or where.step not in source.session.steps(against):
-        return False
-    twin = source.sequence(where.step, against, where.seq)
-    return twin is not None and twin.emitted is not None and twin.emitted != emitted
+def _divergence(source: Source, where: Where, against: int | None) -> float | None:
+    """Total variation between the choice at `where` and the reference's (or another branch's), by the candidates
+    that both recorded; None where there is nothing to hold it against."""
+    golden = source.golden(where)
+    theirs = None
+    if golden is not None:
+        theirs = golden.sequence(where.step, 0, where.seq)
+    elif against is not None and where.step in source.session.steps(against):
+        theirs = source.sequence(where.step, against, where.seq)
+    ours = source.sequence(where.step, where.branch, where.seq)
+    p, q = (chances(one) for one in (ours, theirs))
+    if not p or not q:
+        return None
+    return min(1.0, sum(abs(p.get(token, 0.0) - q.get(token, 0.0)) for token in p.keys() | q.keys()) / 2)

@@ -16,17 +16,18 @@ from workbench.tui.theme import paint
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.plot import bars
 
-_LABEL = 10
+_LABEL = 12
 _HEIGHT = 3
 
 
 class Timeline(LineWidget):
-    """Bars of 1 - p of each token; the present step marked. Posts `Picked` on a click."""
+    """Bars of what the tokens are coloured by; the present step marked. Posts `Picked` on a click."""
 
     DEFAULT_CSS = "Timeline { height: 4; width: 1fr; }"
 
     steps: reactive[tuple[float | None, ...]] = reactive(())
     at: reactive[int] = reactive(0)
+    colour: reactive[str] = reactive("probability")
 
     @dataclass
     class Picked(Message):
@@ -34,10 +35,10 @@ class Timeline(LineWidget):
 
         step: int
 
-    def show(self, line: TokenLine, where: Where) -> None:
-        """Show a branch at a step."""
-        self.steps = tuple(cell.surprise for cell in line.tokens.cells[line.prompt :])
-        self.at = where.step
+    def show(self, line: TokenLine, where: Where, colour: str) -> None:
+        """Show a branch at a step, by what its tokens are coloured."""
+        self.steps = tuple(cell.shade(colour) for cell in line.tokens.cells[line.prompt :])
+        self.at, self.colour = where.step, colour
 
     def _bins(self) -> int:
         """How many steps share a column."""
@@ -54,7 +55,7 @@ class Timeline(LineWidget):
         present = self.at // share
         if y < _HEIGHT:
             drawn = bars([*shown, 1.0], _HEIGHT)[y][:-1]
-            label = ("surprise", "", "")[y]
+            label = ("surprise" if self.colour == "probability" else self.colour, "", "")[y]
             segments = [
                 Segment(f" {label:<{_LABEL - 1}}", styles.quiet),
                 Segment(drawn[:present], styles.trace),

@@ -27,14 +27,20 @@ _TITLE = 18
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One token of the strip: its visible text, the step that emitted it (None for the prompt), how far it
-    is from certain (0 … 1, None unknown), and whether it differs from what it is compared with."""
+    """One token of the strip: its visible text, the step that emitted it (None for the prompt), what it can be
+    coloured by, each from 0 to 1 (None unknown), and whether it differs from what it is compared with."""
 
     label: str
     step: int | None = None
-    surprise: float | None = None
+    surprise: float | None = None  # 1 less the probability of the token
+    entropy: float | None = None  # of the choice
+    divergence: float | None = None  # of the choice from the reference's, or from the other branch's
     differs: bool = False
     fork: bool = False
+
+    def shade(self, colour: str) -> float | None:
+        """How strongly the token is coloured by "probability", "entropy" or "divergence"."""
+        return {"entropy": self.entropy, "divergence": self.divergence}.get(colour, self.surprise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class TokenStrip(LineWidget):
 
     tokens: reactive[Tokens] = reactive(Tokens())
     at: reactive[int | None] = reactive(None)
+    colour: reactive[str] = reactive("probability")  # or "entropy", "divergence"
     title: reactive[str] = reactive("")  # whose tokens, where two branches are shown under each other
 
     @dataclass
@@ -118,9 +125,8 @@ class TokenStrip(LineWidget):
             return styles.wrong + Style(underline=True)
         if cell.step is None:
             return styles.quiet
-        if cell.surprise is None:
-            return styles.text
-        return styles.text + Style(bgcolor=surprise_colour(cell.surprise, styles))
+        shade = cell.shade(self.colour)
+        return styles.text if shade is None else styles.text + Style(bgcolor=tint(shade, self.colour, styles))
 
     def _scroll_to_cursor(self, width: int) -> None:
         """Keep the present cell in view, moving no more than a third of the width at a time is left over."""
@@ -150,8 +156,8 @@ def _with_edges(strip: Strip, more_left: bool, more_right: bool, styles: Paint) 
     return Strip.join(parts)
 
 
-def surprise_colour(surprise: float, styles: Paint) -> Color:
-    """The ground of a token: none where the model was certain, clearer the less certain it was."""
-    strength = round(max(0.0, min(1.0, surprise)) * 12) / 12 * 0.42
-    tint = styles.ranks[3].color
-    return mix(styles.ground, tint.name if tint is not None else styles.ground, strength)
+def tint(shade: float, colour: str, styles: Paint) -> Color:
+    """The ground of a token: none where the model was certain (or agreed), clearer the less it was."""
+    strength = round(max(0.0, min(1.0, shade)) * 12) / 12 * 0.42
+    hue = (styles.wrong if colour == "divergence" else styles.ranks[3]).color
+    return mix(styles.ground, hue.name if hue is not None else styles.ground, strength)

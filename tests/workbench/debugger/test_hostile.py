@@ -1,0 +1,135 @@
+"""A stranger's session in a replay: what it says of itself may be anything, and stays data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineError
+from sessions import SessionError
+from tests.workbench.debugger.test_replay import RECORDED
+from workbench.debugger.errors import DebuggerError
+from workbench.debugger.replay import engine_config, recorded_sequences
+from workbench.debugger.requests import replay_of
+from workbench.debugger.scripting import script_of
+
+EVIL = "\x1b]0;owned\x07\x9b2J../../etc/passwd'; DROP TABLE steps; --\u202e\n$(touch pwned)"
+JUNK: tuple[Any, ...] = (
+    None,
+    5,
+    -1e300,
+    "x",
+    EVIL,
+    [],
+    [[1], {}],
+    {},
+    {"0": 5},
+    {EVIL: EVIL},
+    {"0": {EVIL: [EVIL]}},
+    True,
+)
+COMMANDS = (
+    "where", "next", "where", "topk", "frame", "info ranks", "info kv", "info blocks", "info toggles", "info taps",
+    "info weights", "info checkpoints", "attn 0 0", "print text", "print tokens", "print rule.mask", "golden",
+    "diagnose", "check", "origin", "expect golden == match", "expect cause == none", "catch golden", "catch eos",
+    "continue", "reverse-continue", "branches", "branch 1", "diff 0 1", "export script", "export journal",
+    "print layers.0.attn.q_proj", "toggle load_bias true", "goto 5", "reverse-step", "display where", "stepi",
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copyfile(RECORDED / "load_bias-false.session", tmp_path / "a.session"))
+
+
+def tamper(path: Path, statement: str, *values: object) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def harmless(path: Path) -> None:
+    """Every command answers with clean text or refuses with one of our errors; the file stays as it is."""
+    before = path.read_bytes()
+    try:
+        debugger = replay_of(path)
+    except (SessionError, EngineError, DebuggerError):
+        return
+    with debugger:
+        for line in COMMANDS:
+            try:
+                result = debugger.execute(line)
+                said = result.to_text()
+                json.dumps(result.to_json())
+            except (SessionError, EngineError, DebuggerError) as error:
+                said = str(error)
+            assert not [c for c in said if ord(c) < 32 and c != "\n"], (line, said)
+            assert "\x9b" not in said
+            assert "\u202e" not in said
+        script_of(debugger)
+        for ask in (engine_config, recorded_sequences):
+            try:
+                ask(debugger.session)
+            except (SessionError, EngineError):
+                continue
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "model_path",
+        "model_name",
+        "config",
+        "rules",
+        "sequences",
+        "capture",
+        "token_texts",
+        "weights",
+        "dtype",
+    ],
+)
+def test_whatever_the_meta_says(path: Path, key: str) -> None:
+    for value in JUNK:
+        tamper(path, "INSERT OR REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
+        harmless(path)
+
+
+@pytest.mark.parametrize("kind", ["fork", "golden", "command", "stop", "note", "lens"])
+def test_whatever_an_event_says(path: Path, kind: str) -> None:
+    for value in (*JUNK, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
+                  {"verdict": "diverged", "steps": EVIL, "words": EVIL, "causes": [{"text": EVIL, "residual": EVIL}]},
+                  {"verdict": "diverged", "causes": 5}, {"amended": EVIL}):  # fmt: skip
+        tamper(path, "UPDATE events SET data = ?, text = ? WHERE kind = ?", json.dumps(value), EVIL, kind)
+        tamper(path, "INSERT INTO events VALUES (NULL, 1, 0, ?, ?, ?)", kind, EVIL, json.dumps(value))
+        harmless(path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE events SET branch = 77 WHERE kind = 'fork'",
+        "UPDATE events SET step = -5",
+        "UPDATE branches SET name = ?1, rules = json_object(?1, ?1)",
+        "UPDATE taps SET name = ?1 WHERE id = 0",
+        "UPDATE taps SET name = 'layers.' || id",
+        "UPDATE verdicts SET tap = ?1 || step || tap",
+        "UPDATE verdicts SET verdict = ?1",
+        "UPDATE steps SET phase = ?1, dropped = json_array(?1)",
+        "DELETE FROM sequences",
+        "DELETE FROM recent",
+        "DELETE FROM tensors",
+        "UPDATE sequences SET emitted = 9000000000000000000",
+        "UPDATE tensors SET slice = ?1",
+    ],
+)
+def test_whatever_the_rows_say(path: Path, statement: str) -> None:
+    tamper(path, statement, *([EVIL] if "?" in statement else []))
+    harmless(path)

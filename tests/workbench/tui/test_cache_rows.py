@@ -1,0 +1,73 @@
+"""What is odd about a cache is told: empty, overwritten, repeated and stale rows; what is right is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sessions import Session, SessionWriter
+from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from workbench.tui.snapshots.cache import cache
+from workbench.tui.snapshots.cache_rows import cache_rows
+from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.texts import TokenTexts
+
+TAP = "layers.0.attn.k_cache"
+RANDOM = np.random.default_rng(3)
+PREFILL = RANDOM.normal(size=(4, 4, 8)).astype(np.float32)
+NEXT = np.concatenate([PREFILL, RANDOM.normal(size=(1, 4, 8)).astype(np.float32)])
+
+
+def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> Source:
+    """Two ranks, two heads each; `rows[step]` is the whole cache after a step."""
+    with SessionWriter.create(path, taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta={}) as writer:
+        for step, (whole, at) in enumerate(zip(rows, positions, strict=True)):
+            tensors = [
+                TensorRecord(TAP, rank, 0, np.ascontiguousarray(whole[:, 2 * rank : 2 * rank + 2]), "float32")
+                for rank in range(2)
+            ]
+            told = SequenceStep(0, [7] * len(at), at, [len(whole)] * 2)
+            writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors))
+    return Source(Session.open(path), TokenTexts({}))
+
+
+def _changed(index: Any, value: Any) -> np.ndarray:
+    changed = NEXT.copy()
+    changed[index] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (NEXT, None),
+        (_changed(4, 0), "slot 4: nothing but zeros, layer 0"),
+        (_changed(1, NEXT[4]), "slot 1: overwritten, an older token's row is lost, layer 0"),
+        (_changed(4, NEXT[2]), "slots 2, 4: the same key as in another slot, layer 0"),
+        (_changed((slice(None), 3), NEXT[:, 2]), "heads 0–1: the same rows, layer 0"),
+        (PREFILL, "nothing was written by this step: the rows are stale, layer 0"),
+    ],
+)
+def test_oddities_are_named(tmp_path: Path, after: np.ndarray, words: str | None) -> None:
+    source = _source(tmp_path / "a.session", [PREFILL, after], [[0, 1, 2, 3], [4]])
+    found = cache_rows(source, Where(step=1), 1, "k_cache", False)
+    assert found.values is not None
+    assert found.values.shape == (2, len(after))
+    assert found.values[1, 2] == pytest.approx(np.linalg.norm(after[2, 2:]), rel=1e-5)
+    assert (words in found.findings) if words else found.findings == ()
+    source.close()
+
+
+def test_lengths_and_positions_are_held_against_the_tokens(tmp_path: Path) -> None:
+    source = _source(tmp_path / "a.session", [PREFILL, _changed(0, 1.0)[:4]], [[0, 1, 2, 3], [0]])
+    first, second = (cache(source, Where(step=step), 16, 1, "k_cache", False) for step in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert first.sequences[0].agrees
+    assert second.sequences[0].wrong == "5 rows should be there: 4 before, 1 new"
+    assert second.sequences[0].jumps == ("position 0 after 3",)
+    source.close()
