@@ -1,178 +1,110 @@
-"""What the screens cost: first paint, key to paint, a session of 10,000 steps, memory.
+"""What the screens cost: first paint, a session of 10,000 steps (scroll, filter, scrub, panes), its memory.
 
-    python benchmarks/tui.py [--steps 10000] [--json]
+    python -m benchmarks.tui [--steps 10000] [--repeats 7] [--json]
 
-First paint is measured in a real pseudo-terminal, from the start of the process to the first drawn frame.
-The rest drives the workbench on a synthetic session with the shape of a 0.5B model (24 layers, every tap,
-2 ranks). A *stall* is the longest time for which the event loop did not come round.
+First paint is measured in a real pseudo-terminal, from the start of the process to the first screenful. The rest
+drives the workbench on a synthetic session with the shape of a 0.5B model (24 layers, every tap, 2 ranks). A *stall*
+is the longest time for which the event loop did not come round. `benchmarks.tui_live` has the running engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import pty
-import resource
-import select
-import statistics
-import subprocess
-import sys
+import contextlib
+import gc
 import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
+from textual.pilot import Pilot
+from textual.worker import WorkerCancelled
 
-from engine.taps.names import tap_specs
-from sessions import SessionWriter
-from sessions.records import SequenceStep, StepRecord, Tap
+from benchmarks.screens import Figure, Stalls, first_paint, report, resident, write_session
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
 from workbench.tui.screens.workbench import WorkbenchScreen
 
-
-def write_session(path: Path, steps: int) -> None:
-    """A 0.5B-shaped session: 24 layers × all taps × 2 ranks."""
-    specs = tap_specs(num_layers=24, qk_norm=False, kv_replicas=1)
-    taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
-    random = np.random.default_rng(0)
-    stats = random.normal(1, 0.1, (len(taps), 2, 8)).astype(np.float32)
-    stats[:, :, 5:] = 0
-    checksums = np.repeat(random.integers(1, 2**60, (len(taps), 1)), 2, axis=1).astype(np.uint64)
-    meta = {"token_texts": {str(i): f" token{i}" for i in range(64)}, "config": {"block_size": 16}}
-    with SessionWriter.create(path, taps=taps, ranks=2, meta=meta) as writer:
-        for step in range(steps):
-            sequence = SequenceStep(
-                0, [step % 64], [step], [step + 1] * 2, list(range(step // 16 + 1)), (step * 7) % 64,
-                False, [(step * 7) % 64, 1], [9.0, 7.5], 9.3, 0.8,
-            )  # fmt: skip
-            jitter = np.float32(1 + 0.05 * np.sin(step / 7))
-            writer.step(
-                0, StepRecord(step, "decode", [sequence], 0.02, stats * jitter, checksums + np.uint64(step))
-            )
+#: What is done, key by key; "settled" between two keys is not waited for, as with a key that is held down.
+_SCENES = {
+    "scroll the operations": ["pagedown"] * 20 + ["down"] * 60 + ["pageup"] * 20,
+    "filter the operations": ["slash", *"layers.2", *["backspace"] * 8, *"q_proj", "enter", "slash"]
+    + ["backspace"] * 6 + ["enter"],
+    "scrub the steps": ["left_square_bracket"] * 100,
+    "the panes": [str(number) for number in (2, 3, 4, 5, 6, 7, 8, 1)],
+}  # fmt: skip
+#: As the design has it: the event loop never stalls over 100 ms.
+_STALL = 100.0
 
 
-def first_paint(arguments: list[str]) -> float:
-    """Seconds from the start of the process to its first frame on a 120 × 40 pseudo-terminal."""
-    controller, terminal = pty.openpty()
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.tui", *arguments],
-        stdin=terminal, stdout=terminal, stderr=terminal, close_fds=True,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
-    )  # fmt: skip
-    os.close(terminal)
-    seen = b""
-    while (
-        b"\xe2" not in seen and time.perf_counter() - began < 20
-    ):  # the first character that is drawn, not ASCII
-        if select.select([controller], [], [], 0.1)[0]:
-            seen += os.read(controller, 65536)
-    elapsed = time.perf_counter() - began
-    process.terminate()
-    process.wait()
-    os.close(controller)
-    return elapsed
-
-
-class Watchdog:
-    """Notes the longest time between two rounds of the event loop."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            self.longest, last = max(self.longest, now - last - 0.001), now
-
-    def stop(self) -> float:
-        """The longest stall, seconds."""
-        self._task.cancel()
-        return self.longest
-
-
-async def drive(path: Path) -> dict[str, float]:
-    """Scroll, filter, scrub, jump; the time of each key and the stalls."""
-    reader = Reader.open(path)
+async def drive(path: Path) -> list[Figure]:
+    """The stalls of every scene, at 200 × 60."""
+    reader, found = Reader.open(path), []
     app = LockstepApp(lambda: WorkbenchScreen(reader))
-    found: dict[str, float] = {}
     async with app.run_test(size=(200, 60)) as pilot:
-        await pilot.pause()
-        await app.workers.wait_for_complete()
+        await _settled(pilot)
         for name, keys in _SCENES.items():
-            watchdog, seconds = Watchdog(), []
+            stalls = Stalls()
             for key in keys:
-                began = time.perf_counter()
-                app.screen.post_message(_key(key))
-                await asyncio.sleep(0)
-                app.screen._compositor_refresh()
-                seconds.append(time.perf_counter() - began)
-                await pilot.pause(0.005)
-            await app.workers.wait_for_complete()
-            found[f"{name}: longest stall ms"] = round(1000 * watchdog.stop(), 1)
-            found[f"{name}: median ms a key"] = round(1000 * statistics.median(seconds), 2)
+                await pilot.press(key)
+            await _settled(pilot)
+            found.append(Figure(f"{name}: longest stall", stalls.stop(), "ms", _STALL))
     return found
 
 
-def _key(name: str) -> object:
-    from textual.events import Key
-
-    return Key(name, name if len(name) == 1 else None)
-
-
-_SCENES = {
-    "scroll operations": ["pagedown"] * 20 + ["down"] * 40,
-    "scrub steps": ["["] * 60,
-    "panes": [str(i) for i in (2, 3, 5, 6, 7, 8, 1)],
-}
-
-
-async def memory(path: Path, steps: int) -> float:
-    """MiB that looking at every hundredth step adds."""
+async def memory(path: Path, steps: int) -> list[Figure]:
+    """What looking at every tenth step leaves in memory, once a first look has warmed everything up."""
     reader = Reader.open(path)
     app = LockstepApp(lambda: WorkbenchScreen(reader))
     async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(pilot)
+        before = 0.0
+        for round_ in range(2):
+            for step in range(round_, steps, 20):
+                await _look(pilot, step)
+            gc.collect()
+            before, now = (resident(), 0.0) if not round_ else (before, resident())
+    looks = len(range(1, steps, 20))
+    return [Figure(f"memory that {looks} further steps looked at add", now - before, "MiB", 16.0)]
+
+
+async def _look(pilot: Pilot[int], step: int) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, WorkbenchScreen)
+    await screen.run_line(f"goto {step}")
+    await pilot.pause(0.001)
+
+
+async def _settled(pilot: Pilot[int]) -> None:
+    await pilot.pause()
+    while any(worker.is_running for worker in pilot.app.workers):
+        with contextlib.suppress(WorkerCancelled):  # a newer one has taken its place
+            await pilot.app.workers.wait_for_complete()
         await pilot.pause()
-        await app.workers.wait_for_complete()
-        screen = app.screen
-        assert isinstance(screen, WorkbenchScreen)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for step in range(0, steps, max(1, steps // 100)):
-            await screen.run_line(f"goto {step}")
-            await pilot.pause(0.001)
-        await app.workers.wait_for_complete()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "long.session"
         write_session(path, options.steps)
-        found: dict[str, float] = {"session MiB": round(path.stat().st_size / 2**20, 1)}
-        for name, arguments in (("home", []), ("session", [str(path)])):
-            found[f"first paint, {name}, s (best of 3)"] = round(
-                min(first_paint(arguments) for _ in range(3)), 3
-            )
-        found |= asyncio.run(drive(path))
-        found["memory added by looking at 100 steps, MiB"] = round(
-            asyncio.run(memory(path, options.steps)), 1
-        )
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return
-    for name, value in found.items():
-        print(f"{name:<48}{value:>10}")
+        figures = [
+            Figure(f"size of the session of {options.steps} steps", path.stat().st_size / 2**20, "MiB")
+        ]
+        for name, arguments, shows in (
+            ("lockstep: first paint", [], b"^q"),
+            ("lockstep tui SESSION: first paint", ["tui", str(path)], b"opening"),
+        ):
+            figures.append(Figure(name, first_paint(arguments, shows, options.repeats), "s", 0.4))
+        shown = first_paint(["tui", str(path)], b"^q", options.repeats)
+        figures.append(Figure("lockstep tui SESSION: everything shown", shown, "s"))
+        figures += asyncio.run(drive(path))
+        figures += asyncio.run(memory(path, options.steps))
+    report(figures, options.json)
 
 
 if __name__ == "__main__":

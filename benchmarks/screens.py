@@ -1,0 +1,153 @@
+"""What the benchmarks of the screens share: a terminal to start them in, a session, the loop's stalls, the report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from engine.taps.names import tap_specs
+from sessions import SessionWriter
+from sessions.records import SequenceStep, StepRecord, Tap
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measurement: what, how much, in what, and what it is to be (the figure may not exceed it)."""
+
+    what: str
+    value: float
+    unit: str
+    target: float | None = None
+
+
+def report(figures: Sequence[Figure], as_json: bool) -> None:
+    """Print the figures beside their targets, with how busy the machine was."""
+    load = os.getloadavg()[0]
+    if as_json:
+        print(
+            json.dumps(
+                {"load": load, "cores": os.cpu_count(), "figures": [asdict(f) for f in figures]}, indent=1
+            )
+        )
+        return
+    for figure in figures:
+        target = "" if figure.target is None else f"≤ {figure.target:g} {figure.unit}"
+        mark = "" if figure.target is None else ("✓" if figure.value <= figure.target else "✗")
+        print(f"{figure.what:<64}{figure.value:>9.4g} {figure.unit:<4}{target:>12} {mark}")
+    print(f"load {load:.1f} on {os.cpu_count()} cores")
+
+
+def first_paint(arguments: Sequence[str], shows: bytes, repeats: int) -> float:
+    """The least of `repeats` times, in seconds, from the start of `python -m workbench.cli ARGUMENTS` to `shows` on a
+    120 × 40 pseudo-terminal. The first run, which writes the byte code as an installation does, does not count."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONPYCACHEPREFIX": cache,
+        }
+        for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"):
+            environment.pop(name, None)
+        times = [_paint(arguments, shows, environment) for _ in range(repeats + 1)]
+    return min(times[1:])
+
+
+def _paint(arguments: Sequence[str], shows: bytes, environment: dict[str, str]) -> float:
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "workbench.cli", *arguments],
+        stdin=terminal, stdout=terminal, stderr=terminal, env=environment,
+    )  # fmt: skip
+    os.close(terminal)
+    seen = b""
+    while shows not in seen and time.perf_counter() - began < 20:
+        if select.select([controller], [], [], 0.1)[0]:
+            seen += os.read(controller, 65536)
+    elapsed = time.perf_counter() - began
+    process.terminate()
+    with contextlib.suppress(OSError):  # the terminal's other side is closed: it has ended
+        while process.poll() is None:  # it takes leave on the screen
+            if select.select([controller], [], [], 0.1)[0]:
+                os.read(controller, 65536)
+    process.wait()
+    os.close(controller)
+    return elapsed
+
+
+def write_session(path: Path, steps: int) -> None:
+    """A session with the shape of a 0.5B model's: 24 layers × every tap × 2 ranks."""
+    specs = tap_specs(num_layers=24, qk_norm=False, kv_replicas=1)
+    taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
+    random = np.random.default_rng(0)
+    stats = random.normal(1, 0.1, (len(taps), 2, 8)).astype(np.float32)
+    stats[:, :, 5:] = 0
+    checksums = np.repeat(random.integers(1, 2**60, (len(taps), 1)), 2, axis=1).astype(np.uint64)
+    meta = {"token_texts": {str(i): f" token{i}" for i in range(64)}, "config": {"block_size": 16}}
+    with SessionWriter.create(path, taps=taps, ranks=2, meta=meta) as writer:
+        for step in range(steps):
+            sequence = SequenceStep(
+                0, [step % 64], [step], [step + 1] * 2, list(range(step // 16 + 1)), (step * 7) % 64,
+                False, [(step * 7) % 64, 1], [9.0, 7.5], 9.3, 0.8,
+            )  # fmt: skip
+            jitter = np.float32(1 + 0.05 * np.sin(step / 7))
+            writer.step(
+                0, StepRecord(step, "decode", [sequence], 0.02, stats * jitter, checksums + np.uint64(step))
+            )
+
+
+class Stalls:
+    """Notes the longest time for which the event loop did not come round."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            self.longest, last = max(self.longest, now - last - 0.001), now
+
+    def stop(self) -> float:
+        """The longest stall, milliseconds."""
+        self._task.cancel()
+        return 1000 * self.longest
+
+
+async def until(
+    met: Callable[[], object], pause: Callable[[float], Awaitable[None]], seconds: float = 120
+) -> None:
+    """Wait until `met`; TimeoutError when it takes longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what was waited for did not come")
+        await pause(0.02)
+
+
+def resident() -> float:
+    """The memory that this process holds now, MiB."""
+    return float(psutil.Process().memory_info().rss) / 2**20
