@@ -27,7 +27,6 @@ from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.models import OpenedModel
-from workbench.recording import keep_token_texts
 from workbench.references.golden import forced_onto, record_golden, record_pair
 from workbench.references.request import GoldenSequence
 
@@ -117,13 +116,11 @@ def check(
 ) -> CheckResult:
     """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
 
-    A session at `path` is replaced; with `model` it knows the model's name and the tokens' texts. The inferior is
+    A session at `path` is replaced; with `model` it knows the model's name. The inferior is
     left at the end of the run, unrecorded.
     """
     meta = {} if model is None else {"model_name": model.name}
     record_forced(inferior, reference, path, rules=rules, progress=progress, **meta)
-    if model is not None:
-        keep_token_texts(path, model.tokenizer)
     return judge_session(path, reference, inferior.path, rules=inferior.rules)
 
 

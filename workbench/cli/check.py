@@ -13,7 +13,7 @@ from rich.console import Console
 from sessions import Session
 from workbench.checking import CheckResult, check_fits, record_reference
 from workbench.checking import check as run_check
-from workbench.cli import options
+from workbench.cli import options, resolve
 from workbench.cli.exit import Exit, UsageError
 from workbench.cli.progress import Status
 from workbench.debugger.inferior import Inferior
@@ -92,12 +92,12 @@ def check(
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     opened = open_model(model)
     prompts = _prompts(opened, prompt, ids, chat)
-    config = options.engine_config(
+    config = resolve.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
     config = plan(opened.config, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)
-    rules = options.rules_of(rule, opened, tp)
+    rules = resolve.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with Status() as status:
         reference = record_reference(
@@ -130,7 +130,7 @@ def _prompts(
 ) -> list[list[int]]:
     """What was asked for, or something that any model can be checked on."""
     if texts or ids or model.offers_prompt:
-        return options.prompt_ids(model, texts, ids, chat)
+        return resolve.prompt_ids(model, texts, ids, chat)
     if model.tokenizer is not None:
         return [model.tokenizer.encode(DEFAULT_TEXT)]
     last = model.config.vocab_size - 1

@@ -13,14 +13,14 @@ from engine.config import EngineConfig
 from engine.sampling import Sampling
 from engine.taps.names import tap_specs
 from sessions.text import clean
-from workbench.cli import options
+from workbench.cli import options, resolve
 from workbench.cli.streaming import display
 from workbench.debugger.capture import NOTHING, STATS, Capture, parse_capture
 from workbench.debugger.inferior import Inferior
 from workbench.export.json import dumps
 from workbench.generation import Generated, Speed, add_prompts, plan, run_to_end
 from workbench.models import OpenedModel, open_model
-from workbench.recording import keep_token_texts, may_write
+from workbench.recording import may_write
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -62,12 +62,12 @@ def generate(
     Tokens go to stdout as they come, speed to stderr.
     """
     opened = open_model(model)
-    prompts = options.prompt_ids(opened, prompt, ids, chat)
-    config = options.engine_config(
+    prompts = resolve.prompt_ids(opened, prompt, ids, chat)
+    config = resolve.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
     config = plan(opened.config, config, prompts, max_tokens)
-    rules = options.rules_of(rule, opened, tp)
+    rules = resolve.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = _capture(capture, opened, config) if save else NOTHING
     target = may_write(save) if save else None
@@ -82,7 +82,6 @@ def generate(
         _say_where(inferior)
         if inferior.writer is not None:
             inferior.writer.close()
-            keep_token_texts(inferior.writer.path, opened.tokenizer)
     done = list(sequences.values())
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))

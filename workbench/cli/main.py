@@ -1,7 +1,7 @@
-"""The `lockstep` program: finds the subcommand, turns errors into one line and an exit code.
+"""The `lockstep` program: goes to the screens or to a subcommand, turns errors into one line and an exit code.
 
-`lockstep --help` imports no subcommand: names and help lines stand in COMMANDS. A subcommand is a module
-with a Typer `app`; adding one is one line here.
+Light: `lockstep --help` imports no subcommand, as names and help lines stand in COMMANDS, and a bare `lockstep`
+not even Typer. A subcommand is a module with a Typer `app`; adding one is one line here.
 """
 
 from __future__ import annotations
@@ -9,15 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import redirect_stdout
-from importlib import import_module, metadata
 from io import TextIOWrapper
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand, TyperGroup
 
 from workbench.cli.exit import Exit
+from workbench.cli.terminal import no_screens
 
 #: name -> (module, help line), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -37,68 +32,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def load(name: str) -> Any:
-    """The command behind a name, as Typer builds it."""
-    module, _ = COMMANDS[name]
-    command = typer.main.get_command(import_module(module).app)
-    command.name = name
-    return command
-
-
-class _Commands(TyperGroup):
-    """Shows every subcommand by its help line and imports only the one that is used."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The real command in place of the one that help shows."""
-        name, shown, rest = super().resolve_command(ctx, args)
-        return name, shown if name is None else load(name), rest
-
-
-app = typer.Typer(cls=_Commands, rich_markup_mode="rich", add_completion=False)
-
-
-@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks (anywhere on the command line).")
-    ] = False,
-) -> None:
-    """A debugger for tensor-parallel LLM inference: step, inspect, compare, replay.
-
-    Without a command it opens the screens. MODEL is a Hugging Face directory, a hub id, or `demo`.
-    """
-    if version:
-        print(f"lockstep {metadata.version('lockstep')}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        _home(context)
-
-
-def _home(context: typer.Context) -> None:
-    """Bare `lockstep`: the screens, where there is a terminal to show them on."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print("lockstep: not a terminal, so no screens: name a command\n", file=sys.stderr)
-        with redirect_stdout(sys.stderr):  # Rich prints it there and then
-            print(context.get_help())
-        raise typer.Exit(Exit.USAGE)
-    # Imported here: textual is not for those who only want a subcommand.
-    from workbench.tui.launch import run_home
-
-    raise typer.Exit(run_home())
-
-
 def run(arguments: list[str]) -> int:
     """Run one command line (without the program's name) and return the exit code."""
+    # Imported here: a bare `lockstep` is on screen before Typer would be.
+    import typer
+
+    from workbench.cli import root
+
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     words = [word for word in own if word != "--debug"] + arguments[len(own) :]
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(root.app)
     try:
         with command.make_context("lockstep", words) as context:
             command.invoke(context)
@@ -132,10 +76,18 @@ def main() -> None:
     """The console script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal that is not UTF-8 gets question marks, not a crash
-    sys.exit(run(sys.argv[1:]))
+            stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
+    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else _home())
+
+
+def _home() -> int:
+    try:
+        # Imported here: textual is not for those who only want a subcommand.
+        from workbench.tui.launch import run_home
+
+        return run_home()
+    except KeyboardInterrupt:  # before the screens took the keys
+        return Exit.INTERRUPTED
 
 
 def _complain(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from workbench.cli import options
 from workbench.cli.exit import UsageError
+from workbench.cli.terminal import no_screens
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -40,8 +40,8 @@ def tui(
     save: options.Save = None,
 ) -> None:
     """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("not a terminal, so no screens: use `lockstep run` or `lockstep replay` instead")
+    if why := no_screens():
+        raise UsageError(f"{why}: use `lockstep run` or `lockstep replay` instead")
     # Imported here: textual is not for those who only ask for help.
     from workbench.tui.launch import run_model, run_session
 

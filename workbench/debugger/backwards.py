@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.debugger.breakpoints import recorded_hits
 from workbench.debugger.debugger import Debugger
+from workbench.debugger.errors import NotCaptured
 from workbench.debugger.motion import look
 from workbench.debugger.values import Position, Stop
 
@@ -29,6 +30,11 @@ def reverse_continue(debugger: Debugger) -> Stop:
     """Back to the last place at which a breakpoint or watchpoint hits, or where a sentinel *first* fired."""
     land(debugger)
     here = debugger.position
+    conditional = any(one.when is not None for one in debugger.breakpoints.at_taps())
+    if conditional and here.step >= 0 and debugger.timeline.stats(here.branch, here.step) is None:
+        raise NotCaptured(
+            "conditions are judged on statistics, which were not recorded: run with `--capture stats`"
+        )
     found = [at for at in (_last_hit(debugger, here), *_first_sentinels(debugger, here)) if at is not None]
     if not found:
         return backward_to(debugger, Position(here.branch, -1))

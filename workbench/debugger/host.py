@@ -6,7 +6,8 @@
     python -m workbench.debugger.host --socket PATH --replay FILE
 
 It listens on a Unix socket (mode 0600; PATH's directory must be its owner's alone), serves the first client of
-the same user, and ends with it, ranks included. `host_client.HostClient` is the other side.
+the same user, and ends with it, ranks included. Temporary files, the ranks' as well, go beside the socket and
+are gone with the host. `host_client.HostClient` is the other side.
 
 Messages are length-prefixed msgpack maps (`engine.wire`), arrays are {"dtype", "shape", "data"}.
 
@@ -41,12 +42,15 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from engine.errors import EngineError
 from engine.wire import Connection, Disconnected, pack_array
@@ -70,10 +74,10 @@ _EXPECTED = (DebuggerError, EngineError, SessionError, FileExistsError)
 
 
 class Host:
-    """Serves one client."""
+    """Serves one client. `scratch` is the directory for temporary files."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, scratch: Path) -> None:
+        self.connection, self.scratch = connection, scratch
         self.debugger: Debugger | None = None
         self._sending = threading.Lock()
         self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -95,8 +99,8 @@ class Host:
                     self._answer(request, {})
                     break
                 self._serve(debugger, request)
-            threading.Timer(_GRACE, os._exit, (1,)).start()
-        os._exit(0)  # neither the timer nor the reading thread is waited for
+            threading.Timer(_GRACE, self._leave, (1,)).start()
+        return self._leave(0)  # neither the timer nor the reading thread is waited for
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -116,7 +120,13 @@ class Host:
                 self.debugger.interrupt()
             self._requests.put(None)
             if self.debugger is None:
-                os._exit(1)  # still starting: nothing to save, and the ranks end with this process
+                self._leave(1)  # still starting: nothing to save, and the ranks end with this process
+
+    def _leave(self, code: int) -> NoReturn:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.scratch.parent.rmdir()  # the client's, who may be gone; not where it holds anything else
+        os._exit(code)
 
     def _serve(self, debugger: Debugger, request: dict[str, Any]) -> None:
         try:
@@ -221,7 +231,12 @@ def main() -> int:
     except (DebuggerError, OSError) as error:
         print(f"lockstep host: {error}", file=sys.stderr)
         return 2
-    return Host(connection).run(options)
+    # The ranks and what they import see only the environment.
+    scratch = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(dir=options.socket.parent)
+    try:
+        return Host(connection, Path(scratch)).run(options)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

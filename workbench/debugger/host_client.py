@@ -11,6 +11,7 @@ Two threads of its own: one reads (events are handed over on it, so hand them on
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -74,6 +75,7 @@ class HostClient:
         threading.Thread(target=self._overhear, name="host-stderr", daemon=True).start()
         self._reader = threading.Thread(target=self._read, name="host-reader", daemon=True)
         self._reader.start()
+        atexit.register(self.close)  # however the program ends, its host does not outlive it
 
     @classmethod
     def start(
@@ -127,7 +129,11 @@ class HostClient:
 
     def close(self) -> None:
         """End the host and its ranks, whatever they are doing; the session is kept. Safe to call again."""
-        if not self._closing:
+        atexit.unregister(self.close)
+        if not self.ready.done():
+            self._closing = True
+            self.process.terminate()  # nothing to save yet, and the ranks end with it
+        elif not self._closing:
             self.interrupt()
             done = self.request("close")
             with self._lock:

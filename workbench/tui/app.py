@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.screen import Screen
+from textual.widgets import Input
+from textual.worker import WorkerFailed
 
 from workbench.tui import settings
 from workbench.tui.settings import Settings
@@ -16,6 +24,10 @@ from workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
     from workbench.tui.screens.home import HomeScreen
+
+#: What ends the program from outside, and the seconds it then has to leave as it does on ctrl+q. A terminal that is
+#: gone never takes the last bytes; a host that hears no more of its client ends by itself.
+_ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
 class LockstepApp(App[int]):
@@ -32,6 +44,7 @@ class LockstepApp(App[int]):
         super().__init__()
         self.settings = chosen or Settings()
         self._first = first
+        self._leaving = False
         for name in list(self.available_themes):
             self.unregister_theme(name)
         for theme in THEMES:
@@ -40,6 +53,9 @@ class LockstepApp(App[int]):
 
     def on_mount(self) -> None:
         """Show the first screen; remember a theme that is chosen later."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                signal.signal(number, self._end)
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
 
@@ -69,6 +85,42 @@ class LockstepApp(App[int]):
         for name in ("lockstep-dark", "lockstep-light"):
             yield SystemCommand(f"Theme: {name}", "", lambda n=name: setattr(self, "theme", n))
         yield SystemCommand("Quit", "ctrl+q", self.action_quit)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys act here, one after another: what a key opens or focuses gets the next, however fast they come.
+
+        Textual lets a key climb from the widget that has the focus up to the app, queue by queue, while the
+        keys behind it are already on their way to that same widget: of a `:next` typed fast, the `n` acted.
+        """
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            field = self.focused
+            if isinstance(field, Input) and event.character is not None and event.is_printable:
+                field.replace(event.character, *field.selection)
+                return
+            if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
+                return
+        await super().on_event(event)
+
+    def exit(self, *arguments: Any, **named: Any) -> None:
+        """Leave. What is under way is not to look for widgets that go away one by one."""
+        self._leaving = True
+        self.workers.cancel_all()
+        super().exit(*arguments, **named)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """A message that was being handled while the screens closed: no reason to call it a crash."""
+        cause = error.error if isinstance(error, WorkerFailed) else error
+        if not (self._leaving and isinstance(cause, NoMatches)):
+            super()._handle_exception(error)
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        """SIGTERM, or the terminal was closed (SIGHUP). A signal handler, as the event loop may be the one that waits
+        for a terminal which is gone."""
+        last = threading.Timer(_ENDING[signal.Signals(number)], os._exit, (128 + number,))
+        last.daemon = True
+        last.start()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self.exit(return_code=128 + number))
 
     def _act(self, action: str) -> None:
         self.call_later(self.run_action, action)

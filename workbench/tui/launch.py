@@ -12,8 +12,8 @@ from workbench.tui import settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.settings import SettingsError
 
-#: The exit code of a usage error.
-_USAGE = 2
+#: Exit codes, as `workbench.cli.exit` has them: a usage error; a crash, which Textual knows as 1.
+_USAGE, _DEFECT, _CRASHED = 2, 70, 1
 
 
 def run_home() -> int:
@@ -65,7 +65,11 @@ def _run(first: Callable[[], Screen[None]]) -> int:
         print(f"lockstep: {error}", file=sys.stderr)
         return _USAGE
     result = app.run()
-    # A crash leaves return_code 1 and no result; quitting leaves neither.
+    if app.return_code == _CRASHED:
+        print(
+            "lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr
+        )
+        return _DEFECT
     return app.return_code or (result if isinstance(result, int) else 0)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from workbench.cli.failures import explain
-from workbench.cli.main import COMMANDS, load, run
+from workbench.cli.main import COMMANDS, run
+from workbench.cli.root import load
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,8 +7,9 @@ import pytest
 from tests.workbench.debugger.conftest import Live, texts
 from workbench.cli.console import Console
 from workbench.cli.exit import Exit
+from workbench.debugger.capture import NOTHING
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.errors import CommandError
+from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.sentinels import repeated_phrase
 from workbench.debugger.values import Stop
 
@@ -113,6 +114,18 @@ def test_catch_nan_and_back_to_where_it_began(live: Live) -> None:
     back = go(debugger, "reverse-continue")
     assert (back.step, back.tap, list(back.hit_breakpoint_ids)) == (0, "layers.0.attn.scores", [1])
     assert go(debugger, "reverse-continue").reason == "entry"
+
+
+def test_without_statistics_nothing_is_said_to_be_clean(live: Live) -> None:
+    debugger = live(rules={"mask": "additive"})
+    assert debugger.executor is not None
+    with debugger.executor.capturing(NOTHING):
+        texts(debugger, "next 2", "catch nan")
+        with pytest.raises(NotCaptured, match="--capture stats"):
+            debugger.execute("reverse-continue")
+        stop = go(debugger)
+        assert (stop.step, stop.tap) == (2, "layers.0.attn.scores"), "the ranks judge what they run"
+        debugger.executor.land()
 
 
 def test_catch_inf_does_not_take_the_mask_for_one(live: Live) -> None:

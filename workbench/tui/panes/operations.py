@@ -191,7 +191,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         """Type to filter."""
         field = self.query_one(Input)
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)  # at once, for the keys that are under way
 
     def action_clear_filter(self) -> None:
         """All operations again."""

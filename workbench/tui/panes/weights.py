@@ -258,7 +258,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         """Type to filter."""
         field = self.query_one(Input)
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)  # at once, for the keys that are under way
 
     def action_clear_filter(self) -> None:
         """All parameters again."""

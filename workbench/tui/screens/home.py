@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,8 @@ class HomeScreen(Screen[None]):
     """Bare `lockstep`. Posts `Open` when something is to be opened."""
 
     CSS_PATH = "../styles/home.tcss"
+    # Textual declares it as an instance variable. Below 12 lines the menu is all there is room for.
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (12, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("d", "demo", "The demo"),
         Binding("o", "open", "Open"),
@@ -151,11 +155,13 @@ class HomeScreen(Screen[None]):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a group, to be ended with all that it started
         )
+        os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first
         try:
             out, _ = await process.communicate()
         except asyncio.CancelledError:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
         shown.show(machine_lines(out))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,7 @@ class LiveWorkbench(WorkbenchScreen):
         self.host_pid = int(ready.get("pid", 0))
         self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
         self.began = 0.0
+        self._following = asyncio.Lock()
         engine.listener = self
 
     def on_mount(self) -> None:
@@ -102,7 +104,11 @@ class LiveWorkbench(WorkbenchScreen):
         return reply
 
     async def follow(self) -> None:
-        """Read what was written and look at where the debugger stands."""
+        """Read what was written and look at where the debugger stands. One at a time: the last word is the latest."""
+        async with self._following:
+            await self._follow()
+
+    async def _follow(self) -> None:
         await self.reader.ask(Source.refresh)
         self.overview = await self.reader.ask(overview)
         branch = int(self.state.get("branch", 0))
@@ -124,12 +130,9 @@ class LiveWorkbench(WorkbenchScreen):
         """What the host tells while a command runs."""
         event.stop()
         if event.event == "step":
-            self.state = {
-                **self.state,
-                "branch": event.body.get("branch", 0),
-                "step": event.body.get("step", 0),
-            }
-            await self.follow()
+            if self.engine.running is not None:  # else the answer is here already, and knows better
+                self.state = {**self.state, **{key: event.body.get(key, 0) for key in ("branch", "step")}}
+                await self.follow()
         elif event.event == "output":
             self.tell(clean(str(event.body.get("text", "")), limit=300))
         elif event.event == "rankLost":

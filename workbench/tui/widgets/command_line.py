@@ -39,7 +39,7 @@ class CommandLine(Input):
     PROMPT = ":"
 
     DEFAULT_CSS = """
-    CommandLine { height: 1; border: none; padding: 0 1 0 2; background: $raised; display: none; }
+    CommandLine { height: 1; border: none; padding: 0 1 0 2 !important; background: $raised; display: none; }
     CommandLine:focus { border: none; }
     CommandLine.-open { display: block; }
     """
@@ -73,12 +73,13 @@ class CommandLine(Input):
         self.cursor_position = len(text)
         self._at = len(self._history)
         self.add_class("-open")
-        self.focus()
+        self.screen.set_focus(self)  # at once: `focus` would let the keys that are under way go elsewhere
 
     def action_close(self) -> None:
         """Close without doing anything."""
         self.remove_class("-open")
         self.value = ""
+        self.screen.set_focus(None)
         self.post_message(self.Closed())
 
     async def action_submit(self) -> None:

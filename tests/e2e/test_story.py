@@ -1,0 +1,106 @@
+"""The debugger's day in a real terminal: a bug seen, found, undone, recorded, replayed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tests.e2e.terminal import Terminal, needs_tmux
+
+pytestmark = needs_tmux
+
+_HAIKU = "soft│ rain│ on│ tin│ roofs│⏎│a│ child│ whispers│ z│or│bl│at│"
+_BROKEN = "soft│ rain│⏎│the│ gutters│⏎│"
+
+
+def _row(shown: str, title: str) -> str:
+    """The tokens of the branch that `title` names, in the strip; "" while it is not there."""
+    row = next((line for line in shown.splitlines() if line.startswith(f" {title} ")), "")
+    return re.sub(r" +│", "│", row)  # cells of two branches are as wide as the wider one
+
+
+def _wait_for_rows(here: Terminal, **rows: str) -> str:
+    """Wait until the branch of each name shows these tokens; the screen then."""
+    titles = {title.replace("_is_", "="): tokens for title, tokens in rows.items()}
+    return here.until(
+        lambda shown: all(tokens in _row(shown, title) for title, tokens in titles.items()),
+        lambda shown: f"the tokens are not {titles}",
+    )
+
+
+def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Terminal]) -> None:
+    here = terminals()
+    before = here.line_discipline()
+    here.start("lockstep tui demo --tp 2 --save story.session")
+    here.wait("● stopped", "step 0/0", "rules  all correct")
+    here.enter(":next 60")  # to the end of the text
+    here.wait("end of the text", _HAIKU)
+
+    # The bug: the biases of q, k and v are not loaded. Chosen from the catalogue, with the keys.
+    here.enter(":goto 0")
+    here.wait("step 0/")
+    here.type("x")
+    here.until(lambda shown: "load_bias=false" in shown and "enter switches" in shown)
+    for _ in range(3):
+        here.press("Down")
+    here.wait("shows first at layers.*.attn.q_proj")
+    here.press("Enter")
+    here.wait("rules  load_bias=false", "differs from correct", "branch load_bias=false")
+    here.enter(":next 12")
+    here.wait("first difference at step", "step 12/12")
+    _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
+
+    # Undone: the text recovers, beside the broken one.
+    here.enter(":goto 0")
+    here.wait("step 0/")
+    here.enter(":toggle load_bias true")
+    here.wait("rules  all correct")
+    here.enter(":next 12")
+    here.wait("first difference at step", "step 12/12")
+    _wait_for_rows(here, load_bias_is_true=_HAIKU, load_bias_is_false=_BROKEN)
+    # Any size: what was there is there again.
+    here.resize(80, 24)
+    here.wait("● stopped", "^q quit")
+    here.resize(20, 5)
+    here.until(lambda shown: max(map(len, shown.splitlines())) <= 20 and shown.strip())
+    here.resize(200, 60)
+    here.wait("● stopped", "first difference at step", "attn.scores")
+    here.resize(120, 40)
+
+    # Another one: NaN, caught where it first appears, and its origin.
+    here.enter(":branch main")
+    here.wait("branch main")
+    here.enter(":goto 0")
+    here.wait("step 0/")
+    here.enter(":catch nan")
+    here.wait("catch 1, nan")
+    here.enter(":toggle mask additive")
+    here.wait("rules  mask=additive")
+    here.type("c")
+    here.wait(re.compile(r"catch 1, nan: step \d+, at layers\.0\.attn\.scores"))
+    here.type("o")
+    here.wait(re.compile(r"layers\.0\.attn\.scores at step 1 is the first"))
+    here.press("C-q")
+    here.back_in_shell()
+    assert (here.code(), here.line_discipline()) == (0, before)
+    here.nothing_is_left()
+
+    _the_recording_shows_the_same(here)
+
+
+def _the_recording_shows_the_same(here: Terminal) -> None:
+    here.start("lockstep tui story.session")
+    here.wait("replay  branch main", "8 Journal")
+    assert not here.of("workbench.debugger.host"), "nothing runs behind a replay"
+    here.enter(":branch load_bias=false")
+    here.wait("rules  load_bias=false", "first difference at step")
+    _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
+    here.enter(":branch mask=additive")
+    here.wait("rules  mask=additive", "NaN")
+    here.type("o")
+    here.wait(re.compile(r"layers\.0\.attn\.scores at step 1 is the first"))
+    here.type("8")
+    here.wait("toggle load_bias false", "toggle mask additive")
+    here.press("C-q")
+    here.back_in_shell()
+    here.nothing_is_left()

@@ -1,0 +1,71 @@
+"""The root of the command line, in Typer's terms. It imports only the subcommand that is used."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module, metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from workbench.cli.exit import Exit
+from workbench.cli.main import COMMANDS
+from workbench.cli.terminal import no_screens
+
+
+def load(name: str) -> Any:
+    """The command behind a name, as Typer builds it."""
+    module, _ = COMMANDS[name]
+    command = typer.main.get_command(import_module(module).app)
+    command.name = name
+    return command
+
+
+class _Commands(TyperGroup):
+    """Shows every subcommand by its help line and imports only the one that is used."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The real command in place of the one that help shows."""
+        name, shown, rest = super().resolve_command(ctx, args)
+        return name, shown if name is None else load(name), rest
+
+
+app = typer.Typer(cls=_Commands, rich_markup_mode="rich", add_completion=False)
+
+
+@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (anywhere on the command line).")
+    ] = False,
+) -> None:
+    """A debugger for tensor-parallel LLM inference: step, inspect, compare, replay.
+
+    Without a command it opens the screens. MODEL is a Hugging Face directory, a hub id, or `demo`.
+    """
+    if version:
+        print(f"lockstep {metadata.version('lockstep')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        _home(context)
+
+
+def _home(context: typer.Context) -> None:
+    """Bare `lockstep`: the screens, where there is a terminal to show them on."""
+    if why := no_screens():
+        print(f"lockstep: {why}: name a command\n", file=sys.stderr)
+        with redirect_stdout(sys.stderr):  # Rich prints it there and then
+            print(context.get_help())
+        raise typer.Exit(Exit.USAGE)
+    # Imported here: textual is not for those who only want a subcommand.
+    from workbench.tui.launch import run_home
+
+    raise typer.Exit(run_home())

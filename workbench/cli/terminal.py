@@ -1,0 +1,24 @@
+"""Whether there is a terminal to show screens on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def no_screens() -> str:
+    """Why no screens can be shown; "" when they can. All three streams count: keys come from the first, the
+    screens are drawn on the last, and what is printed after them belongs on the second."""
+    if os.environ.get("TEXTUAL_DRIVER"):
+        return ""  # `lockstep web` speaks to the screens through pipes
+    names = [name for name, stream in _streams() if stream is None or not stream.isatty()]
+    if names:
+        return f"not a terminal ({', '.join(names)}), so no screens"
+    if os.environ.get("TERM") in ("dumb", "unknown"):
+        return f"TERM={os.environ['TERM']}: this terminal cannot be drawn on, so no screens"
+    return ""
+
+
+def _streams() -> tuple[tuple[str, TextIO | None], ...]:
+    return ("stdin", sys.stdin), ("stdout", sys.stdout), ("stderr", sys.stderr)
