@@ -16,6 +16,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
+from workbench.tui import export
 from workbench.tui.app import LockstepApp
 from workbench.tui.opening import starting
 from workbench.tui.screens.home import HomeScreen
@@ -24,15 +25,19 @@ from workbench.tui.settings import Settings
 
 SIZE = (140, 42)
 #: Commands that make the session, in order.
-STORY = ("next 24", "goto 0", "toggle load_bias false", "next 24", "golden")
+STORY = (
+    "next 24", "goto 0", "toggle load_bias false", "next 24", "golden", "lens", "info weights",
+    "capture layers.*.attn.k_cache",
+)  # fmt: skip
 #: Pictures: the keys that lead to each from the one before.
 SHOTS = {
     "operations": ("1", "o"),
     "attention": ("2",),
     "attention-head": ("m",),
     "cache": ("3",),
-    "weights": ("4",),
+    "weights": ("4", "u", "u"),
     "logits": ("5",),
+    "lens": ("l",),
     "sentinels": ("6",),
     "golden": ("7",),
     "journal": ("8",),
@@ -51,10 +56,9 @@ async def settle(pilot: Pilot[int]) -> None:
 
 
 def save(app: LockstepApp, directory: Path, name: str) -> None:
-    """Write one picture."""
-    (directory / f"{name}.svg").write_text(
-        app.export_screenshot(title=f"lockstep · {name}"), encoding="utf-8"
-    )
+    """Write one picture: cells as they are, no fonts fetched from anywhere."""
+    picture = export.shown(app.screen, app.screen.region, "").picture()
+    (directory / f"{name}.svg").write_text(picture, encoding="utf-8")
     print(directory / f"{name}.svg")
 
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from workbench.debugger.capture import parse_capture
 from workbench.debugger.debugger import Debugger
-from workbench.debugger.registry import Argument, command
+from workbench.debugger.registry import REPLAY_REASON, Argument, command
 from workbench.debugger.values import Message
 
 
@@ -19,6 +19,8 @@ from workbench.debugger.values import Message
 )  # fmt: skip
 def capture(debugger: Debugger, what: str | None) -> Message:
     """Another capture policy."""
+    if debugger.executor is None:  # no error: a script that captured something is replayed all the same
+        return Message(f"nothing is captured: {REPLAY_REASON}")
     engine = debugger.engine
     inferior = engine.inferior
     words = (what or "").split()

@@ -105,11 +105,17 @@ def commands(story: Story) -> list[str]:
     judged = max(1, story.fault.step + 1)
     # NaN is caught where it arises; what is merely wrong is found by the reference.
     begin = ["catch nan", "continue", "disable 1"] if story.value == "additive" else []
+    # What a pane can only show if it was asked for while the model ran.
+    keep = ["info weights", "lens"]
+    if story.rule in ("positions", "cache_heads", "cache_reuse"):
+        rows = "capture layers.*.attn.k_cache"
+        keep += [f"goto {judged - 1}", rows, f"goto {judged}", rows, "capture stats"]
     return [
         *begin,
         f"goto {STEPS - 1}",
         f"goto {judged}",
         "golden",
+        *keep,
         f"expect golden == diverged and cause == {story.cause}",
         f"goto {story.fault.step}",
         "origin",
@@ -118,6 +124,7 @@ def commands(story: Story) -> list[str]:
         f"goto {judged}",
         "golden",
         "expect golden == match",
+        "lens",
     ]
 
 

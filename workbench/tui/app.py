@@ -78,7 +78,7 @@ class LockstepApp(App[int]):
                 yield SystemCommand(title, f"pane {number}", lambda n=number: self._act(f"screen.pane({n})"))
             for key in KEYS:
                 if key.key not in ("ctrl+c", "colon"):
-                    told = f"{key.shown}   {key.command}".rstrip()
+                    told = f"{key.shown}   {screen.why_not(key.key) or key.command}".rstrip()
                     yield SystemCommand(
                         key.what.capitalize(), told, lambda k=key: self._act(f"screen.{k.action}")
                     )

@@ -102,6 +102,11 @@ told and marked with a dot. Against golden the map is the error of each row: sta
         )
         self._tell()
 
+    def on_resize(self) -> None:
+        """The bar and the words are laid out for the width, which is not known before the first layout."""
+        if self.snapshot is not None:
+            self.answer(self.snapshot)
+
     def _tell(self) -> None:
         """What the map shows, and the slot under the cursor."""
         snapshot = self.snapshot

@@ -120,6 +120,11 @@ The figure under the map is the error of each tap in the order of execution, on 
         self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
         self.query_one("#detail", Lines).show([*self._detail(), *(self._ledger() if wide else [])])
 
+    def on_resize(self) -> None:
+        """What stands beside the map depends on the width."""
+        if self.snapshot is not None and self.snapshot.taps:
+            self._draw()
+
     def _beside(self) -> int:
         """What the map leaves to the figures beside it."""
         layers = self.overview.layers if self.overview is not None else 1

@@ -217,6 +217,11 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             lines = lines[:2]
         return lines
 
+    def on_resize(self) -> None:
+        """Words are wrapped to the width."""
+        if self._measured is not None:
+            self._draw()
+
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()

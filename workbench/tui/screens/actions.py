@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from textual import on
-from textual.reactive import reactive
 
 from sessions.text import clean
 from workbench.export.table import Table
@@ -15,17 +13,15 @@ from workbench.tui.app import LockstepApp
 from workbench.tui.export import Shown
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
-from workbench.tui.reader import Reader
 from workbench.tui.replaying import Reply
-from workbench.tui.screens import commands, keys, moves
-from workbench.tui.screens.exporting import Exporting
+from workbench.tui.screens import commands, keys
 from workbench.tui.screens.help import HelpScreen
+from workbench.tui.screens.moving import Moving
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.settings import TOKEN_COLOURS
-from workbench.tui.snapshots.journal import stops
-from workbench.tui.snapshots.overview import Overview, Present, Where
+from workbench.tui.snapshots.overview import Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
@@ -39,17 +35,11 @@ _COLOURS = {
 }
 
 
-class WorkbenchActions(Exporting):
-    """Moves, panes, help, copy, export, the command line. The screen itself lays out and follows `where`."""
-
-    reader: Reader
-    present: Present | None
-    overview: reactive[Overview | None] = reactive(None)
-    where: reactive[Where] = reactive(Where())
+class WorkbenchActions(Moving):
+    """Panes, help, copy, export, the command line, beside the moves. The screen itself lays out and follows `where`."""
 
     comparing: int | bool | None
     token_colour = TOKEN_COLOURS[0]
-    inside = False  # whether the last move led into the middle of a step
     said: tuple[Fact, ...] = ()  # about the last action; gone with the next place
     story: tuple[Fact, ...] = ()  # what the pane in front has to tell
     difference: tuple[Fact, ...] = ()  # where the branch left the one it is held against
@@ -96,66 +86,6 @@ class WorkbenchActions(Exporting):
         left, right = message_facts(self.present)
         line.left = self.said or self.story or left
         line.right = self.difference or right
-
-    async def action_move(self, kind: str, by: int) -> None:
-        """n N s S i I c C f: in a replay they move about in what was recorded."""
-        await self.move(kind, by)
-
-    async def move(self, kind: str, by: int, times: int = 1) -> None:
-        """Move `times` by a token, layer, operation or stop."""
-        if self.overview is None or self.present is None:
-            return
-        taps, steps = self.overview.taps, self.present.steps
-        where = self.where
-        self.inside = kind in ("layer", "operation", "finish")
-        for _ in range(min(times, 100_000)):
-            before = where
-            where = await self._moved(where, kind, by, taps, steps)
-            if where == before:
-                self.tell(f"nothing further: the branch has steps {steps.start} to {steps.stop - 1}")
-                break
-        self.where = where
-
-    async def _moved(self, where: Where, kind: str, by: int, taps: tuple[str, ...], steps: range) -> Where:
-        if kind == "token":
-            return replace(where, step=min(max(where.step + by, steps.start), steps.stop - 1))
-        if kind == "operation":
-            return moves.next_operation(taps, where, by, steps)
-        if kind == "layer":
-            return moves.next_layer(taps, where, by, steps)
-        if kind == "finish":
-            return moves.end_of_layer(taps, where)
-        step = await self._stop_beside(where, by)
-        return where if step is None else replace(where, step=step)
-
-    async def _stop_beside(self, where: Where, by: int) -> int | None:
-        found = await self.reader.ask(stops, where.branch)
-        return moves.next_stop([(event.branch, event.step) for event in found], where, by)
-
-    def action_scrub(self, by: int) -> None:
-        """[ and ]: look at another step; nothing runs."""
-        if self.present is not None:
-            self.inside, steps = False, self.present.steps
-            self.where = replace(self.where, step=min(max(self.where.step + by, steps.start), steps.stop - 1))
-
-    async def action_stop_event(self, by: int) -> None:
-        """{ and }: look at the stop before, or the next one."""
-        step = await self._stop_beside(self.where, by)
-        if step is None:
-            self.tell("no stop before this one" if by < 0 else "no further stop on this branch")
-        else:
-            self.where = replace(self.where, step=step)
-
-    def action_layer(self, by: int) -> None:
-        """, and .: the same operation of a neighbouring layer."""
-        if self.overview is not None:
-            self.where = moves.same_operation(self.overview.taps, self.where, by)
-
-    def action_rank(self) -> None:
-        """R: one rank, then the next, then all."""
-        if self.overview is not None:
-            self.where = moves.next_rank(self.where, self.overview.ranks)
-            self.tell("all ranks" if self.where.rank is None else f"rank {self.where.rank} alone")
 
     async def action_pane(self, number: int) -> None:
         """1 … 8."""
@@ -223,6 +153,10 @@ class WorkbenchActions(Exporting):
         rules = dict(overview.branch(self.where.branch).rules)
         rows = toggle_rows(model if isinstance(model, dict) else {}, overview.ranks, rules)
         self.app.push_screen(TogglesScreen(rows, self.why_no_toggle()), self.toggled)
+
+    def why_not(self, press: str) -> str:
+        """Why a key does nothing here; "" where it does."""
+        return ""
 
     def why_no_toggle(self) -> str:
         """Why nothing can be switched; "" when it can."""

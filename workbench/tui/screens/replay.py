@@ -32,7 +32,7 @@ class ReplayWorkbench(WorkbenchScreen):
             self.tell(clean(str(problem), limit=300), wrong=True)
             return
         self._follow(reply)
-        if not quiet:
+        if not quiet or reply.result.get("kind") == "message":
             self.show_reply(line, reply)
 
     def _follow(self, reply: Reply) -> None:

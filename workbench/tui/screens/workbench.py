@@ -258,10 +258,6 @@ class WorkbenchScreen(WorkbenchActions):
         else:
             self.app.simulate_key(event.hint.press)
 
-    def why_not(self, press: str) -> str:
-        """Why a key does nothing here; "" where it does."""
-        return ""
-
     @on(CommandLine.Closed)
     def _line_closed(self) -> None:
         pane = self.current_pane
