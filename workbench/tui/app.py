@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -56,6 +58,9 @@ class LockstepApp(App[int]):
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
                 signal.signal(number, self._end)
+        # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
+        self.set_interval(2, lambda: gc.freeze(), repeat=5)
+        sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from textual.message_pump import MessagePump
 from engine.wire import unpack_array, widen
 from workbench.debugger.host_client import HostClient, HostError
 from workbench.tui.replaying import Reply
+
+#: How far the engine stands back where it and the screens want the same processor: keys are answered first.
+_NICE = 5
 
 
 class EngineEvent(Message):
@@ -42,6 +46,8 @@ class Engine:
     async def start(self) -> dict[str, Any]:
         """Start the host and wait until the model is loaded; the body of "ready". HostError says why not."""
         self._client = await asyncio.to_thread(HostClient.start, self.arguments, self._heard)
+        with contextlib.suppress(OSError):  # a host that ended at once says why itself
+            os.setpriority(os.PRIO_PROCESS, self._client.process.pid, _NICE)  # and its ranks
         return await asyncio.wrap_future(self._client.ready)
 
     def _heard(self, name: str, body: dict[str, Any]) -> None:

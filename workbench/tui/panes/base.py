@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.reactive import reactive
+from textual.reactive import var
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -39,9 +39,9 @@ class Pane(Widget):
     HELP: ClassVar[str] = ""
     HINTS: ClassVar[tuple[KeyHint, ...]] = ()
 
-    overview: reactive[Overview | None] = reactive(None)
-    where: reactive[Where] = reactive(Where())
-    line: reactive[TokenLine | None] = reactive(None)
+    overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
+    where: var[Where] = var(Where())
+    line: var[TokenLine | None] = var(None)
 
     @dataclass
     class Go(Message):

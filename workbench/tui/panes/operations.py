@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual import on
@@ -179,6 +180,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         event.stop()
         row = self._rows[event.row]
         if row >= 0:
+            self.where = replace(self.where, tap=row)  # an answer that is under way leaves the cursor here
             self.post_message(self.Go(tap=row))
 
     @on(Grid.Chosen)

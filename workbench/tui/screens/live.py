@@ -36,6 +36,7 @@ class LiveWorkbench(WorkbenchScreen):
         self.host_pid = int(ready.get("pid", 0))
         self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
         self.began = 0.0
+        self.behind = False  # steps were told of that were not looked at yet
         self._following = asyncio.Lock()
         engine.listener = self
 
@@ -72,10 +73,13 @@ class LiveWorkbench(WorkbenchScreen):
             "accent" if flying else "text",
         )
 
-    def _tick(self) -> None:
-        """Long work shows that it goes on."""
+    async def _tick(self) -> None:
+        """Long work shows that it goes on. However fast the engine runs, it is looked at this often: nobody reads
+        faster, and the ranks need the processor more."""
         if not self.query("#status"):
             return  # a timer outlives the screen's widgets by a moment when the app quits
+        if self.behind:
+            await self.follow()
         if self.engine.running is not None and time.monotonic() - self.began > _SAY_AFTER:
             status = self.query_one("#status", StatusLine)
             if status.right:
@@ -106,6 +110,7 @@ class LiveWorkbench(WorkbenchScreen):
     async def follow(self) -> None:
         """Read what was written and look at where the debugger stands. One at a time: the last word is the latest."""
         async with self._following:
+            self.behind = False
             await self._follow()
 
     async def _follow(self) -> None:
@@ -132,7 +137,7 @@ class LiveWorkbench(WorkbenchScreen):
         if event.event == "step":
             if self.engine.running is not None:  # else the answer is here already, and knows better
                 self.state = {**self.state, **{key: event.body.get(key, 0) for key in ("branch", "step")}}
-                await self.follow()
+                self.behind = True
         elif event.event == "output":
             self.tell(clean(str(event.body.get("text", "")), limit=300))
         elif event.event == "rankLost":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from textual.reactive import reactive
+from textual.reactive import var
 
 from workbench.tui.reader import Reader
 from workbench.tui.screens import moves
@@ -18,8 +18,8 @@ class Moving(Exporting):
 
     reader: Reader
     present: Present | None
-    overview: reactive[Overview | None] = reactive(None)
-    where: reactive[Where] = reactive(Where())
+    overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
+    where: var[Where] = var(Where())
     inside = False  # whether the last move led into the middle of a step
 
     async def action_move(self, kind: str, by: int) -> None:

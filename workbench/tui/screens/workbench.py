@@ -9,7 +9,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.reactive import reactive
+from textual.reactive import var
 from textual.widgets import ContentSwitcher
 
 from sessions.errors import SessionError
@@ -53,7 +53,7 @@ class WorkbenchScreen(WorkbenchActions):
         *(Binding(str(i), f"pane({i})", title, show=False) for i, title in enumerate(TITLES, 1)),
     ]
 
-    pane: reactive[int] = reactive(1)
+    pane: var[int] = var(1)
 
     def __init__(self, reader: Reader, *, at: Where | None = None) -> None:
         super().__init__()
@@ -154,6 +154,8 @@ class WorkbenchScreen(WorkbenchActions):
         """Read a little more of the tokens and show them; whether that was all."""
         where, other = self.where, self.against
         self.line = await self.reader.ask(self._lines.line, where.branch, where.seq, other)
+        if not self.query("#tokens"):
+            return True  # the screen was closed meanwhile
         strip, beside = self.query_one("#tokens", TokenStrip), self.query_one("#other-tokens", TokenStrip)
         strip.colour = beside.colour = self.token_colour
         self.set_class(other is not None, "-comparing")
