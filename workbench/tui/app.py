@@ -58,6 +58,9 @@ class LockstepApp(App[int]):
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
                 signal.signal(number, self._end)
+        if self.is_web:
+            server = os.getppid()
+            self.set_interval(1, lambda: None if os.getppid() == server else self.exit())
         # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
