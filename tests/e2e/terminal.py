@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,8 +37,10 @@ class Terminal:
 
     def __init__(self, directory: Path, columns: int = 120, rows: int = 40) -> None:
         self.directory, self.mark = directory, uuid.uuid4().hex
-        self.scratch = directory / "tmp"
-        for name in ("tmp", "bin", "data", "cache", "config", "state"):
+        self.scratch = Path(
+            tempfile.mkdtemp(prefix="lockstep-e2e-", dir="/tmp")
+        )  # short: sockets lie below it
+        for name in ("bin", "data", "cache", "config", "state"):
             (directory / name).mkdir(exist_ok=True)
         program = directory / "bin" / "lockstep"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m workbench.cli "$@"\n')
@@ -209,3 +212,4 @@ def terminal(directory: Path, columns: int = 120, rows: int = 40) -> Iterator[Te
         for pid in opened.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(opened.scratch, ignore_errors=True)

@@ -34,6 +34,8 @@ from engine.wire import Connection, Disconnected
 _PATIENCE = 30.0
 #: Seconds that the host may take to end once it was told to.
 _GRACE = 8.0
+#: Bytes of a temporary directory's path in which a socket still has room: 104 at the least, less the names below it.
+_LONGEST = 70
 
 Event = Callable[[str, dict[str, Any]], None]
 
@@ -54,6 +56,12 @@ class HostLost(HostError):
 
     def __init__(self, message: str) -> None:
         super().__init__({"kind": "HostLost", "message": message, "exit_code": 5})
+
+
+def _directory() -> Path:
+    """A directory of our own (mode 0700) for the socket, whose path may not be longer than about 100 bytes."""
+    place = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="lockstep-host-", dir=place if len(place) <= _LONGEST else "/tmp"))
 
 
 class HostClient:
@@ -82,7 +90,7 @@ class HostClient:
         cls, arguments: Sequence[str], on_event: Event = lambda name, body: None, python: str = sys.executable
     ) -> HostClient:
         """Start a host on `arguments` (see `workbench.debugger.host`); returns at once."""
-        directory = Path(tempfile.mkdtemp(prefix="lockstep-host-"))  # mode 0700
+        directory = _directory()
         root = str(Path(__file__).resolve().parents[2])  # the very package that runs here
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -124,6 +125,20 @@ def test_the_socket_is_the_owners_alone(checkpoint: Path, tmp_path: Path) -> Non
     )  # fmt: skip
     assert done.returncode == 2
     assert "must belong to you alone" in done.stderr
+
+
+def test_a_temporary_directory_too_deep_for_a_socket_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    client = HostClient.start([str(tmp_path / "nothing")])
+    try:
+        with pytest.raises(HostError, match="no such file"):
+            client.ready.result(60)
+    finally:
+        client.close()
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
