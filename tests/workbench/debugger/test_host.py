@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from sessions import Session, verify
+from tests.checkpoints import tiny_checkpoint
 from workbench.debugger.host_client import HostClient, HostError, HostLost
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -211,7 +212,7 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
     client = launch(checkpoint, session, heard, tp=chance.choice((1, 2)))
     pids = heard.wait_for("ready")["rank_pids"]
     client.command("next 2").result(60)
-    running = client.command("until 100000")  # ends by itself after 59 steps, where the context is full
+    running = client.command("until 100000")  # ends by itself where the context is full, long after the kill
     heard.wait_for_step(chance.randint(2, 25))
     time.sleep(chance.uniform(0, 0.05))
     client.process.kill()
@@ -230,14 +231,20 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
         assert steps[-1] >= heard.last_step(), "a step that was told of had been committed"
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose context no run fills before it is killed."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("roomy"), "qwen2", max_position_embeddings=4096)
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_in_mid_step(checkpoint: Path, tmp_path: Path, seed: int) -> None:
-    kill_in_mid_step(checkpoint, tmp_path / "killed.session", random.Random(seed))
+def test_kill_in_mid_step(roomy: Path, tmp_path: Path, seed: int) -> None:
+    kill_in_mid_step(roomy, tmp_path / "killed.session", random.Random(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kill_in_mid_step_fifty_times(checkpoint: Path, tmp_path: Path) -> None:
+def test_kill_in_mid_step_fifty_times(roomy: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     for round in range(50):
-        kill_in_mid_step(checkpoint, tmp_path / f"{round}.session", chance)
+        kill_in_mid_step(roomy, tmp_path / f"{round}.session", chance)
