@@ -108,7 +108,7 @@ def write_session(path: Path, steps: int) -> None:
     with SessionWriter.create(path, taps=taps, ranks=2, meta=meta) as writer:
         for step in range(steps):
             sequence = SequenceStep(
-                0, [step % 64], [step], [step + 1] * 2, list(range(step // 16 + 1)), (step * 7) % 64,
+                0, [step % 64], [step], [[step + 1] * 24] * 2, list(range(step // 16 + 1)), (step * 7) % 64,
                 False, [(step * 7) % 64, 1], [9.0, 7.5], 9.3, 0.8,
             )  # fmt: skip
             jitter = np.float32(1 + 0.05 * np.sin(step / 7))

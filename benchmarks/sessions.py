@@ -39,13 +39,13 @@ def statistics(rng: np.random.Generator, taps: int, ranks: int) -> np.ndarray:
     return stats
 
 
-def record_of(rng: np.random.Generator, step: int, taps: int, ranks: int) -> StepRecord:
+def record_of(rng: np.random.Generator, step: int, taps: int, ranks: int, layers: int = 24) -> StepRecord:
     """A decode step of one sequence with a growing block table and a top-20."""
     sequence = SequenceStep(
         seq=0,
         ids=[int(rng.integers(150_000))],
         positions=[step],
-        kv_lens=[step + 1] * ranks,
+        kv_lens=[[step + 1] * layers] * ranks,
         block_table=range(step // 16 + 1),
         emitted=int(rng.integers(150_000)),
         topk_ids=rng.integers(150_000, size=20).tolist(),
@@ -71,7 +71,7 @@ def write(path: Path, steps: int, layers: int, ranks: int) -> dict[str, float]:
     times = []
     with SessionWriter.create(path, taps=taps, ranks=ranks, meta={}, overwrite=True) as writer:
         for step in range(steps):
-            record = record_of(rng, step, len(taps), ranks)
+            record = record_of(rng, step, len(taps), ranks, layers)
             start = time.perf_counter()
             writer.step(0, record)
             times.append(1e3 * (time.perf_counter() - start))

@@ -15,9 +15,12 @@ from torch import Tensor
 class SequenceSpan:
     """The part of a batch that belongs to one sequence.
 
-    Tokens [start, stop) of the packed batch; after the pass `kv_len` rows are cached, in the slots
+    Tokens [start, stop) of the packed batch; after the pass `kv_len` rows are to be cached, in the slots
     `rows` [kv_len] in the order of their positions. `q_positions` [T] and `kv_positions` [kv_len]
-    are what causality is judged by.
+    are what causality is judged by. `end` is one past the highest position that is written in the pass.
+
+    `held` [layers] is the evidence: how far each layer's cache reaches, one past the highest row that was
+    really written to it. It grows as the layers write; `due` [layers] is what it will be after the pass.
     """
 
     seq: int
@@ -27,6 +30,9 @@ class SequenceSpan:
     rows: Tensor
     q_positions: Tensor
     kv_positions: Tensor
+    end: int
+    held: list[int]
+    due: list[int]
 
 
 @dataclass(slots=True)

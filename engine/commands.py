@@ -252,7 +252,7 @@ def _tensor(packed: dict[str, Any]) -> Tensor:
 def _sequence(result: SequenceResult) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "seq": result.seq, "ids": result.ids, "positions": result.positions, "kv_len": result.kv_len,
-        "expected_kv_len": result.expected_kv_len, "block_table": result.block_table,
+        "expected_kv_len": result.expected_kv_len, "held": result.held, "block_table": result.block_table,
         "emitted": result.emitted, "forced": result.forced,
     }  # fmt: skip
     if result.choice is not None:

@@ -62,6 +62,11 @@ def store_kv_heads(kv: Tensor, num_heads: int) -> Tensor:
     return kv
 
 
+def own_cache(layer: int) -> int:
+    """Which layer of the cache a layer writes to and reads: its own."""
+    return layer
+
+
 def attend_all(kv_len: int, new: int) -> int:
     """First cached row that attention reads: 0, for a decode step sees everything before it."""
     return 0

@@ -37,6 +37,7 @@ class Rules:
     )
     rope_frequencies: Callable[[ModelConfig], tuple[Tensor, float]] = rope.frequencies
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = rope.rotate_half_split
+    cache_layer: Callable[[int], int] = correct.own_cache
     cache_heads: Callable[[Tensor, int], Tensor] = correct.store_kv_heads
     cache_reuse: Callable[[int, int], int] = correct.attend_all
     expand_kv: Callable[[Tensor, int, int], Tensor] = correct.expand_kv

@@ -112,7 +112,7 @@ class Runner:
         check_prompt(ids, vocab_size=self.model.vocab_size, context=self.context)
         if len(self.sequences) >= self.config.max_sequences:
             raise RequestError(f"at most {self.config.max_sequences} sequences at a time")
-        self.sequences[seq] = Sequence(seq, list(ids), sampling)
+        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers)
 
     def sequence(self, seq: int) -> Sequence:
         """The sequence of that number; RequestError when there is none."""
@@ -148,6 +148,7 @@ class Runner:
                 self.blocks.truncate(seq, kv_len)
             del sequence.ids[kept:]
             sequence.computed, sequence.kv_len = computed, kv_len
+            sequence.held = [min(rows, kv_len) for rows in sequence.held]
         self.comm.step = step
 
     @torch.inference_mode()
@@ -210,9 +211,12 @@ class Runner:
                 )
         self.blocks.reserve(wanted)
         spans, ids_all, slots_all, start = [], [], [], 0
+        layers = range(self.model.num_layers)
+        caches = {self.rules.cache_layer(layer) for layer in layers}
         for seq, ids in plan.items():
             rows = self.slots(seq, wanted[seq])
             q = self._tensor(positions[seq])
+            held, end = self.sequences[seq].held, max(positions[seq]) + 1
             slots_all.append(rows[q])
             ids_all += ids
             spans.append(
@@ -224,6 +228,9 @@ class Runner:
                     rows,
                     q,
                     torch.arange(wanted[seq], device=self.decoder.device),
+                    end,
+                    list(held),  # a pass that is broken off leaves the sequence's own as they were
+                    [max(held[layer], end) if layer in caches else held[layer] for layer in layers],
                 )
             )
             start += len(ids)
@@ -251,7 +258,7 @@ class Runner:
         for span, token, (_, choice) in zip(batch.spans, tokens, chosen, strict=True):
             sequence, ids = self.sequences[span.seq], plan[span.seq]
             sequence.computed += len(ids)
-            sequence.kv_len = span.kv_len
+            sequence.kv_len, sequence.held = span.kv_len, span.held
             emits = sequence.computed == len(sequence.ids)
             if emits:
                 sequence.ids.append(token)
@@ -262,6 +269,7 @@ class Runner:
                     span.q_positions.tolist(),
                     sequence.kv_len,
                     sequence.computed,
+                    sequence.held,
                     list(self.blocks.tables[span.seq]),
                     token if emits else None,
                     span.seq in forced,

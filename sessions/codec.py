@@ -119,11 +119,14 @@ def pack_ints(values: Sequence[int]) -> bytes:
     return pack(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))
 
 
-def unpack_ints(data: object, where: str) -> tuple[int, ...]:
-    """The inverse of `pack_ints`."""
+def unpack_ints(data: object, where: str, most: int = MAX_LIST_BYTES // 8) -> tuple[int, ...]:
+    """The inverse of `pack_ints`; `SessionError` for a list that claims more than `most` integers."""
     if data == b"":
         return ()
-    deltas = unpack(data, np.dtype("<i8"), (_list_length(data, where),), where)
+    length = _list_length(data, where)
+    if length > most:
+        raise broken(where, f"a list of {length} integers, where at most {most} may be")
+    deltas = unpack(data, np.dtype("<i8"), (length,), where)
     return tuple(np.cumsum(deltas, dtype=np.int64).tolist())
 
 

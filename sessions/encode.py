@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from sessions import codec, packed
 from sessions.records import JSON, SequenceStep, StepRecord, TensorRecord
-from sessions.schema import CHECKSUMS, STATS
+from sessions.schema import CHECKSUMS, MAX_LAYERS, STATS
 
 
 def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
@@ -25,15 +25,15 @@ def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
     )
 
 
-def sequence_row(branch: int, step: int, sequence: SequenceStep) -> tuple[object, ...]:
-    """A row of `sequences`."""
+def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> tuple[object, ...]:
+    """A row of `sequences`; `ValueError` when its lengths are not those of so many ranks."""
     return (
         branch,
         step,
         sequence.seq,
         codec.pack_ints(sequence.ids),
         codec.pack_ints(sequence.positions),
-        codec.pack_ints(sequence.kv_lens),
+        codec.pack_ints(_flat_lengths(step, sequence, ranks)),
         codec.pack_ints(sequence.block_table),
         sequence.emitted,
         int(sequence.forced),
@@ -42,6 +42,21 @@ def sequence_row(branch: int, step: int, sequence: SequenceStep) -> tuple[object
         real(sequence.logsumexp),
         real(sequence.entropy),
     )
+
+
+def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
+    """Cached lengths [ranks][layers], rank after rank. All ranks have as many layers, or reading them back would
+    give them to others."""
+    layers = {len(of_rank) for of_rank in sequence.kv_lens}
+    if sequence.kv_lens and (
+        len(sequence.kv_lens) != ranks or len(layers) > 1 or not 0 < max(layers) <= MAX_LAYERS
+    ):
+        shape = [len(of_rank) for of_rank in sequence.kv_lens][:16]
+        raise ValueError(
+            f"step {step}, sequence {sequence.seq}: kv_lens has {shape} layers a rank; this session has {ranks} ranks,"
+            f" which must have equally many (1 to {MAX_LAYERS})"
+        )
+    return [rows for of_rank in sequence.kv_lens for rows in of_rank]
 
 
 def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:

@@ -156,7 +156,7 @@ class Session:
                 f"SELECT {rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
                 *(owner, step),
             )
-        return rows.step_record(step, owner, head, sequences)
+        return rows.step_record(step, owner, head, sequences, self.ranks)
 
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
         """Every tap's statistics at a step, [taps, ranks, 8], ordered as STATISTICS; None: not recorded."""

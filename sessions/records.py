@@ -32,16 +32,17 @@ class Tap:
 class SequenceStep:
     """What one forward pass did to one sequence of the batch.
 
-    `ids` went in at `positions`; `kv_lens[rank]` rows are cached afterwards; `block_table` names the
-    pool's blocks in order; `emitted` is the token chosen from the last row (None inside a chunked
-    prefill); `forced` says that it was given, not sampled; top-k are ids and raw logits, descending;
-    `logsumexp` is the natural-log normaliser of those logits, so probabilities can be told.
+    `ids` went in at `positions`; `kv_lens[rank][layer]` rows are cached afterwards (older recordings have one
+    entry a rank, for all of its layers; empty: not known); `block_table` names the pool's blocks in order;
+    `emitted` is the token chosen from the last row (None inside a chunked prefill); `forced` says that it
+    was given, not sampled; top-k are ids and raw logits, descending; `logsumexp` is the natural-log normaliser
+    of those logits, so probabilities can be told.
     """
 
     seq: int
     ids: Sequence[int]
     positions: Sequence[int]
-    kv_lens: Sequence[int]
+    kv_lens: Sequence[Sequence[int]]
     block_table: Sequence[int] = ()
     emitted: int | None = None
     forced: bool = False

@@ -9,6 +9,7 @@ from sessions import codec
 from sessions.errors import broken
 from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
+from sessions.schema import MAX_LAYERS
 
 MAX_RANKS = 1024
 
@@ -87,7 +88,9 @@ def branch(row: tuple[Any, ...]) -> Branch:
     )
 
 
-def step_record(step: int, owner: int, head: tuple[Any, ...], found: Sequence[tuple[Any, ...]]) -> StepRecord:
+def step_record(
+    step: int, owner: int, head: tuple[Any, ...], found: Sequence[tuple[Any, ...]], ranks: int
+) -> StepRecord:
     """A row of `steps` and its rows of `sequences`, without arrays."""
     where = f"step {step} of branch {owner}"
     phase, wall, free, used, dropped = head
@@ -97,7 +100,7 @@ def step_record(step: int, owner: int, head: tuple[Any, ...], found: Sequence[tu
     return StepRecord(
         step=step,
         phase=text(phase, where),
-        sequences=tuple(sequence_step(row, where) for row in found),
+        sequences=tuple(sequence_step(row, where, ranks) for row in found),
         wall_seconds=real(wall, where),
         free_blocks=maybe_integer(free, where),
         used_blocks=maybe_integer(used, where),
@@ -105,14 +108,14 @@ def step_record(step: int, owner: int, head: tuple[Any, ...], found: Sequence[tu
     )
 
 
-def sequence_step(row: tuple[Any, ...], where: str) -> SequenceStep:
+def sequence_step(row: tuple[Any, ...], where: str, ranks: int) -> SequenceStep:
     """A row of `sequences` (SEQUENCE_COLUMNS)."""
     seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = row
     return SequenceStep(
         seq=integer(seq, where),
         ids=codec.unpack_ints(ids, where),
         positions=codec.unpack_ints(positions, where),
-        kv_lens=codec.unpack_ints(kv_lens, where),
+        kv_lens=_lengths(kv_lens, where, ranks),
         block_table=codec.unpack_ints(blocks, where),
         emitted=maybe_integer(emitted, where),
         forced=bool(integer(forced, where)),
@@ -121,6 +124,15 @@ def sequence_step(row: tuple[Any, ...], where: str) -> SequenceStep:
         logsumexp=maybe_real(logsumexp, where),
         entropy=maybe_real(entropy, where),
     )
+
+
+def _lengths(data: object, where: str, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Cached lengths [ranks][layers]: as many for each rank, and no more layers than a model may have."""
+    flat = codec.unpack_ints(data, where, ranks * MAX_LAYERS)
+    layers, rest = divmod(len(flat), ranks)
+    if rest:
+        raise broken(where, f"{len(flat)} cached lengths are not equally many for each of {ranks} ranks")
+    return tuple(flat[rank * layers : (rank + 1) * layers] for rank in range(ranks)) if layers else ()
 
 
 def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int) -> TensorKey:

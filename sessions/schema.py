@@ -5,7 +5,8 @@
     taps        the tap order that statistics and checksums follow
     branches    lines of history; 0 is "main"; a branch shares its parent's steps before fork_step
     steps       one row a forward pass; a branch's own steps are contiguous from fork_step
-    sequences   what a step did to each sequence; integer lists as `codec.pack_ints`
+    sequences   what a step did to each sequence; integer lists as `codec.pack_ints`. `kv_lens` are the rows that
+                each layer has cached, rank after rank: [ranks × layers]; older files have [ranks]; empty: not known
     recent      statistics and checksums of the newest steps: one array of all taps a step
     chunks      … of older steps: CHUNK_STEPS at a time, turned so that one tap's history is contiguous
     columns     one tap of one chunk: [8, ranks, steps] float32 or [ranks, steps] uint64
@@ -29,6 +30,9 @@ PAGE_SIZE = 16384
 SMALL_PAGE_SIZE = 1024
 #: Steps in a chunk: more makes a series cheaper to read, fewer a step. Measured in benchmarks/sessions.py.
 CHUNK_STEPS = 64
+
+#: Layers that a model may have.
+MAX_LAYERS = 1024
 
 #: The two arrays of a step, by `kind`.
 STATS, CHECKSUMS = 0, 1

@@ -139,7 +139,9 @@ class SessionWriter:
             if len({one.seq for one in record.sequences}) != len(record.sequences):
                 raise ValueError(f"step {record.step} has two records of one sequence")
             arrays = encode.step_arrays(record, len(self._tap_index), self.ranks)
-            sequences = [encode.sequence_row(branch, record.step, one) for one in record.sequences]
+            sequences = [
+                encode.sequence_row(branch, record.step, one, self.ranks) for one in record.sequences
+            ]
             counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
             with self._commit() as db:
                 db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", encode.step_row(branch, record))

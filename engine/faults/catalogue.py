@@ -75,6 +75,10 @@ def _window(model: ModelConfig, tp: int) -> str | None:
     return None if any(model.windows) else "the model has no sliding window"
 
 
+def _layers(model: ModelConfig, tp: int) -> str | None:
+    return None if model.num_layers > 1 else "the model has a single layer"
+
+
 def _other_theta(model: ModelConfig, tp: int) -> str | None:
     return "the model's rope_theta is 10000" if model.rope_theta == 10000 else None
 
@@ -84,6 +88,7 @@ def _other_eps(model: ModelConfig, tp: int) -> str | None:
 
 
 _NEEDS = {
+    "layers": _layers,
     "other_theta": _other_theta,
     "other_eps": _other_eps,
     "qkv_bias": _qkv_bias,
@@ -103,6 +108,7 @@ DEFAULTS: Mapping[str, str] = {
     "rope_theta": "config",
     "positions": "counted",
     "cache_reuse": "true",
+    "cache_layer": "own",
     "cache_heads": "kv",
     "kv_expand": "interleaved",
     "scale": "head_dim",
@@ -169,6 +175,12 @@ FAULTS: tuple[Fault, ...] = (
         "cache-not-reused", "cache_reuse", "false", "KV cache ignored in decode", "cache", "step",
         "layers.*.attn.k_cache", 1, "a decode step attends to its own token only", "seed S05",
         "cache_not_reused",
+    ),
+    Fault(
+        "cache-shared-by-layers", "cache_layer", "shared", "all layers write to one layer's cache", "cache",
+        "build", "layers.*.attn.k_cache", 1,
+        "the first layer's cache holds what the last one wrote, the others' hold nothing; the prefill is right",
+        "dingodb/DingoCache#116", "cache_shared", "layers",
     ),
     Fault(
         "repeated-heads-cached", "cache_heads", "repeated", "GQA-repeated heads stored in the cache", "gqa",

@@ -77,6 +77,11 @@ def cache_not_reused(kv_len: int, new: int) -> int:
     return kv_len - new
 
 
+def cache_shared(layer: int) -> int:
+    """Rows are kept by position alone: all layers write to, and read, what is the first layer's."""
+    return 0
+
+
 def repeat_heads(kv: Tensor, group: int) -> Tensor:
     """Every KV head is written as often as query heads read it."""
     return kv.repeat_interleave(group, dim=1)
@@ -201,6 +206,7 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
     "positions_stuck": {"positions": positions_stuck},
     "positions_ahead": {"positions": positions_ahead},
     "cache_not_reused": {"cache_reuse": cache_not_reused},
+    "cache_shared": {"cache_layer": cache_shared},
     "cache_repeated_heads": {"cache_heads": repeat_heads, "expand_kv": index_repeated_heads},
     "kv_tiled": {"expand_kv": kv_tiled},
     "scale_one": {"scale": scale_one},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.batch import Batch
+
 
 class KVPool:
     """`keys[layer]` and `values[layer]`: [num_blocks * block_size, heads, head_dim]."""
@@ -28,10 +30,13 @@ class KVPool:
         self._key_rows = torch.empty((max_rows, heads, head_dim), dtype=dtype, device=device)
         self._value_rows = torch.empty_like(self._key_rows)
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store new rows [T, heads, D] at `slots` [T]."""
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+    def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
+        """Store a batch's new rows [T, heads, D] at its slots, and note of each of its sequences how far the
+        layer's cache now reaches: here, where rows are written, so that no other code can claim it."""
+        self.keys[layer].index_copy_(0, batch.slots, keys)
+        self.values[layer].index_copy_(0, batch.slots, values)
+        for span in batch.spans:
+            span.held[layer] = max(span.held[layer], span.end)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the rows of `slots` [K] into the shared buffers: two views [K, heads, D], which the

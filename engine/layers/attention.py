@@ -73,6 +73,7 @@ class Attention:
         """Take the seams in force and the taps that are on."""
         self.rules = wiring.rules
         self.scale = wiring.rules.scale(self.model)
+        self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.qkv.bind(wiring)
         self.o_proj.bind(wiring, "attn.o_proj")
         names = ("q_proj", "k_proj", "v_proj")
@@ -98,7 +99,7 @@ class Attention:
         q, k = self._rotate(q, k, rope)
         group = self.heads // self.kv_heads
         stored = (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
-        pool.write(self.layer, batch.slots, *stored)
+        pool.write(self.cache, batch, *stored)
         context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)
@@ -106,7 +107,7 @@ class Attention:
 
     def _paged(self, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
         """All sequences at once: q [T, heads, D] -> [T, heads * D]."""
-        keys, values = pool.keys[self.layer], pool.values[self.layer]
+        keys, values = pool.keys[self.cache], pool.values[self.cache]
         pages = inputs.pages(self.page_size)
         return paged_attention.attend(q, keys, values, pages, scale=self.scale, window=self.window).flatten(1)
 
@@ -148,7 +149,7 @@ class Attention:
     def _attend(self, index: int, span: SequenceSpan, q: Tensor, bias: Tensor, pool: KVPool) -> Tensor:
         """One sequence: q [T, heads, D] over its cached rows -> [T, heads * D]."""
         first = self.rules.cache_reuse(span.kv_len, q.shape[0])
-        k, v = pool.read(self.layer, span.rows[first:])  # [K, kv_heads, D]
+        k, v = pool.read(self.cache, span.rows[first:])  # [K, kv_heads, D]
         if self.tap_k_cache:
             self.tap_k_cache(k, index)
         if self.tap_v_cache:

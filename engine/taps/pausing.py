@@ -80,6 +80,7 @@ class Pauser:
         self._specs, self._comm, self._wait = specs, comm, wait
         self.live: dict[tuple[int, int | None], Tensor] = {}
         self._masked: dict[tuple[int, int | None], int] = {}
+        self._caches = [place for place, one in enumerate(specs) if one.name.endswith(".attn.k_cache")]
         self.arm(spec)
 
     def arm(self, spec: PauseSpec) -> None:
@@ -167,14 +168,25 @@ class Pauser:
         parts = torch.cat([measure(x.reshape(1, -1)) for x in seen.values()]).cpu().numpy()
         table = statistics(merge(unmask(parts, [self._masked[key] for key in seen]))[None])[0]
         names = dict(zip(STATISTICS, table.tolist(), strict=True))
-        last = self._batch.spans[-1]
         return names | {
             "step": self._comm.step,
             "rank": self._comm.rank,
             "position": float(self._batch.positions[-1]),
             "token": float(self._batch.ids[-1]),
-            "kv_len": last.kv_len,
+            "kv_len": self._cached(place),
         }
+
+    def _cached(self, place: int) -> int:
+        """Rows of the last sequence that the tap's layer has cached when the pass is over (outside the layers: the
+        layer with the fewest): what it holds by now, and before it has written what it is due to hold."""
+        span, layer = self._batch.spans[-1], _layer_index(self._specs[place].name)
+        rows = span.held if place >= self._caches[layer or 0] else span.due
+        return min(rows) if layer is None else rows[layer]
+
+
+def _layer_index(tap: str) -> int | None:
+    """ "layers.3.attn.q_proj" -> 3; None outside the layers."""
+    return int(tap.split(".")[1]) if tap.startswith("layers.") else None
 
 
 def _layer_of(tap: str) -> str:

@@ -171,7 +171,7 @@ def test_the_cache_holds_kv_heads_only_and_one_row_a_position(
 
 def state(runner: Runner) -> object:
     """All that may not move when a pass is refused."""
-    sequences = {s.id: (list(s.ids), s.computed, s.kv_len) for s in runner.sequences.values()}
+    sequences = {s.id: (list(s.ids), s.computed, s.kv_len, list(s.held)) for s in runner.sequences.values()}
     return sequences, {seq: list(table) for seq, table in runner.blocks.tables.items()}, runner.comm.step
 
 

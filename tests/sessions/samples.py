@@ -34,7 +34,7 @@ def record(step: int, *, arrays: bool = True, tensors: bool = True, ranks: int =
     return StepRecord(
         step=step,
         phase="decode" if step else "prefill",
-        sequences=[sequence(step)],
+        sequences=[sequence(step, ranks=ranks)],
         wall_seconds=0.5,
         stats=rng.normal(size=(len(TAPS), ranks, len(STATISTICS))).astype(np.float32) if arrays else None,
         checksums=rng.integers(2**64, size=(len(TAPS), ranks), dtype=np.uint64) if arrays else None,
@@ -47,7 +47,6 @@ def record(step: int, *, arrays: bool = True, tensors: bool = True, ranks: int =
     )
 
 
-def sequence(step: int, ids: tuple[int, ...] | None = None) -> SequenceStep:
-    return SequenceStep(
-        0, ids or (step,), (step,), (step + 1, step + 1), tuple(range(step // 4 + 1)), emitted=step + 1
-    )
+def sequence(step: int, ids: tuple[int, ...] | None = None, ranks: int = 2) -> SequenceStep:
+    lengths = ((step + 1,) * 3,) * ranks
+    return SequenceStep(0, ids or (step,), (step,), lengths, tuple(range(step // 4 + 1)), emitted=step + 1)

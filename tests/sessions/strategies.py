@@ -15,6 +15,12 @@ _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FLOAT = st.floats(allow_nan=True, allow_infinity=True).map(lambda x: x + 0.0)
 
 
+def _lengths(layers: int, ranks: int = 2) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """Cached lengths [ranks][layers]; no layers: not known."""
+    of_rank = st.lists(_INT64, min_size=layers, max_size=layers).map(tuple)
+    return st.tuples(*[of_rank] * ranks) if layers else st.just(())
+
+
 def sequences() -> st.SearchStrategy[SequenceStep]:
     ints = st.lists(_INT64, max_size=6).map(tuple)
     return st.builds(
@@ -22,7 +28,7 @@ def sequences() -> st.SearchStrategy[SequenceStep]:
         seq=st.integers(0, 1000),
         ids=ints,
         positions=ints,
-        kv_lens=ints,
+        kv_lens=st.integers(0, 3).flatmap(_lengths),
         block_table=ints,
         emitted=st.none() | _INT64,
         forced=st.booleans(),

@@ -68,10 +68,8 @@ def make(
     ]
     with SessionWriter.create(path, taps=taps, ranks=ranks, meta=meta) as writer:
         for step in range(steps):
-            writer.step(
-                0,
-                StepRecord(step, "decode", [sequence(0, tuple(ids))], 0.1, tensors=tensors, checksums=sums),
-            )
+            told = sequence(0, tuple(ids), ranks)
+            writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors, checksums=sums))
     return Session.open(path)
 
 

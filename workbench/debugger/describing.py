@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sessions.lengths import expected_rows, runs, span
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger import registry
@@ -35,15 +36,19 @@ def ranks(debugger: Debugger) -> Table:
 
 
 def kv(debugger: Debugger) -> Table:
-    """Cached rows of each sequence on each rank against its positions."""
+    """Rows of each sequence that each rank has cached, against its positions: neighbouring layers that hold as many
+    are one line."""
     at = require_step(debugger)
     step = min(at.step, debugger.timeline.last(at.branch))
     rows = []
     for told in debugger.timeline.record(at.branch, step).sequences:
-        expected = told.positions[-1] + 1
-        for rank, length in enumerate(told.kv_lens):
-            rows.append([told.seq, rank, length, expected, "" if length == expected else "MISALIGNED"])
-    return Table(f"step {step}", ["sequence", "rank", "cached", "positions", ""], rows)
+        expected = expected_rows(told)
+        for rank, lengths in enumerate(told.kv_lens):
+            for first, last, length in runs(lengths):
+                layers = "all" if len(lengths) == last - first + 1 else span(first, last)
+                fits = "" if expected in (None, length) else "MISALIGNED"
+                rows.append([told.seq, rank, layers, length, expected, fits])
+    return Table(f"step {step}", ["sequence", "rank", "layers", "cached", "positions", ""], rows)
 
 
 def blocks(debugger: Debugger) -> Table:

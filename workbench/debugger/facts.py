@@ -10,6 +10,7 @@ counts, the mean of mean and rms.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from engine.faults.catalogue import DEFAULTS
+from sessions.lengths import rows_of
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.checking import last_judgement
@@ -144,10 +146,19 @@ def _cause(debugger: Debugger) -> str:
 def _sequence(debugger: Debugger, what: str) -> float:
     told = debugger.timeline.sequence(debugger.position.branch, debugger.position.step)
     values = {
-        "position": told.positions[-1], "token": -1 if told.emitted is None else told.emitted,
-        "kv_len": told.kv_lens[0],
+        "position": told.positions[-1], "token": -1 if told.emitted is None else told.emitted
     }  # fmt: skip
     return float(values[what])
+
+
+def _kv_len(debugger: Debugger) -> float:
+    """Rows that are cached in the layer that is stood in (between the layers: in the one with the fewest), on the rank
+    that has the fewest."""
+    at, timeline = debugger.position, debugger.timeline
+    told = timeline.sequence(at.branch, at.step)
+    layer = None if at.place is None else timeline.places.layers[at.place]
+    found = [rows_of(told.kv_lens, rank, layer) for rank in range(timeline.ranks)]
+    return min((float(rows) for rows in found if rows is not None), default=math.nan)
 
 
 def _tokens(debugger: Debugger) -> list[int]:
@@ -168,7 +179,7 @@ _FACTS: dict[str, Callable[[Debugger], Fact]] = {
     "reason": lambda d: d.last_stop.reason if d.last_stop else "entry",
     "position": lambda d: _sequence(d, "position"),
     "token": lambda d: _sequence(d, "token"),
-    "kv_len": lambda d: _sequence(d, "kv_len"),
+    "kv_len": _kv_len,
     "golden": golden_verdict,
     "cause": _cause,
     "tokens": lambda d: [float(token) for token in _tokens(d)],

@@ -24,7 +24,7 @@ from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.capture import STATS, Capture
 from workbench.debugger.identity import session_meta
 from workbench.debugger.patches import Patch
-from workbench.debugger.recorder import step_record, taps_of
+from workbench.debugger.recorder import misaligned, step_record, taps_of
 from workbench.debugger.token_texts import TokenTextRecorder
 from workbench.tokens import find_tokenizer
 
@@ -256,6 +256,10 @@ class Inferior:
             return self.paused
         self.paused = None
         record = step_record(self.step_number, answers, self.specs)
+        lost = "" if self.faults else misaligned(answers, record)
+        if lost:
+            self.client.close()
+            raise RankError(lost)
         self._advance(answers)
         self._write(record)
         return record
@@ -266,10 +270,6 @@ class Inferior:
             if told["emitted"] is not None:
                 state.ids.append(told["emitted"])
             state.lengths.append((len(state.ids), told["expected_kv_len"], told["kv_len"]))
-            if told["kv_len"] != told["expected_kv_len"] and not self.faults:
-                where = f"cache holds {told['kv_len']} positions, {told['expected_kv_len']} tokens were run"
-                self.client.close()
-                raise RankError(f"sequence {told['seq']}, step {self.step_number}: {where}")
         self.step_number += 1
 
     def _write(self, record: StepRecord) -> None:

@@ -5,7 +5,7 @@ The same tree gives the same answer here, from a session's statistics, as beside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +49,18 @@ def holds(tree: Any, names: Mapping[str, Value], taps: int, ranks: int) -> NDArr
     if tree is None:
         return np.ones((taps, ranks), dtype=bool)
     return np.broadcast_to(np.not_equal(evaluate(tree, names), 0), (taps, ranks))
+
+
+def cached(kv_lens: Sequence[Sequence[int]], layers: Sequence[int | None], ranks: int) -> NDArray[np.float64]:
+    """What `kv_len` stands for, by tap and rank: rows that the layer of the tap has cached after the pass, outside
+    the layers those of the one with the fewest. `layers` are the taps' own. [taps, ranks], or [1, ranks] where the
+    recording tells one length for all layers; NaN where it tells none."""
+    if not kv_lens:
+        return np.full((1, ranks), np.nan)
+    by_layer = np.array(kv_lens, dtype=np.float64).T  # [layers, ranks]
+    if len(by_layer) == 1:
+        return by_layer
+    fewest = len(by_layer)
+    chosen = [fewest if layer is None else min(layer, fewest) for layer in layers]
+    found: NDArray[np.float64] = np.vstack([by_layer, by_layer.min(axis=0)])[chosen]
+    return found

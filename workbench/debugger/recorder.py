@@ -10,6 +10,7 @@ import numpy as np
 from engine.client import Answer
 from engine.taps.names import TapSpec
 from engine.wire import unpack_array
+from sessions.lengths import in_words, odd_lengths
 from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
 
 #: What the policy "last" keeps of a tensor [T, …], and of scores and probs [heads, T, K].
@@ -46,13 +47,23 @@ def step_record(step: int, answers: Sequence[Answer], specs: Sequence[TapSpec]) 
     )
 
 
+def misaligned(answers: Sequence[Answer], record: StepRecord) -> str:
+    """Where a layer of a rank has not cached just what was run, in words; empty: nowhere."""
+    for told, sequence in zip(answers[0]["sequences"], record.sequences, strict=True):
+        odd = odd_lengths(sequence, told["expected_kv_len"])
+        if odd:
+            run = told["expected_kv_len"]
+            return f"sequence {told['seq']}, step {record.step}: {run} tokens were run, the cache holds {in_words(odd)}"
+    return ""
+
+
 def _sequence(index: int, answers: Sequence[Answer]) -> SequenceStep:
     told = answers[0]["sequences"][index]
     return SequenceStep(
         seq=told["seq"],
         ids=told["ids"],
         positions=told["positions"],
-        kv_lens=[answer["sequences"][index]["kv_len"] for answer in answers],
+        kv_lens=[answer["sequences"][index]["held"] for answer in answers],
         block_table=told["block_table"],
         emitted=told["emitted"],
         forced=told["forced"],

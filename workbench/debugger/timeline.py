@@ -21,6 +21,7 @@ from sessions.records import STATISTICS, StepRecord
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.locations import Places
 from workbench.debugger.patches import Patch
+from workbench.debugger.predicates import cached
 from workbench.debugger.values import Position
 
 #: Recorded passes kept in memory beside the session; unrecorded ones are all kept.
@@ -154,7 +155,7 @@ class Timeline:
             "rank": np.arange(self.ranks, dtype=np.float64),
             "position": float(told.positions[-1]),
             "token": float(told.ids[-1]),
-            "kv_len": np.array(told.kv_lens, dtype=np.float64),
+            "kv_len": cached(told.kv_lens, self.places.layers, self.ranks),
         }
 
     def tokens(self, branch: int, seq: int = 0, stop: int | None = None) -> list[int]:

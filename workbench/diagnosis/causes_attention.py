@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.diagnosis.causes_linear import factor
+from workbench.diagnosis.dataflow import layer_of
 from workbench.diagnosis.evidence import NOISE, Cause, Evidence, Signature
 
 _NEW = {"attn.k_cache": "attn.k_rope", "attn.v_cache": "attn.v_proj"}
@@ -108,6 +110,26 @@ def cache_heads_repeated(e: Evidence) -> Signature | None:
     return None
 
 
+def cache_of_another_layer(e: Evidence) -> Signature | None:
+    """The rows of earlier tokens are those that another layer has written."""
+    pair, told = e.wrong_pair(), e.engine.sequences(e.step).get(e.seq)
+    if e.kind not in _NEW or pair is None or told is None:
+        return None
+    seen, right = pair
+    written = [position for position in told.positions if 0 <= position < len(seen)]
+    for layer in takewhile(lambda i: e.golden.has_tap(f"layers.{i}.{e.kind}"), count()):
+        other = e.golden.whole_or_none(f"layers.{layer}.{e.kind}", e.step, e.seq)
+        if other is None or other.shape != seen.shape or layer == layer_of(e.tap):
+            continue
+        predicted = other.copy()
+        predicted[written] = right[written]
+        found = e.explains("cache_of_another_layer", f"earlier tokens' rows are layer {layer}'s: layers share a cache",
+                           {"layer": layer}, predicted, seen, right)  # fmt: skip
+        if found:
+            return found
+    return None
+
+
 def cache_rows_wrong(e: Evidence) -> Signature | None:
     """Single rows of the cache are zero or hold another position's row."""
     pair = e.wrong_pair()
@@ -154,7 +176,7 @@ def heads_tiled(e: Evidence) -> Signature | None:
     return e.explains("kv_heads_tiled", text, fitted, predicted, seen[allowed], right[allowed])
 
 
-_CACHE: tuple[Cause, ...] = (cache_not_used, cache_heads_repeated, cache_rows_wrong)
+_CACHE: tuple[Cause, ...] = (cache_not_used, cache_heads_repeated, cache_of_another_layer, cache_rows_wrong)
 
 ATTENTION: Mapping[str, tuple[Cause, ...]] = {
     **dict.fromkeys(("attn.k_cache", "attn.v_cache"), _CACHE),

@@ -21,7 +21,7 @@ from workbench.paths import cache_directory
 from workbench.references.request import GoldenRequest
 
 #: Raised whenever the recorder starts to write something else for the same question.
-FORMAT = 1
+FORMAT = 2
 
 #: Bytes that the cache may hold; golden sessions keep every tensor of every tap.
 LIMIT_BYTES = 8 << 30

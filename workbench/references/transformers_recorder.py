@@ -121,7 +121,7 @@ def _forward(model: Any, run: _Run, step: int, see: Callable[[str, Tensor], None
         run.seq,
         ids,
         positions,
-        kv_lens=(run.read,),
+        kv_lens=[[run.cache.get_seq_length(layer) for layer in range(len(run.cache.layers))]],
         emitted=emitted,
         forced=forced,
         topk_ids=top.tolist(),

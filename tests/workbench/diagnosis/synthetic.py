@@ -6,7 +6,7 @@ engine = synthetic(path, case.floor, tp=2, spoil={"layers.1.attn.q_proj": lambda
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,9 @@ def synthetic(
                 if not skip(tap.name) and not tap.name.endswith(".partial")
                 for rank, part in _parts(source, tap, Place(step, sequence.seq), tp, spoil or {}).items()
             ]
-            sequences = [change(sequence) for sequence in known.sequences]
+            sequences = [
+                change(replace(sequence, kv_lens=[*sequence.kv_lens] * tp)) for sequence in known.sequences
+            ]
             writer.step(0, StepRecord(step, known.phase, sequences, 0.0, tensors=tensors))
     return Session.open(path)
 

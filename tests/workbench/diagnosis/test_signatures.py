@@ -93,6 +93,7 @@ QWEN2_FAULTS = [
     ({"positions": "stuck"}, "attn.q_rope", 1, "position_stuck", "position 0"),
     ({"positions": "ahead"}, "attn.q_rope", 1, "position_offset", "1 position too far"),
     ({"cache_reuse": "false"}, "attn.k_cache", 1, "cache_not_used", "not the cache"),
+    ({"cache_layer": "shared"}, "attn.k_cache", 1, "cache_of_another_layer", "layer 2's"),
     ({"cache_heads": "repeated"}, "attn.k_cache", 0, "cache_heads_repeated", "cached 2 times"),
     ({"kv_expand": "tiled"}, "attn.scores", 0, "kv_heads_tiled", "KV head h % n"),
     ({"scale": "one"}, "attn.scores", 0, "factor", "sqrt(head_dim)"),

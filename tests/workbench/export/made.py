@@ -63,7 +63,7 @@ def record(step: int, token: int, change: Change, *, tensors: bool = True) -> St
         "seq": 0,
         "ids": PROMPT if step == 0 else [token],
         "positions": list(range(known)) if step == 0 else [known - 1],
-        "kv_lens": [known, known],
+        "kv_lens": [[known] * 2, [known] * 2],
         "emitted": token,
         "topk_ids": [token, 50, 51],
         "topk_logits": [4.0, 2.0, 1.0],

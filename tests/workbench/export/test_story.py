@@ -64,11 +64,12 @@ def test_replicas_that_differ_are_found_and_shards_may(tmp_path: Path) -> None:
 def test_cache_lengths_are_held_against_positions(tmp_path: Path) -> None:
     def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
         if step == 4:
-            sequence["kv_lens"] = [7, 6]
+            sequence["kv_lens"] = [[7, 7], [7, 6]]
 
     fired = _fired(_tell(made.build(tmp_path / "a.session", change=change)))
     assert fired["KV length ≠ position"][:2] == (0, 4)
-    assert "7, 6" in fired["KV length ≠ position"][2]
+    words = "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"
+    assert fired["KV length ≠ position"][2] == words
 
 
 def test_a_branch_is_looked_at_where_it_left_its_parent(tmp_path: Path) -> None:

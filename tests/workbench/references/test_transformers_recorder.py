@@ -117,7 +117,7 @@ def test_taps_and_shapes_are_the_designs(family: tuple[Path, Session, str]) -> N
                 assert found.shape == shapes.get(tap.name.rpartition(".")[2], (new, hidden)), tap.name
         (sequence,) = session.step(step).sequences
         assert tuple(sequence.positions) == tuple(range(keys - new, keys))
-        assert tuple(sequence.kv_lens) == (keys,)
+        assert sequence.kv_lens == ((keys,) * session.meta["config"]["num_hidden_layers"],)
 
 
 def test_neighbouring_taps_fit_together(family: tuple[Path, Session, str]) -> None:

@@ -62,7 +62,7 @@ def build(
         random = np.random.default_rng(seed)
         for step, token in enumerate(emitted):
             broken = nan_from is not None and step >= nan_from
-            writer.step(0, _step(random, taps, step, emitted[:step], token, broken))
+            writer.step(0, _step(random, taps, step, emitted[:step], token, broken, layers))
         writer.event(0, 0, "command", "run demo --tp 2")
         writer.event(0, min(6, len(emitted) - 1), "lens", "logit lens over 4 layers", _lens(layers, emitted))
         writer.event(0, 3, "note", "reads well so far [bold]really[/bold]")
@@ -74,7 +74,7 @@ def build(
             for step in range(1, len(emitted)):
                 token = BROKEN[step % len(BROKEN)]
                 ids = [emitted[0], *BROKEN[1:step]]
-                writer.step(other, _step(random, taps, step, ids, token, False))
+                writer.step(other, _step(random, taps, step, ids, token, False, layers))
             writer.event(other, 1, "command", "toggle load_bias false")
     return path
 
@@ -97,7 +97,13 @@ def _meta(layers: int) -> dict[str, object]:
 
 
 def _step(
-    random: np.random.Generator, taps: list[Tap], step: int, before: list[int], token: int, broken: bool
+    random: np.random.Generator,
+    taps: list[Tap],
+    step: int,
+    before: list[int],
+    token: int,
+    broken: bool,
+    layers: int,
 ) -> StepRecord:
     known = len(PROMPT) + step
     new = PROMPT if step == 0 else [before[-1]]
@@ -109,7 +115,7 @@ def _step(
         seq=0,
         ids=new,
         positions=list(range(known - len(new), known)),
-        kv_lens=[known] * RANKS,
+        kv_lens=[[known] * layers] * RANKS,
         block_table=list(range(-(-known // 4))),
         emitted=token,
         topk_ids=top,

@@ -30,7 +30,7 @@ def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> S
                 TensorRecord(TAP, rank, 0, np.ascontiguousarray(whole[:, 2 * rank : 2 * rank + 2]), "float32")
                 for rank in range(2)
             ]
-            told = SequenceStep(0, [7] * len(at), at, [len(whole)] * 2)
+            told = SequenceStep(0, [7] * len(at), at, [[len(whole)], [len(whole)]])
             writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors))
     return Source(Session.open(path), TokenTexts({}))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sessions import Branch, Session, StepRecord
+from sessions.lengths import expected_rows, in_words, odd_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,10 @@ def follow(session: Session, branches: Iterable[int]) -> Trail:
 def _take(trail: Trail, key: tuple[int, int], record: StepRecord) -> None:
     trail.emitted[key] = {told.seq: told.emitted for told in record.sequences}
     for told in record.sequences:
-        expected = told.positions[-1] + 1 if told.positions else None
-        wrong = [length for length in told.kv_lens if expected is not None and length != expected]
-        if wrong:
-            lengths = ", ".join(map(str, list(told.kv_lens)[:8]))
-            trail.misplaced.append(
-                Odd(
-                    *key,
-                    f"sequence {told.seq} holds {lengths} rows (by rank), its positions ask for {expected}",
-                )
-            )
+        odd = odd_lengths(told)
+        if odd:
+            words = f"sequence {told.seq} has {in_words(odd)}, its positions ask for {expected_rows(told)}"
+            trail.misplaced.append(Odd(*key, words))
         if record.phase == "decode" and told.emitted is not None:
             trail.decode_tokens += 1
     if record.phase == "decode":

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.cache_lengths import layered, length_lines
 from workbench.tui.snapshots.cache import Cache, CachedSequence, cache
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
@@ -33,9 +34,9 @@ class CachePane(Pane):
     HELP = """\
 The KV cache after the present step.
 
-Each sequence: how many rows each rank holds for it (a length that disagrees with the tokens, or a token at a
-position that does not follow, is a fault), and its block table in order: full blocks, the last one with its
-free slots, blocks that are in two tables.
+Each sequence: how many rows each rank holds for it, layer by layer where the layers do not agree (a length that
+disagrees with the tokens ✗, or a token at a position that does not follow, is a fault), and its block table in
+order: full blocks, the last one with its free slots, blocks that are in two tables.
 
 Below, the norms of the cached keys (or values): a row a layer and rank, positions across, as far as they were
 captured. Slots that hold nothing, that a later step overwrote, or that hold another slot's or head's row are
@@ -145,23 +146,8 @@ told and marked with a dot. Against golden the map is the error of each row: sta
     def _sequence_lines(self, snapshot: Cache) -> list[TextLine]:
         found: list[TextLine] = []
         for sequence in snapshot.sequences:
-            lengths: list[tuple[str, str]] = []
-            for rank, length in enumerate(sequence.lengths):
-                right = length == sequence.expected
-                lengths += [
-                    (f"  rank {rank} ", f"rank{rank % 4}"),
-                    (str(length), "text" if right else "wrong"),
-                ]
-            verdict = ("  =", "faint") if sequence.agrees else (f"  ≠ {sequence.wrong}", "wrong")
             found.append([])
-            found.append(
-                [
-                    (f"sequence {sequence.seq}", "strong"),
-                    (f"   rows {sequence.expected}", "text"),
-                    *lengths,
-                    verdict,
-                ]
-            )
+            found += length_lines(sequence, self.size.width - 4)
             found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
             found += _block_lines(sequence, snapshot, max(20, self.size.width - 14))
         return found
@@ -186,10 +172,10 @@ told and marked with a dot. Against golden the map is the error of each row: sta
         if self.snapshot is None:
             return None
         rows = tuple(
-            (s.seq, s.expected, " ".join(map(str, s.lengths)), " ".join(map(str, s.blocks)), s.agrees)
+            (s.seq, s.expected, layered(s.lengths), " ".join(map(str, s.blocks)), s.agrees)
             for s in self.snapshot.sequences
         )
-        columns = ("sequence", "positions", "rows per rank", "block table", "agrees")
+        columns = ("sequence", "positions", "rows by rank and layer", "block table", "agrees")
         return Table(f"KV cache after step {self.snapshot.step}", columns, rows)
 
 

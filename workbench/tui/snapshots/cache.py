@@ -12,25 +12,27 @@ from workbench.tui.snapshots.source import Source
 
 @dataclass(frozen=True, slots=True)
 class CachedSequence:
-    """One sequence: rows that should be cached (`expected`: those before and the new ones), rows that each rank
-    holds, its blocks in order; `positions` of the new tokens."""
+    """One sequence: rows that should be cached (`expected`: those before and the new ones), rows that each layer of
+    each rank holds (`lengths[rank][layer]`; one entry a rank: all its layers), its blocks in order; `positions` of
+    the new tokens."""
 
     seq: int
     positions: tuple[int, ...]
     expected: int
-    lengths: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
     blocks: tuple[int, ...]
     jumps: tuple[str, ...]  # positions that do not follow each other, in words
 
     @property
     def agrees(self) -> bool:
-        """Whether every rank holds as many rows as there are tokens, and the last token stands in the last row."""
+        """Whether every layer of every rank holds as many rows as there are tokens, and the last token stands in the
+        last row."""
         return not self.wrong
 
     @property
     def wrong(self) -> str:
         """What disagrees, in words."""
-        if any(length != self.expected for length in self.lengths):
+        if any(length != self.expected for of_rank in self.lengths for length in of_rank):
             new = len(self.positions)
             return f"{self.expected} rows should be there: {self.expected - new} before, {new} new"
         if self.positions and self.positions[-1] + 1 != self.expected:
@@ -60,13 +62,16 @@ def cache(source: Source, where: Where, block_size: int, layers: int, kind: str,
     record = source.record(where.step, where.branch)
     earlier = source.record(where.step - 1, where.branch).sequences if where.step else ()
     before = {s.seq: s.positions[-1] for s in earlier if len(s.positions)}
-    cached = {s.seq: max(s.kv_lens, default=0) for s in earlier}
+    cached = {
+        s.seq: max((max(of_rank) for of_rank in s.kv_lens), default=before.get(s.seq, -1) + 1)
+        for s in earlier
+    }
     sequences = tuple(
         CachedSequence(
             s.seq,
             tuple(s.positions),
             cached.get(s.seq, 0) + len(s.ids),
-            tuple(s.kv_lens),
+            tuple(tuple(of_rank) for of_rank in s.kv_lens),
             tuple(s.block_table),
             _jumps(list(s.positions), before.get(s.seq)),
         )

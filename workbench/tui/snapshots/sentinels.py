@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sessions.lengths import expected_rows, in_words, odd_lengths
+from sessions.records import SequenceStep
 from sessions.text import clean
 from workbench.tui.snapshots.journal import stops
 from workbench.tui.snapshots.operations import INF, NAN
@@ -95,11 +97,8 @@ class Sentinels:
         sequence = source.sequence(at.step, at.branch, at.seq)
         if sequence is None:
             return
-        expected = int(sequence.positions[-1]) + 1 if len(sequence.positions) else 0
-        for rank, length in enumerate(sequence.kv_lens):
-            if "cache" not in scan.found and expected and length != expected:
-                told = f"{length} rows cached, {expected} positions run"
-                scan.found["cache"] = Sentinel("cache", _title("cache"), at.step, None, rank, told)
+        if "cache" not in scan.found:
+            self._cache(source, at, scan, sequence)
         if sequence.emitted is not None:
             scan.tail = [*scan.tail[-(_TAIL - 1) :], sequence.emitted]
             period = collapsed(scan.tail)
@@ -109,6 +108,17 @@ class Sentinels:
                 scan.found["repetition"] = Sentinel(
                     "repetition", _title("repetition"), at.step, None, None, told
                 )
+
+    def _cache(self, source: Source, at: Where, scan: _Scan, sequence: SequenceStep) -> None:
+        odd = odd_lengths(sequence)
+        if not odd:
+            return
+        first, told = odd[0], f"{in_words(odd)}; {expected_rows(sequence)} positions run"
+        tap = f"layers.{first.first}.attn.k_cache"
+        known = not first.whole and source.session.has_tap(tap)
+        scan.found["cache"] = Sentinel(
+            "cache", _title("cache"), at.step, tap if known else None, first.ranks[0], told
+        )
 
     def _desync(self, source: Source, at: Where, scan: _Scan, names: list[str]) -> None:
         if self._groups is None:
