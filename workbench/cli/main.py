@@ -77,10 +77,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
-    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else _home())
+    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else home())
 
 
-def _home() -> int:
+def home() -> int:
+    """The home screen; returns an exit code."""
     try:
         # Imported here: textual is not for those who only want a subcommand.
         from workbench.tui.launch import run_home
