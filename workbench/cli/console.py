@@ -11,13 +11,13 @@ from pathlib import Path
 from types import FrameType
 
 from sessions import clean
-from workbench.cli.exit import Exit
-from workbench.cli.failures import explain
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
 from workbench.debugger.scripts import read_script, script_lines
 from workbench.debugger.values import Expectation, Failure, Group, Result, Stop
+from workbench.exit import Exit
 from workbench.export.json import dumps
+from workbench.failures import explain
 
 Line = tuple[str, str]  # where it stands ("file:3"), the command
 

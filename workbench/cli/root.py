@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from workbench.cli.exit import Exit
 from workbench.cli.main import COMMANDS, home
 from workbench.cli.terminal import no_screens
+from workbench.exit import Exit
 
 
 def load(name: str) -> Any:
