@@ -14,7 +14,6 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.export.pooling import pool
-from workbench.tui.theme import paint
 from workbench.tui.tokens import fit
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.shading import Matrix, lines
@@ -89,14 +88,14 @@ class Multiples(LineWidget):
         scale = "difference" if self.tiles.scale == "difference" else "magnitude"
         limit = Matrix(self.tiles.values.reshape(len(self.tiles.values), -1)).limit
         self._drawn = [
-            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), paint(self.app), limit)  # type: ignore[arg-type]
+            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), self.paint, limit)  # type: ignore[arg-type]
             for values in self.tiles.values
         ]
         self._drawn_for = key
 
     def _title(self, tile: int, width: int) -> Sequence[Segment]:
         assert self.tiles is not None
-        styles = paint(self.app)
+        styles = self.paint
         style = styles.present if tile == self.selected else styles.rank(self.tiles.ranks[tile])
         title = self.tiles.titles[tile]
         return [Segment(title[:width], style), Segment(" " * max(0, width - len(title)))]
