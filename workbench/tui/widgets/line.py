@@ -15,6 +15,7 @@ from workbench.tui.theme import Paint, paint
 
 class Drawn(Widget):
     """A widget of which `render_line(y)` draws a line of its content, on the widget's ground; it has no border.
+    A container of others draws its ground alone.
 
     Textual's own way from a line to the screen looks up the widget's colours and styles every segment anew for each
     line that may have changed: half of the time of a frame. Here they are looked up once a frame, and a line that
@@ -23,7 +24,7 @@ class Drawn(Widget):
 
     def __init__(self, *children: Widget, **named: Any) -> None:
         self._kept: dict[int, Strip] = {}
-        self._look: tuple[object, ...] = ()
+        self._looked_up: tuple[object, ...] = ()
         self._styles_on: dict[tuple[str | Style, Style], Style] = {}
         self.paint: Paint
         self.ground = Style()
@@ -53,6 +54,10 @@ class Drawn(Widget):
             lines = [line.crop(*crop.column_span) for line in lines]
         return lines
 
+    def render_line(self, y: int) -> Strip:
+        """A line of the content, as wide as the content."""
+        return Strip.blank(self.scrollable_content_region.width, self.ground)
+
     def on_ground(self, role: str | Style, ground: Style) -> Style:
         """The style of a role on a ground."""
         key = (role, ground)
@@ -65,8 +70,8 @@ class Drawn(Widget):
         """What all lines of a frame share; what was kept is of no use once it looks otherwise."""
         background = self.background_colors[1]
         look = (self.app.theme, background, self.outer_size, self.scrollable_content_region)
-        if look != self._look:
-            self._look, self.paint = look, paint(self.app)
+        if look != self._looked_up:
+            self._looked_up, self.paint = look, paint(self.app)
             self.ground = Style(bgcolor=background.rich_color)
             self._kept.clear()
             self._styles_on.clear()
