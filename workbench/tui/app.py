@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed
@@ -108,6 +109,10 @@ class LockstepApp(App[int]):
             if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
                 return
         await super().on_event(event)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one that looks at every segment for a colour of the terminal's own: all of ours are true ones."""
+        return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def exit(self, *arguments: Any, **named: Any) -> None:
         """Leave. What is under way is not to look for widgets that go away one by one."""
