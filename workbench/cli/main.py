@@ -6,6 +6,7 @@ not even Typer. A subcommand is a module with a Typer `app`; adding one is one l
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -81,7 +82,9 @@ def main() -> None:
 
 
 def home() -> int:
-    """The home screen; returns an exit code."""
+    """The home screen; returns an exit code. The screens have garbage collected again once they stand."""
+    # Modules are no garbage: a walk through them all, time and again while they load, would delay the first paint.
+    gc.disable()
     try:
         # Imported here: textual is not for those who only want a subcommand.
         from workbench.tui.launch import run_home

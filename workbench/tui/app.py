@@ -64,6 +64,7 @@ class LockstepApp(App[int]):
             self.set_interval(1, lambda: None if os.getppid() == server else self.exit())
         # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
+        self.call_after_refresh(gc.enable)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
