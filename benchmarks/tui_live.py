@@ -91,7 +91,7 @@ async def measure(directory: Path, count: int) -> list[Figure]:
         await asyncio.to_thread(hand.press, itertools.islice(itertools.cycle(_KEYS), count))
         rate = (screen.where.step - first) / (time.monotonic() - began)
         stall = stalls.stop()
-        await until(lambda: screen.engine.running is None, asyncio.sleep)
+        await app.workers.wait_for_complete([one for one in app.workers if one.group == "command"])
         gc.collect()
         grown, last = resident() - early, screen.where.step
     acted, painted = sorted(hand.acted), sorted(hand.painted)

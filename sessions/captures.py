@@ -20,6 +20,21 @@ def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: in
     return [rows.tensor_key(step, row, taps, ranks) for row in found]
 
 
+def stored(
+    archive: Archive, tap: Tap, owner: int, first: int, stop: int, seq: int
+) -> dict[int, tuple[tuple[int, str, int], ...]]:
+    """What was captured of a tap at the steps from `first` to before `stop` of the branch `owner`: (rank, slice, blob)
+    of each part by step. Blobs never change: equal parts are equal bits."""
+    found: dict[int, list[tuple[int, str, int]]] = {}
+    for step, rank, slice_, blob in archive.query(
+        "SELECT step, rank, slice, blob FROM tensors WHERE branch = ? AND step >= ? AND step < ?"
+        " AND tap = ? AND seq = ? ORDER BY step, rank, slice",
+        *(owner, first, stop, tap.index, seq),
+    ):
+        found.setdefault(step, []).append((rank, rows.text(slice_, "tensors"), blob))
+    return {step: tuple(parts) for step, parts in found.items()}
+
+
 def one(
     archive: Archive, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
 ) -> TensorRecord | None:

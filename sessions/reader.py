@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -202,6 +202,19 @@ class Session:
                 stop,
             )
             if tap in known
+        }
+
+    def stored(
+        self, tap: str, *, first: int, stop: int, seq: int = 0, branch: int = 0
+    ) -> dict[int, Hashable]:
+        """By step, what tells whether anything else of a tap is stored there than when it was last read."""
+        return {
+            step: parts
+            for owner, begin, end in self._history.segments(branch)
+            if begin < stop and first < end
+            for step, parts in captures.stored(
+                self._archive, self.tap(tap), owner, max(begin, first), min(end, stop), seq
+            ).items()
         }
 
     def capture(

@@ -9,7 +9,8 @@ something else, `engine.layers.attention` does the same by SDPA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.batch import Batch
 from engine.rules import CORRECT, Rules
@@ -48,27 +50,31 @@ class Pages:
     @classmethod
     def of(cls, batch: Batch, page_size: int) -> Pages:
         """From the spans of a batch; one copy to the device a field, once a step."""
-        device = batch.ids.device
-        q_lens = [span.stop - span.start for span in batch.spans]
-        kv_lens = [span.kv_len for span in batch.spans]
-        tables = torch.zeros(
-            (len(kv_lens), max(-(-rows // page_size) for rows in kv_lens)), dtype=torch.int32, device=device
+        return cls.laid_out(
+            [span.stop - span.start for span in batch.spans],
+            [span.kv_len for span in batch.spans],
+            [span.rows[::page_size] // page_size for span in batch.spans],  # the first slot of every block
+            page_size,
         )
-        for table, span in zip(tables, batch.spans, strict=True):
-            blocks = span.rows[::page_size] // page_size  # the first slot of every block
-            table[: blocks.shape[0]] = blocks
+
+    @classmethod
+    def laid_out(
+        cls, q_lens: Sequence[int], kv_lens: Sequence[int], blocks: Sequence[Tensor], page_size: int
+    ) -> Pages:
+        """From the number of queries and of cached rows of each sequence, and its blocks in order, on the device."""
+        device = blocks[0].device
         return cls(
             q_ends=_cumulative(q_lens, device),
             kv_ends=_cumulative(kv_lens, device),
             kv_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-            tables=tables,
+            tables=pad_sequence(list(blocks), batch_first=True).to(torch.int32),
             most_q=max(q_lens),
             most_kv=max(kv_lens),
             page_size=page_size,
         )
 
 
-def _cumulative(lengths: list[int], device: torch.device) -> Tensor:
+def _cumulative(lengths: Sequence[int], device: torch.device) -> Tensor:
     ends = torch.tensor([0, *lengths], device=device).cumsum(0)
     return ends.to(torch.int32)
 
@@ -116,14 +122,10 @@ def refusal(
         return f"paged FlashAttention runs on a GPU, not on the {device.type}"
     if dtype not in DTYPES:
         return f"paged FlashAttention takes float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
-    replaced = [f.name for f in fields(Rules) if f.name in SEAMS and _differs(rules, f.name)]
+    replaced = [seam for seam in SEAMS if getattr(rules, seam) is not getattr(CORRECT, seam)]
     if replaced:
         return f"paged FlashAttention knows only the correct {', '.join(replaced)}"
     return _self_test(device, dtype, heads, kv_heads, head_dim, page)
-
-
-def _differs(rules: Rules, seam: str) -> bool:
-    return getattr(rules, seam) is not getattr(CORRECT, seam)
 
 
 @cache
@@ -140,23 +142,18 @@ def _self_test(
     keys, values = (
         torch.randn(4 * page, kv_heads, head_dim, generator=random, device=device).to(dtype) for _ in range(2)
     )
-    tables = torch.tensor([[2, 0], [3, 0]], dtype=torch.int32, device=device)
+    blocks = [torch.tensor(taken, device=device) for taken in ([2, 0], [3, 0])]
     kv_lens, q_lens = ([shape[i] for shape in shapes] for i in range(2))
     q = torch.randn(sum(q_lens), heads, head_dim, generator=random, device=device).to(dtype)
-    pages = Pages(
-        _cumulative(q_lens, device), _cumulative(kv_lens, device),
-        torch.tensor(kv_lens, dtype=torch.int32, device=device), tables, max(q_lens), max(kv_lens), page,
-    )  # fmt: skip
+    pages = Pages.laid_out(q_lens, kv_lens, blocks, page)
     scale = head_dim**-0.5
     try:
         found = attend(q, keys, values, pages, scale=scale, window=None).float()
     except (RuntimeError, NotImplementedError) as error:
         return f"paged FlashAttention is not to be had here: {str(error).splitlines()[0]}"
     start, worst = 0, 0.0
-    for table, (rows, queries) in zip(tables.tolist(), shapes, strict=True):
-        slots = torch.cat([torch.arange(block * page, (block + 1) * page) for block in table])[:rows].to(
-            device
-        )
+    for taken, (rows, queries) in zip(blocks, shapes, strict=True):
+        slots = (taken[:, None] * page + torch.arange(page, device=device)).flatten()[:rows]
         seen = torch.ones(queries, rows, dtype=torch.bool, device=device).tril(rows - queries)
         k, v = (
             cached[slots].float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)

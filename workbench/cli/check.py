@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 
 from sessions import Session
+from workbench import resolve
 from workbench.checking import CheckResult, check_fits, record_reference
 from workbench.checking import check as run_check
-from workbench.cli import options, resolve
-from workbench.cli.exit import Exit, UsageError
+from workbench.cli import options
 from workbench.cli.progress import Status
 from workbench.debugger.inferior import Inferior
+from workbench.exit import Exit, UsageError
 from workbench.export import csv, junit
 from workbench.export.cases import cases
 from workbench.export.check_text import render, where

@@ -1,4 +1,4 @@
-"""Commands in, answers out: what `run` and `replay` share. Scripts, pipes, and the `(lockstep)` prompt."""
+"""Commands in, answers out: one after the other, shown on stdout, until one fails."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from sessions import clean
-from workbench.cli.exit import Exit
-from workbench.cli.failures import explain
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.scripts import read_script, script_lines
 from workbench.debugger.values import Expectation, Failure, Group, Result, Stop
+from workbench.exit import Exit
 from workbench.export.json import dumps
+from workbench.failures import explain
 
 Line = tuple[str, str]  # where it stands ("file:3"), the command
 
@@ -115,33 +113,3 @@ class Console:
             signal.signal(signal.SIGINT, before)
             if timer is not None:
                 timer.cancel()
-
-
-def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:
-    """What is to be done: the scripts', then those given one by one. CommandError for an unreadable script."""
-    found = [(f"{path.name}:{number}", line) for path in scripts for number, line in read_script(path)]
-    return found + [(f"--ex {number}", line) for number, line in enumerate(words, 1)]
-
-
-def piped_commands() -> list[Line]:
-    """Commands on standard input, where that is no terminal."""
-    if sys.stdin.isatty():
-        return []
-    return [(f"stdin:{number}", line) for number, line in script_lines(sys.stdin.read(), "stdin")]
-
-
-def converse(
-    debugger: Debugger, lines: Sequence[Line], *, batch: bool, as_json: bool, timeout: float | None = None
-) -> Exit:
-    """Carry out the commands; then, at a terminal and unless `batch`, ask for more."""
-    console = Console(debugger, as_json=as_json)
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not batch
-    with console.interruptible(timeout, batch=not at_terminal):
-        code = console.run(lines)
-    if not at_terminal or code not in (Exit.OK, Exit.DIVERGED):
-        return code
-    # Imported here: prompt_toolkit takes a fifth of a second, and only a terminal needs it.
-    from workbench.cli.prompt import interact
-
-    with console.interruptible(None, batch=False):
-        return interact(console)

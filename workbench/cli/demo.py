@@ -16,9 +16,9 @@ from rich.text import Text
 from sessions.text import clean
 from workbench.checking import CheckResult
 from workbench.cli import options
-from workbench.cli.exit import Exit
 from workbench.cli.progress import Status
 from workbench.demo.story import Run, tell
+from workbench.exit import Exit
 from workbench.export.check_text import explain, table, verdict
 from workbench.export.json import dumps
 from workbench.models import OpenedModel

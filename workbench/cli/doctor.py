@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sessions.text import clean
-from workbench.cli.exit import Exit
+from workbench.exit import Exit
 from workbench.export.json import dumps
 from workbench.health import Finding, examine
 

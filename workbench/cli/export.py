@@ -12,7 +12,7 @@ import typer
 
 from sessions import Session
 from sessions.text import clean
-from workbench.cli.exit import UsageError
+from workbench.exit import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.numbers import bytes_text
 from workbench.export.session_files import Content, NothingToExport, SessionFiles

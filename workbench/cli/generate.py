@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from engine import shards
-from engine.config import EngineConfig
 from engine.sampling import Sampling
-from engine.taps.names import tap_specs
 from sessions.text import clean
-from workbench.cli import options, resolve
+from workbench import resolve
+from workbench.cli import options
 from workbench.cli.streaming import display
-from workbench.debugger.capture import NOTHING, STATS, Capture, parse_capture
+from workbench.debugger.capture import NOTHING
 from workbench.debugger.inferior import Inferior
 from workbench.export.json import dumps
 from workbench.generation import Generated, Speed, add_prompts, plan, run_to_end
@@ -69,7 +67,7 @@ def generate(
     config = plan(opened.config, config, prompts, max_tokens)
     rules = resolve.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    captured = _capture(capture, opened, config) if save else NOTHING
+    captured = resolve.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
     with Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior:
         sequences = add_prompts(inferior, prompts, sampling)
@@ -86,15 +84,6 @@ def generate(
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))
     _say_speed(done, speed)
-
-
-def _capture(words: Sequence[str] | None, model: OpenedModel, config: EngineConfig) -> Capture:
-    specs = tap_specs(
-        num_layers=model.config.num_layers,
-        qk_norm=model.config.qk_norm,
-        kv_replicas=shards.kv_replicas(model.config, config.tp),
-    )
-    return parse_capture(words, specs) if words else STATS
 
 
 def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: Speed) -> dict[str, object]:

@@ -15,7 +15,7 @@ from engine.checkpoint.survey import TensorSurvey, survey
 from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.shards import Shard
 from sessions.text import clean
-from workbench.cli.exit import UsageError
+from workbench.exit import UsageError
 from workbench.export.json import dumps
 from workbench.export.numbers import bytes_text, number
 from workbench.models import OpenedModel, open_model

@@ -6,13 +6,14 @@ not even Typer. A subcommand is a module with a Typer `app`; adding one is one l
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
 from io import TextIOWrapper
 
-from workbench.cli.exit import Exit
 from workbench.cli.terminal import no_screens
+from workbench.exit import Exit
 
 #: name -> (module, help line), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -62,7 +63,7 @@ def run(arguments: list[str]) -> int:
         return Exit.PIPE_CLOSED
     except Exception as error:
         # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
-        from workbench.cli.failures import explain
+        from workbench.failures import explain
 
         code, message = explain(error)
         if debug:
@@ -77,10 +78,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
-    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else _home())
+    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else home())
 
 
-def _home() -> int:
+def home() -> int:
+    """The home screen; returns an exit code. The screens have garbage collected again once they stand."""
+    # Modules are no garbage: a walk through them all, time and again while they load, would delay the first paint.
+    gc.disable()
     try:
         # Imported here: textual is not for those who only want a subcommand.
         from workbench.tui.launch import run_home

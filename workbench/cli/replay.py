@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from sessions import Session
-from workbench.cli.console import commands_of, converse, piped_commands
-from workbench.cli.exit import Exit, UsageError
+from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, Script
 from workbench.debugger import replay as replaying
 from workbench.debugger.requests import replay_of
+from workbench.exit import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.models import open_model
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from workbench.cli.exit import Exit
-from workbench.cli.main import COMMANDS
+from workbench.cli.main import COMMANDS, home
 from workbench.cli.terminal import no_screens
+from workbench.exit import Exit
 
 
 def load(name: str) -> Any:
@@ -65,7 +65,4 @@ def _home(context: typer.Context) -> None:
         with redirect_stdout(sys.stderr):  # Rich prints it there and then
             print(context.get_help())
         raise typer.Exit(Exit.USAGE)
-    # Imported here: textual is not for those who only want a subcommand.
-    from workbench.tui.launch import run_home
-
-    raise typer.Exit(run_home())
+    raise typer.Exit(home())

@@ -10,7 +10,7 @@ import typer
 
 from engine.sampling import Sampling
 from workbench.cli import options
-from workbench.cli.console import commands_of, converse, piped_commands
+from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.debugger.launch import start
 from workbench.debugger.requests import Launch, run_of
 

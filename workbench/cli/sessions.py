@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from sessions import Session, SessionError, clean, pack, verify
-from workbench.cli.exit import Exit, UsageError
 from workbench.debugger.values import Table
+from workbench.exit import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.paths import sessions_directory
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from workbench.cli import options
-from workbench.cli.exit import UsageError
 from workbench.cli.terminal import no_screens
+from workbench.exit import UsageError
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

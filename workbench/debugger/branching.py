@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessions.text import clean
-from workbench.debugger.backwards import backward_to
+from workbench.debugger.backwards import backward_to, land
 from workbench.debugger.debugger import Checkpoint, Debugger
 from workbench.debugger.errors import CommandError
 from workbench.debugger.registry import Argument, command
@@ -20,8 +20,7 @@ def branch(debugger: Debugger, name: str | None) -> Result:
         line = debugger.timeline.line(debugger.position.branch)
         return Message(f"branch {line.id} ({clean(line.name)})", {"branch": line.id})
     line = debugger.timeline.named(name)
-    if debugger.live:
-        debugger.engine.land()
+    land(debugger)
     at = debugger.position
     last = debugger.timeline.last(line.id)
     return backward_to(debugger, Position(line.id, min(at.step, last), at.place if at.step <= last else None))

@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sessions.lengths import expected_rows, runs, span
-from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger import registry
 from workbench.debugger.branching import checkpoint_table
@@ -18,6 +17,7 @@ from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.motion import require_step
 from workbench.debugger.registry import Argument, command
 from workbench.debugger.values import Group, Result, Table, jsonable
+from workbench.held import WEIGHT_COLUMNS
 
 
 def ranks(debugger: Debugger) -> Table:
@@ -61,10 +61,6 @@ def blocks(debugger: Debugger) -> Table:
     ]
     title = f"step {step}: {record.used_blocks} blocks used, {record.free_blocks} free"
     return Table(title, ["sequence", "blocks", "table"], rows)
-
-
-#: What is known of one rank's share of a parameter; the last says how it compares with the checkpoint.
-WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")
 
 
 def weights(debugger: Debugger, glob: str) -> Table:

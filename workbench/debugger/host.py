@@ -57,13 +57,13 @@ from engine.wire import Connection, Disconnected, pack_array
 from sessions import SessionError
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
-from workbench.debugger.failures import exit_code
 from workbench.debugger.host_socket import accept
 from workbench.debugger.reading import weight_of
 from workbench.debugger.registry import commands
 from workbench.debugger.requests import Options, parse_options, start_debugger
 from workbench.debugger.tensors import tensor_value
 from workbench.debugger.values import jsonable
+from workbench.failures import exit_code
 
 #: Seconds for the debugger to end in an orderly way once its client is gone.
 _GRACE = 5.0
@@ -215,7 +215,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kind": type(error).__name__,
         "message": str(error),
-        "exit_code": exit_code(error),
+        "exit_code": int(exit_code(error)),
     }
     if isinstance(error, CommandError) and error.caret is not None:
         found |= {"line": error.line, "caret": error.caret}

@@ -7,23 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine import shards
-from engine.config import EngineConfig
-from engine.errors import ConfigError, RequestError
-from engine.faults.catalogue import check_rules, parse_rule
+from engine.errors import ConfigError
 from engine.sampling import Sampling
-from engine.taps.names import tap_specs
-from workbench.debugger.capture import STATS, parse_capture
+from workbench import resolve
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.launch import Run, start
 from workbench.debugger.replay import open_replay
 from workbench.debugger.token_texts import RecordedTokens
-from workbench.demo import DEFAULT_PROMPT, MODEL_DIR
-from workbench.generation import pick_dtype, plan
-from workbench.models import DEMO, OpenedModel, open_model
+from workbench.demo import MODEL_DIR
+from workbench.generation import plan
+from workbench.models import DEMO, open_model
 from workbench.paths import new_session_path
 from workbench.recording import may_write
-from workbench.tokens import Tokenizer, find_tokenizer, need_tokenizer
+from workbench.tokens import Tokenizer, find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,32 +54,23 @@ class Options:
 def run_of(launch: Launch) -> Run:
     """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
     model = open_model(launch.model)
-    texts, chat = launch.prompts, launch.chat
-    if not texts and not launch.ids:
-        if not model.offers_prompt:
-            raise RequestError("nothing to run: give --prompt TEXT or --ids 1,2,3")
-        texts, chat = [DEFAULT_PROMPT], True
-    prompts = [*(_encoded(model, text, chat) for text in texts), *map(_numbers, launch.ids)]
-    rules: dict[str, str] = dict(map(parse_rule, launch.rules))
-    check_rules(rules, model.config, launch.tp)
-    config = EngineConfig(
+    texts, chat = resolve.texts_of(model, launch.prompts, launch.ids, launch.chat)
+    prompts = resolve.prompt_ids(model, texts, launch.ids, chat)
+    config = resolve.engine_config(
+        model,
         tp=launch.tp,
         device=launch.device,
-        dtype=pick_dtype(launch.dtype, model.config, launch.device.partition(":")[0]),
-        timeout_seconds=launch.timeout,
+        dtype=launch.dtype,
+        timeout=launch.timeout,
         listen=launch.listen,
     )
     config = plan(model.config, config, prompts, launch.room)
-    specs = tap_specs(
-        num_layers=model.config.num_layers,
-        qk_norm=model.config.qk_norm,
-        kv_replicas=shards.kv_replicas(model.config, config.tp),
-    )
+    rules = resolve.rules_of(launch.rules, model, launch.tp)
     return Run(
         model.path, model.config, config, prompts,
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
-        capture=parse_capture(launch.capture, specs) if launch.capture else STATS,
+        capture=resolve.capture_of(launch.capture, model, launch.tp),
         meta={"source": "lockstep run", "model_name": model.name, "prompts": list(texts) or None, "chat": chat},
     )  # fmt: skip
 
@@ -146,15 +133,3 @@ def parse_options(words: Sequence[str]) -> Options:
         found.listen,
     )  # fmt: skip
     return Options(found.socket, launch=launch)
-
-
-def _encoded(model: OpenedModel, text: str, chat: bool) -> list[int]:
-    tokenizer = need_tokenizer(model.tokenizer, model.directory)
-    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
-
-
-def _numbers(words: str) -> list[int]:
-    try:
-        return [int(word) for word in words.split(",")]
-    except ValueError:
-        raise RequestError(f"--ids takes whole numbers with commas between them, not {words!r}") from None

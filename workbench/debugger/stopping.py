@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from engine.errors import RankError
 from workbench.debugger.errors import DebuggerError, RunEnded
-from workbench.debugger.failures import exit_code
 from workbench.debugger.values import Failure, Message, Result, Stop
+from workbench.failures import exit_code
 
 if TYPE_CHECKING:
     from workbench.debugger.debugger import Debugger
@@ -65,7 +65,7 @@ def _run_commands(debugger: Debugger, stop: Stop, output: list[Result]) -> Stop:
         except RunEnded:
             raise
         except DebuggerError as error:  # the stop is told all the same; the rest of the commands is not run
-            output.append(Failure(type(error).__name__, f"{line}: {error}", exit_code(error)))
+            output.append(Failure(type(error).__name__, f"{line}: {error}", int(exit_code(error))))
             break
         if isinstance(result, Stop):
             output.append(stop)

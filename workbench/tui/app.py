@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed
@@ -63,6 +64,7 @@ class LockstepApp(App[int]):
             self.set_interval(1, lambda: None if os.getppid() == server else self.exit())
         # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
+        self.call_after_refresh(gc.enable)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
         self.push_screen(self._first())
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
@@ -108,6 +110,10 @@ class LockstepApp(App[int]):
             if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
                 return
         await super().on_event(event)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one that looks at every segment for a colour of the terminal's own: all of ours are true ones."""
+        return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def exit(self, *arguments: Any, **named: Any) -> None:
         """Leave. What is under way is not to look for widgets that go away one by one."""

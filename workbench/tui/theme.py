@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from rich.color import Color
 from rich.style import Style
@@ -91,6 +90,15 @@ class Paint:
         """The hue of a rank; four hues, then again from the first."""
         return self.ranks[rank % len(self.ranks)]
 
+    def style(self, role: str | Style) -> Style:
+        """The style of a role: a field's name, "rank0" and so on, or a style itself."""
+        if isinstance(role, Style):
+            return role
+        if role.startswith("rank"):
+            return self.rank(int(role[4:] or 0))
+        style: Style = getattr(self, role)
+        return style
+
 
 def mix(ground: str, tint: str, share: float) -> Color:
     """The colour `share` of the way from one `#rrggbb` to another."""
@@ -98,36 +106,31 @@ def mix(ground: str, tint: str, share: float) -> Color:
     return Color.from_rgb(*(round(g + (t - g) * share) for g, t in pairs))
 
 
-@lru_cache(maxsize=16)
-def _paint(dark: bool, ground: str, text: str, accent: str, variables: tuple[tuple[str, str], ...]) -> Paint:
-    colours = dict(variables)
+def _paint(theme: Theme) -> Paint:
+    colours = theme.variables
+    ground, text = str(theme.background), str(theme.foreground)
     return Paint(
-        dark=dark,
+        dark=theme.dark,
         ground=ground,
         text=Style(color=text),
         strong=Style(color=text, bold=True),
         quiet=Style(color=colours["quiet"]),
         faint=Style(color=colours["faint"]),
         trace=Style(color=colours["trace"]),
-        accent=Style(color=accent),
+        accent=Style(color=str(theme.accent)),
         wrong=Style(color=colours["wrong"]),
         worn=Style(color=mix(ground, colours["wrong"], 0.58)),
-        present=Style(color=ground, bgcolor=accent, bold=True),
+        present=Style(color=ground, bgcolor=str(theme.accent), bold=True),
         cursor=Style(bgcolor=colours["cursor"]),
         raised=Style(bgcolor=colours["raised"]),
         ranks=tuple(Style(color=colours[name]) for name in RANK_HUES),
     )
 
 
+_PAINTS = {theme.name: _paint(theme) for theme in THEMES}
+
+
 def paint(app: App[object]) -> Paint:
-    """The present theme's styles. A theme that is not ours falls back to our roles in its shade."""
-    theme = app.current_theme
-    ours = theme if "quiet" in theme.variables else (DARK if theme.dark else LIGHT)
-    colours = {key: ours.variables[key] for key in _OURS}
-    return _paint(
-        ours.dark,
-        str(ours.background),
-        str(ours.foreground),
-        str(ours.accent),
-        tuple(sorted(colours.items())),
-    )
+    """The present theme's styles. A theme that is not ours gets our roles in its shade."""
+    ours = _PAINTS.get(app.theme)
+    return ours or _PAINTS[(DARK if app.current_theme.dark else LIGHT).name]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from workbench.cli.failures import explain
 from workbench.cli.main import COMMANDS, run
 from workbench.cli.root import load
+from workbench.failures import explain
 
 ROOT = Path(__file__).resolve().parents[3]
 

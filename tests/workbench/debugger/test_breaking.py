@@ -6,12 +6,12 @@ import pytest
 
 from tests.workbench.debugger.conftest import Live, texts
 from workbench.cli.console import Console
-from workbench.cli.exit import Exit
 from workbench.debugger.capture import NOTHING
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.debugger.sentinels import repeated_phrase
 from workbench.debugger.values import Stop
+from workbench.exit import Exit
 
 
 def go(debugger: Debugger, line: str = "continue") -> Stop:

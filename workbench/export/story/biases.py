@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import STATISTICS, Session
-from workbench.export.story.words import mapping, said
+from sessions import Session
+from workbench.export.story.words import mapping
+from workbench.held import Held, held
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LONGEST = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A rank's share of a bias; `checkpoint`: "equal" to the checkpoint's, "different", or "absent" from it."""
-
-    rank: int
-    shape: str
-    rms: float
-    absmax: float
-    checksum: str
-    checkpoint: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,20 +24,19 @@ class Bias:
 
     name: str
     values: NDArray[np.float32] | None
-    parts: tuple[Part, ...]
+    parts: tuple[Held, ...]
 
 
 def biases(session: Session, layer: int, branch: int) -> list[Bias]:
     """The layer's biases, the ranks' as they were on `branch`; empty where the session holds none of them."""
     whole = mapping(session.meta.get("biases"))
-    rows = mapping(session.meta.get("weights")).get(str(branch))
-    parts = rows if isinstance(rows, list) else []
+    known = held(session.meta, branch)
     head_dim = mapping(session.meta.get("model") or session.meta.get("config")).get("head_dim")
     found = []
     for projection in _PROJECTIONS:
         block = "mlp" if projection in _PROJECTIONS[4:] else "self_attn"
         name = f"model.layers.{layer}.{block}.{projection}.bias"
-        bias = Bias(name, _decoded(whole.get(name), head_dim), tuple(_parts(parts, name)))
+        bias = Bias(name, _decoded(whole.get(name), head_dim), tuple(known.get(name, {}).values()))
         if bias.values is not None or bias.parts:
             found.append(bias)
     return found
@@ -70,14 +57,3 @@ def _decoded(text: object, head_dim: object) -> NDArray[np.float32] | None:
         head_dim if isinstance(head_dim, int) and head_dim > 0 and flat.size % head_dim == 0 else flat.size
     )
     return flat.reshape(-1, width)
-
-
-def _parts(rows: Iterable[object], name: str) -> Iterable[Part]:
-    """The rows that `info weights` kept for one parameter: name, rank, shape, dtype, statistics, checksum, verdict."""
-    rms, absmax = 4 + STATISTICS.index("rms"), 4 + STATISTICS.index("absmax")
-    for row in rows:
-        if not isinstance(row, list) or len(row) != 6 + len(STATISTICS) or row[0] != name:
-            continue
-        if type(row[1]) is int and isinstance(row[rms], int | float) and isinstance(row[absmax], int | float):
-            figures = float(row[rms]), float(row[absmax])
-            yield Part(row[1], said(row[2], 24), *figures, said(row[-2], 20), said(row[-1], 12))

@@ -19,11 +19,12 @@ from workbench.tui.reader import Reader
 from workbench.tui.snapshots.overview import Overview, Where
 from workbench.tui.snapshots.tokens import TokenLine
 from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
 
 
-class Pane(Widget):
+class Pane(Drawn):
     """One pane. It looks where the screen tells it to, and asks for nothing while it is hidden."""
 
     DEFAULT_CSS = """

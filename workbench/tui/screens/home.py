@@ -103,13 +103,12 @@ class HomeScreen(Screen[None]):
         )
         self._lay_out([])
         self.query_one("#menu", Grid).focus()
-        self._read_recent()
         if self._examine:
-            self._look_at_machine()
+            self.call_after_refresh(self._look_at_machine)  # it wants a processor for itself
 
     def on_screen_resume(self) -> None:
-        """Back from a session: it is the most recent one now."""
-        self._read_recent()
+        """Shown for the first time, or back from a session: it is the most recent one now."""
+        self.call_after_refresh(self._read_recent)
 
     def _lay_out(self, found: list[Recent]) -> None:
         rows = [

@@ -30,6 +30,7 @@ from workbench.tui.snapshots.weight_tensor import Held
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.inspector import Inspector
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.model_tree import ModelTree
 from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.rule import Rule
@@ -39,6 +40,14 @@ from workbench.tui.widgets.token_strip import TokenStrip
 
 #: The most elements of a parameter that the ranks are asked to send.
 _SENT = 8_000_000
+
+
+class Panes(ContentSwitcher, Drawn):
+    """The panes, one of them in front."""
+
+
+class Body(Horizontal, Drawn):
+    """The model tree, the panes and the inspector beside each other."""
 
 
 class WorkbenchScreen(WorkbenchActions):
@@ -64,6 +73,7 @@ class WorkbenchScreen(WorkbenchActions):
         self.comparing: int | bool | None = None
         #: What the debugger can do, as its registry tells it.
         self.registry: list[dict[str, Any]] = []
+        self._panes: dict[int, Pane] = {}
         self._lines = TokenLines()
         self.line = TokenLine()
 
@@ -75,9 +85,9 @@ class WorkbenchScreen(WorkbenchActions):
         yield TokenStrip(id="other-tokens")
         yield Rule(id="under-tokens")
         yield PaneTabs(id="tabs")
-        with Horizontal(id="body"):
+        with Body(id="body"):
             yield ModelTree(id="tree")
-            yield ContentSwitcher(id="panes")
+            yield Panes(id="panes")
             yield Inspector(id="inspector")
         yield Timeline(id="timeline")
         yield StatusLine(id="message")
@@ -103,8 +113,10 @@ class WorkbenchScreen(WorkbenchActions):
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
         switcher = self.query_one("#panes", ContentSwitcher)
-        if not switcher.query(f"#pane-{number}"):
-            await switcher.add_content(PANES[number - 1](self.reader))
+        if number not in self._panes:
+            made = PANES[number - 1](self.reader)
+            await switcher.add_content(made)
+            self._panes[number] = made
         switcher.current = f"pane-{number}"
         self.said = self.story = ()
         self.pane = self.query_one(PaneTabs).active = number
@@ -121,7 +133,7 @@ class WorkbenchScreen(WorkbenchActions):
     @property
     def current_pane(self) -> Pane | None:
         """The pane in front."""
-        return next(iter(self.query(f"#pane-{self.pane}").results(Pane)), None)
+        return self._panes.get(self.pane)
 
     def watch_where(self) -> None:
         """Everything follows the place that is looked at."""

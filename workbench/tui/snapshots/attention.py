@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from workbench.tui.snapshots.source import Source
 #: How many steps back the rows of the last token are gathered into one matrix.
 _ROWS = 512
 #: The largest matrix of one layer that is put together, in elements.
-_LARGEST = 32_000_000
+_LARGEST = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,34 +90,42 @@ def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDA
 
 def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32] | None, int, str]:
     """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none."""
+    first = max(source.session.steps(where.branch).start, where.step - _ROWS)
+    rows: list[NDArray[Any]] = []  # the present step's first
+    shape, total = (0, 0), 0  # heads and keys, and the queries so far
     try:
-        now = source.session.rebuilt(tap, step=where.step, seq=where.seq, branch=where.branch)
+        for step, found in source.back_from(tap, where, first):
+            array = found.array if found.array is not None and found.array.ndim == 3 else None
+            if not rows and array is None:
+                return None, 0, found.note or "not captured"
+            shape = shape if array is None or rows else (array.shape[0], array.shape[2])
+            if array is None or array.shape[0] != shape[0]:
+                break
+            rows.append(array)
+            total += array.shape[1]
+            if not _is_whole(source, replace(where, step=step), array.shape[1]):
+                break  # what came before in that step is not known
+            if total * shape[0] * shape[1] > _LARGEST:
+                break
     except SessionError as error:
-        return None, 0, str(error)
-    if now.array is None or now.array.ndim != 3:
-        return None, 0, now.note or "not captured"
-    keys = now.array.shape[2]
-    rows = [now.array.astype(np.float32)]
-    total = rows[0].shape[1]
-    start = source.session.steps(where.branch).start
-    whole = _is_whole(source, where, total)
-    for step in range(where.step - 1, max(start, where.step - _ROWS) - 1, -1):
-        if not whole or total * keys * rows[0].shape[0] > _LARGEST:
-            break  # what came before in that step is not known
-        before = source.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch)
-        if before.array is None or before.array.ndim != 3 or before.array.shape[0] != rows[0].shape[0]:
-            break
-        padded = np.zeros((*before.array.shape[:2], keys), np.float32)  # later keys did not exist yet
-        width = min(keys, before.array.shape[2])
-        padded[:, :, :width] = before.array[:, :, :width]
-        rows.append(padded)
-        total += padded.shape[1]
-        whole = _is_whole(source, replace(where, step=step), padded.shape[1])
-    values = np.concatenate(rows[::-1], axis=1)
+        if not rows:
+            return None, 0, str(error)
+        raise
+    return _stacked(rows, shape[0], total, shape[1]), shape[1] - total, ""
+
+
+def _stacked(rows: Sequence[NDArray[Any]], heads: int, total: int, keys: int) -> NDArray[np.float32]:
+    """The rows of all steps, the newest first, under each other; keys that were not there yet are hidden."""
+    values = np.zeros((heads, total, keys), np.float32)
+    end = total
+    for block in rows:
+        begin, width = end - block.shape[1], min(keys, block.shape[2])
+        values[:, begin:end, :width] = block[:, :, :width]
+        end = begin
     future = np.arange(keys)[None] > (keys - total + np.arange(total))[:, None]
     # What a causal mask hides is not there; a value that it failed to hide is, and must be seen.
-    values[:, future & ((values == 0) | np.isneginf(values)).all(axis=0)] = -np.inf
-    return values, keys - total, ""
+    values[:, future & ((values == 0) | (values == -np.inf)).all(axis=0)] = -np.inf
+    return values
 
 
 def _is_whole(source: Source, where: Where, queries: int) -> bool:

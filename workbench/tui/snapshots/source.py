@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
+from sessions.layouts import Rebuilt
 from sessions.reader import Session
 from sessions.records import SequenceStep, StepRecord
 from workbench.references.cache import golden_directory
@@ -19,6 +20,8 @@ from workbench.tui.snapshots.texts import TokenTexts, model_path
 if TYPE_CHECKING:
     from workbench.tui.snapshots.overview import Where
 
+#: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
+_KEPT_BYTES = 16 << 20
 #: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
 _KEPT = 256
 
@@ -33,6 +36,8 @@ class Source:
         self._opened: dict[Path, Source] = {}
         self._stats: OrderedDict[tuple[int, int], NDArray[np.float32] | None] = OrderedDict()
         self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
+        self._rebuilt: OrderedDict[tuple[Hashable, ...], Rebuilt] = OrderedDict()
+        self._rebuilt_bytes = 0
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -80,6 +85,25 @@ class Source:
         """What a step did to one sequence; None if it took no part."""
         return next((s for s in self.record(step, branch).sequences if s.seq == seq), None)
 
+    def back_from(self, tap: str, where: Where, first: int) -> Iterator[tuple[int, Rebuilt]]:
+        """(step, the tap rebuilt) from `where` back to step `first`; what was read before is not read again."""
+        stored = self.session.stored(
+            tap, first=first, stop=where.step + 1, seq=where.seq, branch=where.branch
+        )
+        for step in range(where.step, first - 1, -1):
+            key = (tap, step, where.branch, where.seq, stored.get(step))
+            found = self._rebuilt.get(key)
+            if found is None:
+                found = self.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch)
+                self._keep(key, found)
+            yield step, found
+
+    def _keep(self, key: tuple[Hashable, ...], found: Rebuilt) -> None:
+        self._rebuilt[key] = found
+        self._rebuilt_bytes += _size(found)
+        while self._rebuilt_bytes > _KEPT_BYTES:
+            self._rebuilt_bytes -= _size(self._rebuilt.popitem(last=False)[1])
+
     def golden(self, where: Where) -> Source | None:
         """The golden reference that the branch was last held against, if it is on this machine and read the same
         ids up to this step."""
@@ -126,3 +150,7 @@ class Source:
         for golden in self._opened.values():
             golden.close()
         self.session.close()
+
+
+def _size(rebuilt: Rebuilt) -> int:
+    return 256 + (rebuilt.array.nbytes if rebuilt.array is not None else 0)

@@ -16,9 +16,11 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from workbench.tui.theme import Paint, paint
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import ground
+from workbench.tui.widgets.line import Drawn
+
+#: The most rows that are kept as they were drawn.
+_ROWS_KEPT = 512
 
 #: One cell: its text and a role of the paint ("text", "quiet", "wrong", "accent", "rank0" …) or a style.
 GridCell = tuple[str, str | Style]
@@ -38,17 +40,7 @@ class Column:
     tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars
 
 
-def style_of(role: str | Style, styles: Paint) -> Style:
-    """The style of a role."""
-    if isinstance(role, Style):
-        return role
-    if role.startswith("rank"):
-        return styles.rank(int(role[4:] or 0))
-    style: Style = getattr(styles, role)
-    return style
-
-
-class Grid(ScrollView, can_focus=True):
+class Grid(ScrollView, Drawn, can_focus=True):
     """Rows by number: `show(count, row)` with `row(i)` the cells of row i. Posts `Pointed` and `Chosen`."""
 
     DEFAULT_CSS = """
@@ -65,7 +57,7 @@ class Grid(ScrollView, can_focus=True):
         Binding("enter", "choose", "Open", show=False),
     ]
 
-    cursor: reactive[int] = reactive(0)
+    cursor: reactive[int] = reactive(0, repaint=False)  # two rows are drawn anew, not all
 
     @dataclass
     class Pointed(Message):
@@ -104,6 +96,9 @@ class Grid(ScrollView, can_focus=True):
         self.header = int(header)
         self.count = 0
         self._row: Callable[[int], Sequence[GridCell]] = lambda index: ()
+        #: Rows as they were drawn last, by their number, each with all that it was drawn from.
+        self._drawn_rows: dict[int, tuple[tuple[object, ...], Strip]] = {}
+        self._room, self._widths = 0, [0]
 
     def show(
         self, count: int, row: Callable[[int], Sequence[GridCell]], *, columns: Sequence[Column] | None = None
@@ -122,9 +117,16 @@ class Grid(ScrollView, can_focus=True):
         """A row that exists."""
         return min(max(0, cursor), max(0, self.count - 1))
 
-    def watch_cursor(self) -> None:
+    def watch_cursor(self, old: int, new: int) -> None:
         """Keep the cursor in view."""
+        self.refresh_row(old)
+        self.refresh_row(new)
         self._reveal()
+
+    def watch_has_focus(self, has_focus: bool) -> None:
+        """The cursor is quiet where the keys go elsewhere."""
+        super().watch_has_focus(has_focus)
+        self.refresh_row(self.cursor)
 
     def _reveal(self) -> None:
         top, room = round(self.scroll_offset.y), self.size.height - self.header
@@ -176,30 +178,37 @@ class Grid(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """The header, or a row; cells are cut and padded to their columns."""
-        styles, widths = paint(self.app), self._widths()
-        width = self.scrollable_content_region.width
         if y < self.header:
-            titles = [(column.title, column.role) for column in self.columns]
-            return self._strip(titles, widths, styles, width).apply_style(ground(self))
+            return self._strip([(column.title, column.role) for column in self.columns], self.ground)
         index = y - self.header + round(self.scroll_offset.y)
         if index >= self.count:
-            return Strip.blank(width, ground(self))
-        strip = self._strip(self._row(index), widths, styles, width)
+            return Strip.blank(self._room, self.ground)
+        ground = self.ground
         if index == self.cursor:
-            return strip.apply_style(styles.cursor if self.has_focus else styles.raised)
-        return strip.apply_style(ground(self))
+            ground = self.paint.cursor if self.has_focus else self.paint.raised
+        cells = self._row(index)
+        drawn_from = (self.paint, ground, *self._widths, *cells)
+        known = self._drawn_rows.get(index)
+        if known is None or known[0] != drawn_from:
+            if len(self._drawn_rows) > _ROWS_KEPT:
+                self._drawn_rows.clear()
+            known = self._drawn_rows[index] = drawn_from, self._strip(cells, ground)
+        return known[1]
 
-    def _strip(self, cells: Sequence[GridCell], widths: Sequence[int], styles: Paint, width: int) -> Strip:
+    def _strip(self, cells: Sequence[GridCell], ground: Style) -> Strip:
         segments: list[Segment] = []
-        for (text, role), column, room in zip(cells, self.columns, widths, strict=False):
+        for (text, role), column, room in zip(cells, self.columns, self._widths, strict=False):
             if room:
                 text = text[-room:] if column.tail else text
-                segments.append(Segment(fit(text, room, right=column.right) + " ", style_of(role, styles)))
-        return Strip(segments).adjust_cell_length(width)
+                segments.append(
+                    Segment(fit(text, room, right=column.right) + " ", self.on_ground(role, ground))
+                )
+        return Strip(segments).adjust_cell_length(self._room, ground)
 
-    def _widths(self) -> list[int]:
+    def look_up(self) -> None:
         """What each column gets: some leave where it is narrow, the flexible share what is left over."""
-        room = self.scrollable_content_region.width
+        super().look_up()
+        room = self._room = self.scrollable_content_region.width
         kept = list(range(len(self.columns)))
         while sum(self.columns[i].width + 1 for i in kept) > room:
             droppable = [i for i in kept if self.columns[i].drop]
@@ -208,7 +217,7 @@ class Grid(ScrollView, can_focus=True):
             kept.remove(max(droppable, key=lambda i: self.columns[i].drop))
         spare = max(0, room - sum(self.columns[i].width + 1 for i in kept))
         shares = sum(self.columns[i].flex for i in kept) or 1
-        return [
+        self._widths = [
             column.width + spare * column.flex // shares if i in kept else 0
             for i, column in enumerate(self.columns)
         ]

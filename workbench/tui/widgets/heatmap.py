@@ -15,7 +15,6 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.filter import ANSIToTruecolor
 from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
@@ -117,8 +116,6 @@ class Heatmap(Widget, can_focus=True):
             self._drawn_for = key
         shown = self._with_cursor()[crop.y : crop.bottom]
         for line_filter in self.get_line_filters():
-            if isinstance(line_filter, ANSIToTruecolor):
-                continue  # every colour here is a true one already, and looking at each costs most of a frame
             shown = [line.apply_filter(line_filter, self.background_colors[1]) for line in shown]
         if crop.column_span != (0, self.size.width):
             shown = [line.crop(*crop.column_span) for line in shown]

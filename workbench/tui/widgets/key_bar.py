@@ -12,7 +12,6 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
 from workbench.tui.widgets.line import LineWidget
 
 
@@ -62,7 +61,7 @@ class KeyBar(LineWidget):
 
     def line(self, y: int) -> Strip:
         """Keys in the text's colour, their words quiet; both faint where they do nothing."""
-        styles = paint(self.app)
+        styles = self.paint
         segments: list[Segment] = []
         at = 0
         for x, hint in self._laid_out() if y == 0 else []:

@@ -10,9 +10,8 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
-from workbench.tui.widgets.grid import GridCell, style_of
-from workbench.tui.widgets.line import ground
+from workbench.tui.widgets.grid import GridCell
+from workbench.tui.widgets.line import Drawn
 
 #: One line: pieces of text, each with its role.
 TextLine = Sequence[GridCell]
@@ -23,7 +22,7 @@ def wrapped(text: str, role: str, width: int) -> list[TextLine]:
     return [[(line, role)] for line in textwrap.wrap(text, max(20, width))]
 
 
-class Lines(ScrollView):
+class Lines(ScrollView, Drawn):
     """Shows the lines it is given; `fit` makes it as high as they are many."""
 
     DEFAULT_CSS = "Lines { height: auto; width: 1fr; overflow-x: hidden; padding: 0 1; }"
@@ -52,7 +51,8 @@ class Lines(ScrollView):
         """One line."""
         index, width = y + round(self.scroll_offset.y), self.scrollable_content_region.width
         if index >= len(self._lines):
-            return Strip.blank(width, ground(self))
-        styles = paint(self.app)
-        segments = [Segment(text, style_of(role, styles)) for text, role in self._lines[index] if text]
-        return Strip(segments).adjust_cell_length(width).apply_style(ground(self))
+            return Strip.blank(width, self.ground)
+        segments = [
+            Segment(text, self.on_ground(role, self.ground)) for text, role in self._lines[index] if text
+        ]
+        return Strip(segments).adjust_cell_length(width, self.ground)

@@ -14,9 +14,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.export.pooling import pool
-from workbench.tui.theme import paint
-from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.shading import Matrix, lines
 
 _GAP = 2
@@ -32,7 +30,7 @@ class Tiles:
     scale: str = "magnitude"
 
 
-class Multiples(LineWidget):
+class Multiples(Drawn):
     """Small multiples. Posts `Picked` when a tile is clicked."""
 
     DEFAULT_CSS = "Multiples { height: 1fr; width: 1fr; }"
@@ -65,11 +63,11 @@ class Multiples(LineWidget):
                 best, size = (across, width, height), scale
         return best
 
-    def line(self, y: int) -> Strip:
+    def render_line(self, y: int) -> Strip:
         """A line of titles, or a line of every tile of one row."""
         width = self.size.width
         if self.tiles is None or not self.tiles.values.size:
-            return Strip.blank(width)
+            return Strip.blank(width, self.ground)
         self._draw()
         across, tile_width, tile_height = self._layout()
         row, inside = divmod(y, tile_height + 1)
@@ -78,8 +76,8 @@ class Multiples(LineWidget):
             segments += (
                 self._title(tile, tile_width) if inside == 0 else self._body(tile, inside - 1, tile_width)
             )
-            segments.append(Segment(" " * _GAP))
-        return Strip(segments).adjust_cell_length(width)
+            segments.append(Segment(" " * _GAP, self.ground))
+        return Strip(segments).adjust_cell_length(width, self.ground)
 
     def _draw(self) -> None:
         key = (self.tiles, self.size, self.app.theme)
@@ -89,23 +87,23 @@ class Multiples(LineWidget):
         scale = "difference" if self.tiles.scale == "difference" else "magnitude"
         limit = Matrix(self.tiles.values.reshape(len(self.tiles.values), -1)).limit
         self._drawn = [
-            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), paint(self.app), limit)  # type: ignore[arg-type]
+            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), self.paint, limit)  # type: ignore[arg-type]
             for values in self.tiles.values
         ]
         self._drawn_for = key
 
     def _title(self, tile: int, width: int) -> Sequence[Segment]:
         assert self.tiles is not None
-        styles = paint(self.app)
+        styles = self.paint
         style = styles.present if tile == self.selected else styles.rank(self.tiles.ranks[tile])
-        title = self.tiles.titles[tile]
-        return [Segment(title[:width], style), Segment(" " * max(0, width - len(title)))]
+        title = self.tiles.titles[tile][:width]
+        return [Segment(title, self.ground + style), Segment(" " * (width - len(title)), self.ground)]
 
     def _body(self, tile: int, y: int, width: int) -> Sequence[Segment]:
         drawn = self._drawn[tile]
         if y >= len(drawn):
-            return [Segment(fit("", width))]
-        return [*drawn[y], Segment(" " * (width - len(drawn[y])))]
+            return [Segment(" " * width, self.ground)]
+        return [*drawn[y], Segment(" " * (width - len(drawn[y])), self.ground)]
 
     def on_click(self, event: events.Click) -> None:
         """Select the tile."""

@@ -12,7 +12,6 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
 from workbench.tui.widgets.line import LineWidget
 
 
@@ -45,7 +44,7 @@ class PaneTabs(LineWidget):
 
     def line(self, y: int) -> Strip:
         """The tabs."""
-        styles = paint(self.app)
+        styles = self.paint
         segments: list[Segment] = []
         for number, (_, text) in enumerate(self._spans() if y == 0 else [], 1):
             present = number == self.active

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.segment import Segment
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
 from workbench.tui.widgets.line import LineWidget
 
 
@@ -17,4 +16,4 @@ class Rule(LineWidget):
     def line(self, y: int) -> Strip:
         """The line."""
         width = self.size.width
-        return Strip([Segment("─" * width, paint(self.app).faint)], width)
+        return Strip([Segment("─" * width, self.paint.faint)], width)

@@ -10,9 +10,7 @@ from rich.segment import Segment
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.grid import style_of
 from workbench.tui.widgets.line import LineWidget
 
 
@@ -68,10 +66,9 @@ class StatusLine(LineWidget):
         return sum(fact.cells for fact in facts) + self.GAP * max(0, len(facts) - 1) + (1 if facts else 0)
 
     def _segments(self, facts: Sequence[Fact]) -> list[Segment]:
-        styles = paint(self.app)
         segments: list[Segment] = [Segment(" ")] if facts is not None and facts else []
         for index, fact in enumerate(facts):
             if index:
                 segments.append(Segment(" " * self.GAP))
-            segments.append(Segment(fit(fact.text, fact.cells), style_of(fact.role, styles)))
+            segments.append(Segment(fit(fact.text, fact.cells), self.paint.style(fact.role)))
         return segments

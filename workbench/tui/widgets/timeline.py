@@ -12,7 +12,6 @@ from textual.strip import Strip
 
 from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.tokens import TokenLine
-from workbench.tui.theme import paint
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.plot import bars
 
@@ -47,7 +46,7 @@ class Timeline(LineWidget):
 
     def line(self, y: int) -> Strip:
         """A line of bars, or the steps' numbers under them."""
-        styles, width, share = paint(self.app), self.size.width, self._bins()
+        styles, width, share = self.paint, self.size.width, self._bins()
         shown = [
             max((v for v in self.steps[i : i + share] if v is not None), default=None)
             for i in range(0, len(self.steps), share)

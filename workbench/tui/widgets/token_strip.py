@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import Paint, mix, paint
+from workbench.tui.theme import Paint, mix
 from workbench.tui.tokens import fit
 from workbench.tui.widgets.line import LineWidget
 
@@ -90,7 +90,7 @@ class TokenStrip(LineWidget):
 
     def line(self, y: int) -> Strip:
         """The title, then the cells that are in view."""
-        styles = paint(self.app)
+        styles = self.paint
         cells = self._cells(y, self.size.width - self._title_width, styles)
         if not self.title:
             return cells

@@ -12,9 +12,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import paint
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.grid import style_of
 from workbench.tui.widgets.line import LineWidget
 
 _LABEL = 17
@@ -132,7 +130,7 @@ class VerdictMap(LineWidget, can_focus=True):
 
     def line(self, y: int) -> Strip:
         """Layer numbers, or one operation."""
-        styles, pitch, width = paint(self.app), self._pitch, self.size.width
+        styles, pitch, width = self.paint, self._pitch, self.size.width
         segments = [Segment(" " * (_LABEL + 1))]
         if y == 0:
             columns = max((len(row.cells) for row in self.rows), default=0)
@@ -154,8 +152,6 @@ class VerdictMap(LineWidget, can_focus=True):
         ]
         for column, cell in enumerate(self.rows[row].cells):
             mark, role = MARKS[cell[1]] if cell else (" ", "faint")
-            style = (
-                styles.present if (row, column) == self.cursor and self.has_focus else style_of(role, styles)
-            )
+            style = styles.present if (row, column) == self.cursor and self.has_focus else styles.style(role)
             segments += [Segment(mark, style), Segment(" " * (pitch - 1))]
         return Strip(segments).adjust_cell_length(width)

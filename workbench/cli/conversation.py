@@ -1,0 +1,42 @@
+"""What `run` and `replay` share: commands from scripts, the command line and a pipe, then the `(lockstep)` prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.cli.console import Console, Line
+from workbench.debugger.debugger import Debugger
+from workbench.debugger.scripts import read_script, script_lines
+from workbench.exit import Exit
+
+
+def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:
+    """What is to be done: the scripts', then those given one by one. CommandError for an unreadable script."""
+    found = [(f"{path.name}:{number}", line) for path in scripts for number, line in read_script(path)]
+    return found + [(f"--ex {number}", line) for number, line in enumerate(words, 1)]
+
+
+def piped_commands() -> list[Line]:
+    """Commands on standard input, where that is no terminal."""
+    if sys.stdin.isatty():
+        return []
+    return [(f"stdin:{number}", line) for number, line in script_lines(sys.stdin.read(), "stdin")]
+
+
+def converse(
+    debugger: Debugger, lines: Sequence[Line], *, batch: bool, as_json: bool, timeout: float | None = None
+) -> Exit:
+    """Carry out the commands; then, at a terminal and unless `batch`, ask for more."""
+    console = Console(debugger, as_json=as_json)
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not batch
+    with console.interruptible(timeout, batch=not at_terminal):
+        code = console.run(lines)
+    if not at_terminal or code not in (Exit.OK, Exit.DIVERGED):
+        return code
+    # Imported here: prompt_toolkit takes a fifth of a second, and only a terminal needs it.
+    from workbench.cli.prompt import interact
+
+    with console.interruptible(None, batch=False):
+        return interact(console)
