@@ -109,7 +109,7 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
             [sys.executable, "-m", program, json.dumps(spec)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
             pass_fds=(theirs.fileno(), board.fd, read_end),
-            start_new_session=True,  # ctrl+c is the host's to handle
+            process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
         )  # fmt: skip
     finally:
         theirs.close()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,7 @@ class Engine:
     async def start(self) -> dict[str, Any]:
         """Start the host and wait until the model is loaded; the body of "ready". HostError says why not."""
         self._client = await asyncio.to_thread(HostClient.start, self.arguments, self._heard)
-        with contextlib.suppress(OSError):  # a host that ended at once says why itself
-            os.setpriority(os.PRIO_PROCESS, self._client.process.pid, _NICE)  # and its ranks
+        _stand_back(self._client.process.pid)
         return await asyncio.wrap_future(self._client.ready)
 
     def _heard(self, name: str, body: dict[str, Any]) -> None:
@@ -89,6 +89,18 @@ class Engine:
         if client is not None:
             # Not a daemon: the program does not end before the ranks have.
             threading.Thread(target=_end, args=(client,), name="host-close").start()
+
+
+def _stand_back(pid: int) -> None:
+    """Let the host and what it will start have what the screens leave of the processor.
+
+    The host has a session of its own, and Linux shares the processor out by session first (sched(7), autogroup):
+    there the niceness of a process says only how it stands among its own.
+    """
+    with contextlib.suppress(OSError):  # a host that ended at once says why itself
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+    with contextlib.suppress(OSError):  # a kernel that does not group
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def _end(client: HostClient) -> None:

@@ -122,6 +122,20 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         await _until(lambda: screen.where.step >= 1, pilot)
 
 
+async def test_the_engine_stands_back_for_the_screens(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        screen = _screen(pilot)
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        groups = set()
+        for pid in (screen.host_pid, *screen.rank_pids):
+            assert os.getpriority(os.PRIO_PROCESS, pid) > mine
+            group = Path(f"/proc/{pid}/autogroup")
+            if group.is_file():  # Linux, with grouping by session
+                groups.add(group.read_text())
+        assert len(groups) <= 1, "the processor is shared out by session: all of the engine is one"
+        assert all(int(group.rpartition(" ")[2]) > 0 for group in groups)
+
+
 async def test_no_process_is_left(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
         pids = [*_screen(pilot).rank_pids, _screen(pilot).host_pid]

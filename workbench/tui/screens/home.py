@@ -154,7 +154,7 @@ class HomeScreen(Screen[None]):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # a group, to be ended with all that it started
+            process_group=0,  # to be ended with all that it started
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first
         try:

@@ -187,7 +187,7 @@ class Grid(ScrollView, Drawn, can_focus=True):
         if index == self.cursor:
             ground = self.paint.cursor if self.has_focus else self.paint.raised
         cells = self._row(index)
-        drawn_from = (self.paint, ground, *self._widths, *cells)
+        drawn_from = (self.paint, ground, self._room, *self._widths, *cells)
         known = self._drawn_rows.get(index)
         if known is None or known[0] != drawn_from:
             if len(self._drawn_rows) > _ROWS_KEPT:
