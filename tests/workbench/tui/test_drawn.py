@@ -17,7 +17,7 @@ from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
-COLUMNS = (Column("name", 8, flex=1), Column("value", 6, right=True, drop=1), Column("told", 20, drop=2))
+COLUMNS = (Column("name", 30), Column("value", 6, right=True, drop=1), Column("told", 20, drop=2))
 
 
 class Widgets(Screen[None]):
