@@ -20,7 +20,7 @@ class SequenceSpan:
     are what causality is judged by. `end` is one past the highest position that is written in the pass.
 
     `held` [layers] is the evidence: how far each layer's cache reaches, one past the highest row that was
-    really written to it. It grows as the layers write; `due` [layers] is what it will be after the pass.
+    really written to it. It grows as the layers write.
     """
 
     seq: int
@@ -32,16 +32,16 @@ class SequenceSpan:
     kv_positions: Tensor
     end: int
     held: list[int]
-    due: list[int]
 
 
 @dataclass(slots=True)
 class Batch:
     """The packed input of a forward pass: `ids`, `positions`, `slots` are [T]; `last` [S] indexes the
-    rows whose logits are wanted, one a sequence."""
+    rows whose logits are wanted, one a sequence; `caches` are the layers of the cache that are to be written."""
 
     ids: Tensor
     positions: Tensor
     slots: Tensor
     last: Tensor
     spans: list[SequenceSpan]
+    caches: frozenset[int]

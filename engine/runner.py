@@ -211,12 +211,9 @@ class Runner:
                 )
         self.blocks.reserve(wanted)
         spans, ids_all, slots_all, start = [], [], [], 0
-        layers = range(self.model.num_layers)
-        caches = {self.rules.cache_layer(layer) for layer in layers}
         for seq, ids in plan.items():
             rows = self.slots(seq, wanted[seq])
             q = self._tensor(positions[seq])
-            held, end = self.sequences[seq].held, max(positions[seq]) + 1
             slots_all.append(rows[q])
             ids_all += ids
             spans.append(
@@ -228,15 +225,17 @@ class Runner:
                     rows,
                     q,
                     torch.arange(wanted[seq], device=self.decoder.device),
-                    end,
-                    list(held),  # a pass that is broken off leaves the sequence's own as they were
-                    [max(held[layer], end) if layer in caches else held[layer] for layer in layers],
+                    max(positions[seq]) + 1,
+                    list(
+                        self.sequences[seq].held
+                    ),  # a pass that is broken off leaves the sequence's own alone
                 )
             )
             start += len(ids)
         packed = torch.cat([span.q_positions for span in spans])
         last = self._tensor([span.stop - 1 for span in spans])
-        return Batch(self._tensor(ids_all), packed, torch.cat(slots_all), last, spans)
+        caches = frozenset(map(self.rules.cache_layer, range(self.model.num_layers)))
+        return Batch(self._tensor(ids_all), packed, torch.cat(slots_all), last, spans, caches)
 
     def slots(self, seq: int, length: int) -> Tensor:
         """Pool slots of positions 0 … length - 1 of a sequence, [length]."""

@@ -178,9 +178,13 @@ class Pauser:
 
     def _cached(self, place: int) -> int:
         """Rows of the last sequence that the tap's layer has cached when the pass is over (outside the layers: the
-        layer with the fewest): what it holds by now, and before it has written what it is due to hold."""
+        layer with the fewest): what it holds by now, and before it has written what it is to hold."""
         span, layer = self._batch.spans[-1], _layer_index(self._specs[place].name)
-        rows = span.held if place >= self._caches[layer or 0] else span.due
+        written = place >= self._caches[layer or 0]
+        rows = [
+            held if written or cache not in self._batch.caches else max(held, span.end)
+            for cache, held in enumerate(span.held)
+        ]
         return min(rows) if layer is None else rows[layer]
 
 

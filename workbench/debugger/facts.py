@@ -4,8 +4,9 @@
     nan(layers.0.attn.scores) > 0                     layers.0.attn.q_proj[0, 3] < 1.5
     origin == layers.0.attn.scores                    reason == exception        rule.mask == additive
 
-A statistic without a rank is taken over all of them: the least min, the greatest max and absmax, the sum of the
-counts, the mean of mean and rms.
+`kv_len` are the rows that the layer which is stood in has cached, between the layers those of the layer with the
+fewest; of several ranks it is the one with the fewest. A statistic without a rank is taken over all of them: the
+least min, the greatest max and absmax, the sum of the counts, the mean of mean and rms.
 """
 
 from __future__ import annotations
