@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.tui.snapshots.overview import Where
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
-_KEPT_BYTES = 16 << 20
+_KEPT_BYTES = 8 << 20
 #: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
 _KEPT = 256
 
