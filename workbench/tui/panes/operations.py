@@ -10,12 +10,11 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Input
 
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
+from workbench.tui.panes.filtered import FilteredPane
 from workbench.tui.snapshots.operations import INF, NAN, Judged, Operations, operations
 from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.grid import Column, Grid, GridCell
@@ -27,7 +26,7 @@ from workbench.tui.widgets.status_line import Fact
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")
 
 
-class OperationsPane(Pane):
+class OperationsPane(FilteredPane):
     """The model from embedding to logits, a row a tap."""
 
     NUMBER = 1
@@ -49,14 +48,8 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         KeyHint("t", "statistic", "t"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter"),
         Binding("t", "statistic", "Another statistic"),
-        Binding("escape", "clear_filter", "All operations", show=False),
     ]
-    DEFAULT_CSS = """
-    OperationsPane > Input { height: 1; border: none; padding: 0 1; display: none; background: $raised; }
-    OperationsPane > Input.-open { display: block; }
-    """
 
     statistic: reactive[str] = reactive("rms")
 
@@ -68,7 +61,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
 
     def content(self) -> Iterable[Widget]:
         """A filter that opens over the grid, and the grid."""
-        yield Input(placeholder="filter: part of a name, e.g. q_proj or layers.3", compact=True)
+        yield self.filter_field("q_proj or layers.3")
         yield Grid((), id="operations")
 
     def question(self) -> tuple[Callable[..., Operations], Sequence[object]]:
@@ -89,11 +82,10 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
 
     def _lay_out(self) -> None:
         assert self.overview is not None
-        needle = self.query_one(Input).value.strip()
-        key = (self.overview.taps, needle)
+        key = (self.overview.taps, self.needle)
         if key != self._for:
             self._for = key
-            self._rows = _rows(self.overview.taps, needle)
+            self._rows = _rows(*key)
         grid = self.query_one(Grid)
         grid.show(len(self._rows), self._cells, columns=self._columns())
         if self.where.tap in self._rows:
@@ -189,37 +181,15 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         if self._rows[event.row] >= 0:
             self.post_message(self.OpenTensor(self._rows[event.row]))
 
-    def action_filter(self) -> None:
-        """Type to filter."""
-        field = self.query_one(Input)
-        field.add_class("-open")
-        self.screen.set_focus(field)  # at once, for the keys that are under way
-
-    def action_clear_filter(self) -> None:
-        """All operations again."""
-        field = self.query_one(Input)
-        field.value = ""
-        field.remove_class("-open")
-        self.query_one(Grid).focus()
-
-    @on(Input.Changed)
-    def _filtered(self, event: Input.Changed) -> None:
-        event.stop()
+    def filtered(self) -> None:
+        """The taps with the needle in their names."""
         if self.snapshot is not None and self.snapshot.stats is not None:
             self._lay_out()
-
-    @on(Input.Submitted)
-    def _filter_done(self, event: Input.Submitted) -> None:
-        event.stop()
-        if not event.value:
-            self.query_one(Input).remove_class("-open")
-        self.query_one(Grid).focus()
 
     def action_statistic(self) -> None:
         """Show the next statistic."""
         self.statistic = _SHOWN[(_SHOWN.index(self.statistic) + 1) % len(_SHOWN)]
-        if self.snapshot is not None and self.snapshot.stats is not None:
-            self._lay_out()
+        self.filtered()
 
     def table(self) -> Table | None:
         """Every tap, every rank, every statistic."""
@@ -244,7 +214,7 @@ def _rank_column(rank: int, place: int, statistic: str) -> Column:
 def _rows(taps: Sequence[str], needle: str) -> list[int]:
     """Which rows there are: all taps under headings of their layers, or those whose name holds the needle."""
     if needle:
-        return [i for i, name in enumerate(taps) if needle.lower() in name.lower()]
+        return [i for i, name in enumerate(taps) if needle in name.lower()]
     rows: list[int] = []
     previous = -1
     for i, name in enumerate(taps):

@@ -10,12 +10,11 @@ from textual import on, work
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widget import Widget
-from textual.widgets import Input
 
 from workbench.export.numbers import number
 from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.held import Held
+from workbench.held import Held
+from workbench.tui.panes.filtered import FilteredPane
 from workbench.tui.snapshots.weights import Measured, Parameter, Weights, measured, weights
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.heatmap import Heatmap
@@ -25,7 +24,7 @@ from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
 
 
-class WeightsPane(Pane):
+class WeightsPane(FilteredPane):
     """The parameters."""
 
     NUMBER = 4
@@ -48,13 +47,9 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         KeyHint("enter", "tensor", "enter"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter"),
         Binding("u", "next_different", "Next that differs"),
-        Binding("escape", "clear_filter", "All parameters", show=False),
     ]
     DEFAULT_CSS = """
-    WeightsPane > Input { height: 1; border: none; padding: 0 1; display: none; background: $raised; }
-    WeightsPane > Input.-open { display: block; }
     WeightsPane > #held { height: 1; }
     WeightsPane > Grid { height: 2fr; }
     WeightsPane > #values { height: 3fr; }
@@ -72,7 +67,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
     def content(self) -> Iterable[Widget]:
         """The list, and the values of the selected parameter."""
         yield Lines(id="held")
-        yield Input(placeholder="filter: part of a name, e.g. k_proj.bias", compact=True)
+        yield self.filter_field("k_proj.bias")
         yield Grid((), id="parameters")
         yield Vertical(Lines(id="figures"), Heatmap(id="strip"), Lines(id="extremes"), id="values")
 
@@ -119,7 +114,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
 
     def _lay_out(self) -> None:
         assert self.snapshot is not None
-        needle = self.query_one(Input).value.strip().lower()
+        needle = self.needle
         self._shown = [p for p in self.snapshot.parameters if needle in p.name.lower()]
         self.query_one("#held", Lines).show([self._told(self.snapshot)])
         ranks = self.overview.ranks if self.overview else 1
@@ -254,29 +249,10 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         else:
             grid.point(found)
 
-    def action_filter(self) -> None:
-        """Type to filter."""
-        field = self.query_one(Input)
-        field.add_class("-open")
-        self.screen.set_focus(field)  # at once, for the keys that are under way
-
-    def action_clear_filter(self) -> None:
-        """All parameters again."""
-        field = self.query_one(Input)
-        field.value = ""
-        field.remove_class("-open")
-        self.query_one(Grid).focus()
-
-    @on(Input.Changed)
-    def _filtered(self, event: Input.Changed) -> None:
-        event.stop()
+    def filtered(self) -> None:
+        """The parameters with the needle in their names."""
         if self.snapshot is not None:
             self._lay_out()
-
-    @on(Input.Submitted)
-    def _filter_done(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.query_one(Grid).focus()
 
     def table(self) -> Table | None:
         """The parameters."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, ClassVar
 
 from textual import work
@@ -18,7 +17,7 @@ from sessions.text import clean
 from workbench.debugger.host_client import HostError
 from workbench.tui.live import Engine
 from workbench.tui.reader import Reader
-from workbench.tui.widgets.lines import Lines
+from workbench.tui.widgets.lines import Lines, wrapped
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -75,13 +74,11 @@ class StartingScreen(Screen[None]):
     def _show_failure(self, message: str) -> None:
         """The whole message, however long its paths are: what to do about it often stands at the end."""
         lines = self.query_one(Lines)
-        wrapped = [
-            row for line in message.split("\n") for row in wrap(line, width=max(20, lines.size.width - 2))
-        ]
-        marks = [("✗ ", "wrong"), *[("  ", "text")] * (len(wrapped) - 1)]
+        rows = [row for line in message.split("\n") for row in wrapped(line, "text", lines.size.width - 2)]
+        marks = [("✗ ", "wrong"), *[("  ", "text")] * (len(rows) - 1)]
         lines.show(
             [
-                *[[mark, (row, "text")] for mark, row in zip(marks, wrapped, strict=False)],
+                *[[mark, *row] for mark, row in zip(marks, rows, strict=False)],
                 [],
                 [("  esc", "text"), (" goes back", "quiet")],
             ]

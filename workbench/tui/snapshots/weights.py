@@ -16,7 +16,7 @@ from engine.config import ModelConfig
 from engine.errors import CheckpointError, EngineError
 from engine.shards import Shard
 from sessions.text import clean
-from workbench.tui.snapshots.held import Held, held
+from workbench.held import Held, held
 from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
 
@@ -91,7 +91,7 @@ class Measured:
 def weights(source: Source, where: Where) -> Weights:
     """The parameters of the checkpoint that the session was made from, and what the ranks hold of them on this
     branch. Without the checkpoint: what was kept of the ranks."""
-    known = held(source, where)
+    known = held(source.meta, where.branch)
     try:
         listed, problem = _surveyed(source), ""
     except EngineError as error:
