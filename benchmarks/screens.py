@@ -117,6 +117,22 @@ def write_session(path: Path, steps: int) -> None:
             )
 
 
+def written_elsewhere(directory: Path, **changes: int) -> Path:
+    """`benchmarks.model`'s checkpoint with these changes, written by another process: this one has no torch."""
+    made = (
+        "import json, pathlib, sys; from benchmarks.model import half_billion;"
+        "print(half_billion(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2])))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", made, str(directory), json.dumps(changes)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Path(told.stdout.splitlines()[-1])
+
+
 class Stalls:
     """Notes the longest time for which the event loop did not come round."""
 

@@ -1,10 +1,11 @@
 """What the screens cost while an engine runs flat out behind them: a key, and memory that must not grow with the run.
 
-    python -m benchmarks.tui_live [--keys 300] [--json]
+    python -m benchmarks.tui_live [--keys 300] [--steps 2000] [--json]
 
-The demo on two ranks, `next` without end (under a rule that keeps it from ending its text). A key counts from its
-arrival until its action is done; *painted* is when the screen was next drawn. Ranks, host and screens share this
-machine.
+Keys: the demo on two ranks, `next` without end (under a rule that keeps it from ending its text). A key counts from
+its arrival until its action is done; *painted* is when the screen was next drawn. Memory: a small random model with
+room for many steps, while one pane after another is shown; what the last three quarters of the run add. Ranks, host
+and screens share this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from textual.events import Key
 
-from benchmarks.screens import Figure, Stalls, report, resident, until
+from benchmarks.screens import Figure, Stalls, report, resident, until, written_elsewhere
 from workbench.tui.app import LockstepApp
 from workbench.tui.opening import starting
 from workbench.tui.screens.live import LiveWorkbench
@@ -30,6 +31,11 @@ from workbench.tui.widgets.grid import Grid
 
 #: The largest number of steps that the demo has room for, from a short prompt.
 _STEPS = 480
+#: A shape that is quick to run, with a long context.
+_SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 16384,
+}  # fmt: skip
 
 
 class Hand:
@@ -86,14 +92,10 @@ async def measure(directory: Path, count: int) -> list[Figure]:
         stalls, began, first = Stalls(), time.monotonic(), screen.where.step
         screen.run_command(f"next {_STEPS}")
         await until(lambda: screen.where.step > 20, asyncio.sleep)
-        gc.collect()
-        early, at = resident(), screen.where.step
         await asyncio.to_thread(hand.press, itertools.islice(itertools.cycle(_KEYS), count))
         rate = (screen.where.step - first) / (time.monotonic() - began)
         stall = stalls.stop()
         await app.workers.wait_for_complete([one for one in app.workers if one.group == "command"])
-        gc.collect()
-        grown, last = resident() - early, screen.where.step
     acted, painted = sorted(hand.acted), sorted(hand.painted)
     p95, middle = int(0.95 * len(acted)), len(acted) // 2
     return [
@@ -103,18 +105,48 @@ async def measure(directory: Path, count: int) -> list[Figure]:
         Figure("key to painted, median", 1000 * painted[middle], "ms"),
         Figure("key to painted, 95 of 100", 1000 * painted[p95], "ms"),
         Figure("longest stall of the event loop", stall, "ms", 100),
-        Figure(f"memory that steps {at} to {last} add", grown, "MiB", 16),
     ]
+
+
+async def endure(directory: Path, steps: int) -> Figure:
+    """Memory over a long run, every pane in turn."""
+    model = written_elsewhere(directory, **_SMALL)
+    words = [str(model), "--ids", "5,6,7,8", "--session", str(directory / "long.session")]
+    app = LockstepApp(lambda: starting(words, "a small model"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(
+            lambda: isinstance(app.screen, LiveWorkbench) and app.screen.present is not None, pilot.pause
+        )
+        screen = app.screen
+        assert isinstance(screen, LiveWorkbench)
+        screen.run_command(f"next {steps}")
+        early = at = 0.0
+        for pane in itertools.cycle("12345678"):
+            await pilot.press(pane)
+            await asyncio.sleep(0.5)
+            if not early and screen.where.step >= steps // 4:
+                gc.collect()
+                early, at = resident(), screen.where.step
+            if screen.engine.running is None:
+                break
+        await app.workers.wait_for_complete([one for one in app.workers if one.group == "command"])
+        gc.collect()
+        grown, last = resident() - early, screen.where.step
+    return Figure(f"memory that steps {at} to {last} add", grown, "MiB", 16)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        report(asyncio.run(measure(Path(directory), options.keys)), options.json)
+        figures = asyncio.run(measure(Path(directory), options.keys))
+        if options.steps:
+            figures.append(asyncio.run(endure(Path(directory), options.steps)))
+    report(figures, options.json)
 
 
 if __name__ == "__main__":

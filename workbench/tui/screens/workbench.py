@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -74,6 +75,7 @@ class WorkbenchScreen(WorkbenchActions):
         #: What the debugger can do, as its registry tells it.
         self.registry: list[dict[str, Any]] = []
         self._panes: dict[int, Pane] = {}
+        self._making = asyncio.Lock()
         self._lines = TokenLines()
         self.line = TokenLine()
 
@@ -113,10 +115,11 @@ class WorkbenchScreen(WorkbenchActions):
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
         switcher = self.query_one("#panes", ContentSwitcher)
-        if number not in self._panes:
-            made = PANES[number - 1](self.reader)
-            await switcher.add_content(made)
-            self._panes[number] = made
+        async with self._making:  # two may ask for the same one
+            if number not in self._panes:
+                made = PANES[number - 1](self.reader)
+                await switcher.add_content(made)
+                self._panes[number] = made
         switcher.current = f"pane-{number}"
         self.said = self.story = ()
         self.pane = self.query_one(PaneTabs).active = number

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
 _KEPT_BYTES = 8 << 20
+#: Steps of which is kept what happened: somewhat more than attention goes back. A long text's have long block tables.
+_KEPT_RECORDS = 320
 #: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
 _KEPT = 256
 
@@ -76,7 +78,7 @@ class Source:
         key = (branch, step)
         if key not in self._records:
             self._records[key] = self.session.step(step, branch)
-            if len(self._records) > 4 * _KEPT:
+            if len(self._records) > _KEPT_RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(key)
         return self._records[key]
