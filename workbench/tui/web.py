@@ -52,12 +52,17 @@ def _server(arguments: Sequence[str], port: int) -> Server:
             raise web.HTTPForbidden(text="lockstep answers its own page only")
         return await handler(request)
 
+    async def nothing_from_elsewhere(_: web.Request, response: web.StreamResponse) -> None:
+        """The page names a font of the web's: it is not fetched, and the browser's own serves."""
+        response.headers["Content-Security-Policy"] = "style-src 'self' 'unsafe-inline'; font-src 'self' data:"
+
     class _Local(Server):
         visitors: ClassVar[set[asyncio.Task[object]]] = set()
 
         async def _make_app(self) -> web.Application:
             app = await super()._make_app()
             app.middlewares.append(own_page_only)
+            app.on_response_prepare.append(nothing_from_elsewhere)
             return app
 
         async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:

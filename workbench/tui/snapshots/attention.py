@@ -16,7 +16,7 @@ from workbench.tui.snapshots.source import Source
 #: How many steps back the rows of the last token are gathered into one matrix.
 _ROWS = 256
 #: The largest matrix of one layer that is put together, in elements.
-_LARGEST = 4_000_000
+_LARGEST = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
