@@ -116,7 +116,9 @@ class Commands:
     def do_patch(self, patches: list[list[dict[str, Any]]]) -> None:
         """Replace the patches in force: `patches[rank]` are this rank's, in its own coordinates."""
         self.runner.hub.patches = [
-            Patch(p["tap"], p["seq"], p["step"], _index(p["index"]), _tensor(p["value"]))
+            Patch(
+                p["tap"], p["seq"], p["step"], _index(p["index"]), _tensor(p["value"]), p.get("after", False)
+            )
             for p in patches[self.comm.rank]
         ]
         self.runner.rebind()

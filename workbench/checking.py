@@ -11,18 +11,23 @@ checks, each under its own rules and in its own session.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine.config import DType
 from engine.errors import RequestError
 from sessions import Session, SessionWriteError, SessionWriter
 from workbench.debugger.capture import FULL
+from workbench.debugger.correcting import corrections
 from workbench.debugger.inferior import Inferior
+from workbench.debugger.patches import Patch
 from workbench.diagnosis.evidence import Signature
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.keeping import summary, verdict_rows
+from workbench.diagnosis.ledger import ledger
 from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
@@ -116,12 +121,30 @@ def check(
 ) -> CheckResult:
     """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
 
-    A session at `path` is replaced; with `model` it knows the model's name. The inferior is
-    left at the end of the run, unrecorded.
+    A session at `path` is replaced; with `model` it knows the model's name. Where a tap has failed, the run is made
+    once more under corrections, for the ledger. The inferior is left at the end of a run, unrecorded.
     """
-    meta = {} if model is None else {"model_name": model.name}
+    meta: dict[str, Any] = {} if model is None else {"model_name": model.name}
     record_forced(inferior, reference, path, rules=rules, progress=progress, **meta)
-    return judge_session(path, reference, inferior.path, rules=inferior.rules)
+    with ExitStack() as stack:
+        engine, golden = (stack.enter_context(Session.open(one)) for one in (path, reference.golden))
+        floor = None if reference.floor is None else stack.enter_context(Session.open(reference.floor))
+        judgement = judge(engine, golden, floor=floor)
+        causes = explain(
+            engine, golden, judgement.first_divergence, weights=checkpoint_weights(inferior.path)
+        )
+        if judgement.failed:
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-ledger-")))
+            corrected = scratch / "corrected.session"
+            record_forced(
+                inferior, reference, corrected, rules=inferior.rules, progress=progress,
+                corrected=lambda step: corrections(engine, golden, step),
+            )  # fmt: skip
+            again = stack.enter_context(Session.open(corrected))
+            judgement = ledger(judgement, again, golden, floor=floor)
+    result = CheckResult(judgement, tuple(causes), path, reference.golden, dict(inferior.rules))
+    _keep(result, reference)
+    return result
 
 
 def record_forced(
@@ -131,15 +154,22 @@ def record_forced(
     *,
     rules: Mapping[str, str] | None = None,
     progress: Progress = lambda what, done, of: None,
+    corrected: Callable[[int], Sequence[Patch]] | None = None,
     **meta: Any,
 ) -> None:
-    """Run the prefill and the reference's decode steps, teacher-forced, with every tensor of every tap captured."""
+    """Run the prefill and the reference's decode steps, teacher-forced, with every tensor of every tap captured;
+    `corrected(step)` are patches of that step."""
     _start_over(inferior, reference, inferior.rules if rules is None else rules)
     inferior.watch(FULL)
+    inputs = "" if corrected is None else " on golden inputs"
+    what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
     with inferior.create_session(
         path, overwrite=True, source="lockstep check", golden=str(reference.golden), **meta
     ):
         for step in range(reference.steps + 1):
+            patches = corrected(step) if corrected else ()
+            if patches or inferior.patches:
+                inferior.set_patches(patches)
             inferior.step(
                 {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
             )
@@ -147,9 +177,9 @@ def record_forced(
                 raise SessionWriteError(
                     f"{path}: the run could not be recorded: free some room, or --save elsewhere"
                 )
-            progress(
-                f"engine, {inferior.config.dtype}, tp={inferior.config.tp}", step + 1, reference.steps + 1
-            )
+            progress(what, step + 1, reference.steps + 1)
+    if inferior.patches:
+        inferior.set_patches([])
     inferior.writer = None
 
 
@@ -164,27 +194,15 @@ def _start_over(inferior: Inferior, reference: Reference, rules: Mapping[str, st
     inferior.set_rules(rules)
 
 
-def judge_session(
-    path: Path, reference: Reference, checkpoint: Path, *, rules: Mapping[str, str] | None = None
-) -> CheckResult:
-    """Judge what was recorded at `path`, name the causes, and keep the verdicts (and a "golden" event that sums
-    them up) in the session."""
-    with Session.open(path) as engine, Session.open(reference.golden) as golden:
-        if reference.floor is None:
-            judgement = judge(engine, golden)
-        else:
-            with Session.open(reference.floor) as floor:
-                judgement = judge(engine, golden, floor=floor)
-        weights = checkpoint_weights(checkpoint)
-        causes = explain(engine, golden, judgement.first_divergence, weights=weights)
-    result = CheckResult(judgement, tuple(causes), path, reference.golden, dict(rules or {}))
-    with SessionWriter.reopen(path) as writer:
-        writer.verdicts(verdict_rows(judgement.taps))
-        data = summary(judgement, causes, reference.steps + 1) | {
-            "rules": dict(rules or {}), "engine_session": str(path), "golden_session": str(reference.golden),
+def _keep(result: CheckResult, reference: Reference) -> None:
+    """The verdicts, and a "golden" event that sums them up, into the engine's session."""
+    with SessionWriter.reopen(result.engine_session) as writer:
+        writer.verdicts(verdict_rows(result.judgement.taps))
+        data = summary(result.judgement, result.causes, reference.steps + 1) | {
+            "rules": dict(result.rules), "engine_session": str(result.engine_session),
+            "golden_session": str(result.golden_session),
         }  # fmt: skip
-        writer.event(0, reference.steps, "golden", data["words"] or judgement.verdict, data)
-    return result
+        writer.event(0, reference.steps, "golden", data["words"] or result.judgement.verdict, data)
 
 
 def check_fits(prompts: Sequence[Sequence[int]], steps: int, context: int) -> None:

@@ -1,7 +1,8 @@
 """The taps of one rank: which are on, and what happens when a tensor passes one.
 
 In this order: the progress board is told, a patch may overwrite the tensor, the rank may pause (and be given
-another patch meanwhile), statistics are noted, and the tensor is captured if the policy asks for it.
+another patch meanwhile), statistics are noted, the tensor is captured if the policy asks for it, and a patch that
+is to be seen by what follows alone overwrites it now.
 """
 
 from __future__ import annotations
@@ -37,13 +38,18 @@ class CapturePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Overwrite `index` of the tensor at a tap with `value`, in the step `step` of sequence `seq` only."""
+    """Overwrite `index` of the tensor at a tap with `value`, in the step `step` of sequence `seq` only.
+
+    `after`: once statistics and capture have seen what the operation gave, so that only what follows goes on
+    with `value`.
+    """
 
     tap: int
     seq: int
     step: int
     index: tuple[slice, ...]
     value: Tensor
+    after: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +133,18 @@ class TapHub:
     def see(self, index: int, x: Tensor, sequence: int | None) -> None:
         """Tensor x passes tap `index`."""
         self.comm.enter(index)
-        self._apply_patches(index, x, sequence)
+        self._apply_patches(index, x, sequence, after=False)
         masked = 0 if sequence is None else self.masked(index, x)
         if self.pauser is not None:
             before = self.patches
             self.pauser.at(index, x, sequence, masked)
             if self.patches is not before:  # given while paused here
-                self._apply_patches(index, x, sequence)
+                self._apply_patches(index, x, sequence, after=False)
         if self.policy.statistics:
             self.ledger.add(index, x, masked)
         if index in self.policy.tensors:
             self._capture(index, x, sequence, self.policy.tensors[index])
+        self._apply_patches(index, x, sequence, after=True)
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
         """The pass is over: statistics [taps, 8], checksums [taps], captured tensors."""
@@ -167,9 +174,9 @@ class TapHub:
             kept = part if cut == "full" else part.narrow(token_axis, part.shape[token_axis] - 1, 1)
             self._captured.append(Captured(index, seq, kept.clone(), cut))
 
-    def _apply_patches(self, index: int, x: Tensor, sequence: int | None) -> None:
+    def _apply_patches(self, index: int, x: Tensor, sequence: int | None, *, after: bool) -> None:
         for patch in self.patches:
-            if patch.tap == index and patch.step == self.comm.step:
+            if patch.tap == index and patch.after == after and patch.step == self.comm.step:
                 for seq, part in self.parts(index, x, sequence):
                     if seq == patch.seq:
                         part[patch.index] = patch.value.to(x.device, x.dtype)

@@ -47,6 +47,8 @@ _COLUMNS = (
     "cosine",
     "floor",
     "ratio",
+    "injected",
+    "injected_ratio",
     "inherited",
     "reason",
 )

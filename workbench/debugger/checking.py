@@ -29,7 +29,9 @@ class Golden(Result):
         head = f"golden: {self.verdict} over {counted(self.steps, 'step')}"
         if not self.first:
             return head
-        return f"{head}; first divergence {self.first}\ncause: {causes_in_words(self.data)[0]}"
+        ledger = clean(str(self.data.get("ledger") or ""), limit=800)
+        told = [f"{head}; first divergence {self.first}", ledger, f"cause: {causes_in_words(self.data)[0]}"]
+        return "\n".join(filter(None, told))
 
     def to_json(self) -> dict[str, Any]:
         return {

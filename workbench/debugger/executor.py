@@ -25,9 +25,13 @@ from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.capture import Capture
 from workbench.debugger.errors import Divergence
 from workbench.debugger.inferior import Inferior, Paused
+from workbench.debugger.patches import Patch
 from workbench.debugger.timeline import Line, Timeline
 
 Poll = Callable[[], None]
+
+#: Owner of a pass that was corrected: what it leaves in the cache is no branch's.
+NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +154,19 @@ class Executor:
     def rerun(self, branch: int, step: int) -> StepRecord:
         """Run the recorded `step` again (the cache stands before it) and verify it; nothing is recorded."""
         expected = self.timeline.record(branch, step)
-        owner = self.timeline.owner(branch, step)
-        self._configure(owner, step)
-        self.inferior.branch = None
-        forced = {told.seq: told.emitted for told in expected.sequences if told.emitted is not None}
-        again = self.inferior.step(forced)
-        self._computed(owner.id, again)
+        again = self._again(branch, step)
+        self._computed(self.timeline.owner(branch, step).id, again)
         different = self.timeline.first_difference(expected, again)
         if different is not None:
             place, ranks = different
             raise Divergence(branch, step, place, self.timeline.places.names[place], ranks)
+        return again
+
+    def rerun_corrected(self, branch: int, step: int, corrections: Sequence[Patch]) -> StepRecord:
+        """Run the recorded `step` again, each tap overwritten once it was recorded; nothing is recorded in the
+        session, and there is nothing to verify."""
+        again = self._again(branch, step, corrections)
+        self._computed(NOBODY, again)
         return again
 
     def recapture(self, branch: int, step: int, places: Sequence[int], *, keep: bool = True) -> StepRecord:
@@ -201,6 +208,13 @@ class Executor:
 
     # --- inside --------------------------------------------------------------------------------------
 
+    def _again(self, branch: int, step: int, corrections: Sequence[Patch] = ()) -> StepRecord:
+        expected = self.timeline.record(branch, step)
+        self._configure(self.timeline.owner(branch, step), step, corrections)
+        self.inferior.branch = None
+        forced = {told.seq: told.emitted for told in expected.sequences if told.emitted is not None}
+        return self.inferior.step(forced)
+
     def _computed(self, owner: int, record: StepRecord) -> None:
         cached = {seq: state.lengths[-1][2] for seq, state in self.inferior.sequences.items()}
         rows = {told.seq: (min(told.positions), cached[told.seq]) for told in record.sequences}
@@ -217,8 +231,8 @@ class Executor:
             for seq, (low, _) in trace.rows.items()
         )
 
-    def _configure(self, line: Line, step: int) -> None:
-        """Rules, sampling and patches as `line` has them in `step`."""
+    def _configure(self, line: Line, step: int, corrections: Sequence[Patch] = ()) -> None:
+        """Rules, sampling and patches as `line` has them in `step`, and `corrections` beside them."""
         inferior = self.inferior
         if inferior.rules != line.rules:
             if inferior.step_number == 0:
@@ -229,6 +243,6 @@ class Executor:
             wanted = replace(inferior.first_sampling[seq], **line.sampling.get(seq, {}))
             if state.sampling != wanted:
                 inferior.set_sampling(seq, wanted)
-        patches = [patch for patch in line.patches if patch.step == step]
+        patches = [*(patch for patch in line.patches if patch.step == step), *corrections]
         if patches or inferior.patches:
             inferior.set_patches(patches)

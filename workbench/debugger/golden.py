@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sessions import Session, SessionWriter
+from sessions.records import StepRecord
 from workbench.debugger.capture import FULL
 from workbench.debugger.checking import Golden, last_judgement
+from workbench.debugger.correcting import corrections
 from workbench.debugger.debugger import Debugger
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.debugger.executor import Executor
@@ -18,6 +22,7 @@ from workbench.debugger.registry import command
 from workbench.debugger.values import Result
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
 from workbench.diagnosis.keeping import summary, verdict_rows
+from workbench.diagnosis.ledger import ledger
 from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
@@ -29,8 +34,9 @@ from workbench.references.request import DTYPES, GoldenSequence
     "golden", "g", group="checking", changes=True, key="g",
     help="hold the branch against the golden reference (transformers), tap by tap",
     details="Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
-    " every tensor captured, and judges each against the noise of the operation at this dtype. The verdicts go"
-    " into the session; a replay tells what was found.",
+    " every tensor captured, and judges each against the noise of the operation at this dtype. Where one has failed"
+    " it is run once more, each tap replaced by its golden value once it was recorded, which tells every operation"
+    " that is wrong by itself. The verdicts go into the session; a replay tells what was found.",
 )  # fmt: skip
 def golden(debugger: Debugger) -> Result:
     """The verdict on the branch up to here."""
@@ -45,14 +51,20 @@ def golden(debugger: Debugger) -> Result:
     reference, floor = _references(debugger, engine, at.branch, last)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-golden-")))
-        captured = _capture(debugger, engine, at.branch, last, scratch / "engine.session")
-        ours, theirs, noise = (
-            stack.enter_context(Session.open(path)) for path in (captured, reference, floor)
-        )
+        theirs, noise = (stack.enter_context(Session.open(path)) for path in (reference, floor))
+        run = partial(_capture, debugger, engine, at.branch, last)
+        ours = stack.enter_context(Session.open(run(scratch / "engine.session", engine.rerun)))
         try:
             judgement = judge(ours, theirs, floor=noise)
         except DiagnosisError as error:
             raise DebuggerError(f"no verdict: {error}") from error
+        if judgement.failed:
+
+            def correct(branch: int, step: int) -> StepRecord:
+                return engine.rerun_corrected(branch, step, corrections(ours, theirs, step))
+
+            corrected = stack.enter_context(Session.open(run(scratch / "corrected.session", correct)))
+            judgement = ledger(judgement, corrected, theirs, floor=noise)
         weights = checkpoint_weights(engine.inferior.path)
         causes = explain(ours, theirs, judgement.first_divergence, weights=weights)
     debugger.settings.golden = str(reference)
@@ -73,7 +85,14 @@ def _references(debugger: Debugger, engine: Executor, branch: int, last: int) ->
     return record_pair(directory, sequences, last, dtype)
 
 
-def _capture(debugger: Debugger, engine: Executor, branch: int, last: int, path: Path) -> Path:
+def _capture(
+    debugger: Debugger,
+    engine: Executor,
+    branch: int,
+    last: int,
+    path: Path,
+    rerun: Callable[[int, int], StepRecord],
+) -> Path:
     """The branch's steps up to `last`, run again with every tensor whole, as a session of their own."""
     inferior = engine.inferior
     meta = {"dtype": inferior.config.dtype, "tp": inferior.config.tp, "model_path": str(inferior.path)}
@@ -84,7 +103,7 @@ def _capture(debugger: Debugger, engine: Executor, branch: int, last: int, path:
         with engine.capturing(FULL):
             for step in range(last + 1):
                 debugger.check_interrupted()
-                writer.step(0, engine.rerun(branch, step))
+                writer.step(0, rerun(branch, step))
     return path
 
 

@@ -22,12 +22,16 @@ Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Overwrite `parts[rank] = (bounds, values)` of the tensor at tap `place`, at `step` of sequence `seq`."""
+    """Overwrite `parts[rank] = (bounds, values)` of the tensor at tap `place`, at `step` of sequence `seq`.
+
+    `after`: once it was recorded. The user's own patches never are, so the journal does not speak of it.
+    """
 
     place: int
     seq: int
     step: int
     parts: Mapping[int, tuple[Bounds, NDArray[np.float32]]]
+    after: bool = False
 
     def message(self, rank: int) -> dict[str, Any]:
         """What `rank`, one of `parts`, is told."""
@@ -35,6 +39,7 @@ class Patch:
         return {
             "tap": self.place, "seq": self.seq, "step": self.step,
             "index": [list(b) for b in bounds], "value": pack_array(np.ascontiguousarray(values), "float32"),
+            "after": self.after,
         }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ class TapVerdict:
     """One tap of one sequence at one step.
 
     Metrics are NaN where they could not be taken (shapes differ, nothing was captured). `ratio` is the relative L2
-    error over `floor`, the noise that this tap may have. `inherited`: what it was computed from had failed already.
+    error over `floor`, the noise that this tap may have. `inherited`: what it was computed from had failed already,
+    and the operation itself is right as far as is known. `injected` and `injected_ratio` are `rel_l2` and `ratio` of
+    the operation on golden inputs, NaN where that was not asked.
     """
 
     tap: str
@@ -32,6 +34,8 @@ class TapVerdict:
     ratio: float = math.nan
     reason: str = ""
     inherited: bool = False
+    injected: float = math.nan
+    injected_ratio: float = math.nan
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not a finite number is null."""
@@ -42,7 +46,7 @@ class TapVerdict:
             "verdict": self.verdict,
             **{
                 name: finite(getattr(self, name))
-                for name in ("max_abs", "rel_l2", "cosine", "floor", "ratio")
+                for name in ("max_abs", "rel_l2", "cosine", "floor", "ratio", "injected", "injected_ratio")
             },
             "reason": self.reason,
             "inherited": self.inherited,
@@ -82,6 +86,28 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class Faulty:
+    """An operation that errs on golden inputs, where it does so first: its relative L2 error, and that over the
+    floor (infinite where shapes or non-finite elements differ)."""
+
+    tap: str
+    step: int
+    seq: int
+    injected: float
+    ratio: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what is not a finite number is null."""
+        return {
+            "tap": self.tap,
+            "step": self.step,
+            "seq": self.seq,
+            "injected": finite(self.injected),
+            "ratio": finite(self.ratio),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TokenMismatch:
     """A step at which the engine's likeliest token is not the reference's. `tie`: the reference itself
     could not tell the two apart at this dtype."""
@@ -97,7 +123,8 @@ class TokenMismatch:
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on a run. `max_abs_logits` is against the reference at the engine's own dtype where
-    there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed"."""
+    there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed". `faulty` are the
+    operations that are wrong by themselves, by step and in the order of execution; None: that was not asked."""
 
     verdict: Literal["match", "diverged"]
     max_abs_logits: float
@@ -108,6 +135,12 @@ class Judgement:
     tolerance: Literal["floor", "fixed"]
     mismatches: tuple[TokenMismatch, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    faulty: tuple[Faulty, ...] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether any tap has failed (a wrong choice of the token alone is none's)."""
+        return any(tap.verdict == "fail" for tap in self.taps)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not a finite number is null."""
@@ -131,6 +164,7 @@ class Judgement:
                 for miss in self.mismatches
             ],
             "notes": list(self.notes),
+            "faulty": None if self.faulty is None else [one.to_json() for one in self.faulty],
         }
 
 

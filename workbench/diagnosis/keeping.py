@@ -8,18 +8,24 @@ from typing import Any
 from sessions import Verdict
 from workbench.diagnosis.evidence import Signature
 from workbench.diagnosis.judgement import Divergence, Judgement, TapVerdict
+from workbench.diagnosis.ledger import in_words as ledger_in_words
 
 _WORST = ("fail", "suspect", "pass", "absent")
 
 
 def verdict_rows(taps: Sequence[TapVerdict], branch: int = 0) -> list[Verdict]:
-    """One verdict a tap and step: of several sequences the worst, of equals the first."""
+    """One verdict a tap and step: of several sequences the worst (an inherited failure is less than one of the
+    operation's own), of equals the first."""
     worst: dict[tuple[int, str], TapVerdict] = {}
     for one in taps:
         known = worst.setdefault((one.step, one.tap), one)
-        if _WORST.index(one.verdict) < _WORST.index(known.verdict):
+        if _badness(one) < _badness(known):
             worst[one.step, one.tap] = one
     return [Verdict(branch, step, tap, one.verdict, _detail(one)) for (step, tap), one in worst.items()]
+
+
+def _badness(one: TapVerdict) -> tuple[int, bool]:
+    return _WORST.index(one.verdict), one.inherited
 
 
 def in_words(first: Divergence | None) -> str:
@@ -37,6 +43,7 @@ def summary(judgement: Judgement, causes: Sequence[Signature], steps: int) -> di
     return told | {
         "steps": steps,
         "words": in_words(judgement.first_divergence),
+        "ledger": ledger_in_words(judgement),
         "causes": [
             {"name": one.name, "text": one.text, "fitted": one.fitted, "residual": one.residual}
             for one in causes

@@ -76,7 +76,7 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
 
 
 @dataclass(slots=True)
-class _Upstream:
+class Upstream:
     """What is known, at a place, of the taps that it is computed from."""
 
     num_layers: int
@@ -115,11 +115,11 @@ class _Upstream:
 
 
 def _judge_taps(case: Case, measured: Sequence[Measured], limits: Limits) -> Iterator[TapVerdict]:
-    upstream = _Upstream(len({layer_of(tap.name) for tap in case.golden.session.taps} - {None}))
+    upstream = Upstream(len({layer_of(tap.name) for tap in case.golden.session.taps} - {None}))
     for place in measured:
         upstream.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)
-        verdict = _verdict(place, limits)
+        verdict = verdict_of(place, limits)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
             verdict = _reconsidered(case, verdict, upstream.ratio(place.seq, place.tap))
         verdict = replace(verdict, inherited=inherited and verdict.verdict == "fail")
@@ -127,7 +127,8 @@ def _judge_taps(case: Case, measured: Sequence[Measured], limits: Limits) -> Ite
         yield verdict
 
 
-def _verdict(place: Measured, limits: Limits) -> TapVerdict:
+def verdict_of(place: Measured, limits: Limits) -> TapVerdict:
+    """A tap's error against its noise, whatever its inputs were."""
     found = place.engine.metrics
     if found is None:
         return TapVerdict(place.tap, place.step, place.seq, "absent", reason=place.engine.reason)

@@ -33,6 +33,7 @@ def _detail(one: Judged) -> str:
         "relative L2 error": one.rel_l2,
         "noise floor": one.floor,
         "times the floor": one.ratio,
+        "relative L2 error on golden inputs": one.injected,
         "max abs": one.max_abs,
         "cosine": one.cosine,
     }

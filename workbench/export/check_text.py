@@ -12,6 +12,7 @@ from sessions.text import clean
 from workbench.checking import CheckResult
 from workbench.diagnosis.dataflow import kind_of, layer_of
 from workbench.diagnosis.judgement import Divergence, TapVerdict
+from workbench.diagnosis.ledger import in_words
 from workbench.export.numbers import number
 
 #: Heads of the columns: operations in execution order.
@@ -111,6 +112,8 @@ def explain(result: CheckResult, console: Console) -> None:
         _say(console, name, clean(cause.text) + left, "bold" if index == 0 else "")
     if not result.causes:
         _say(console, "cause", "no known signature fits", "dim")
+    if ledger := in_words(result.judgement):
+        _say(console, "ledger", ledger)
 
 
 def where(first: Divergence, tp: int) -> str:

@@ -144,6 +144,8 @@ def told(one: Judged) -> str:
         words.append(f"rel {number(one.rel_l2)}")
     if one.ratio is not None:
         words.append(f"{number(one.ratio)} × floor")
+    if one.injected is not None:
+        words.append(f"rel {number(one.injected)} on golden inputs")
     if one.reason:
         words.append(one.reason)
     return ", ".join(words)

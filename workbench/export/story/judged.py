@@ -29,6 +29,7 @@ class Judged:
     ratio: float | None
     reason: str
     ranks: tuple[int, ...]  # those that are wrong; empty: all, or not told
+    injected: float | None = None  # relative L2 error on golden inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgements of one branch. `map` is of the step in focus, in execution order."""
+    """The judgements of one branch. `map` is of the step in focus, in execution order; `ledger` names the
+    operations that are wrong by themselves, "" where that was not asked."""
 
     branch: int
     step: int | None
@@ -73,6 +75,7 @@ class Judgement:
     steps: tuple[StepVerdict, ...]
     misses: tuple[Miss, ...]
     notes: tuple[str, ...]
+    ledger: str
 
     def of(self, state: State) -> list[Judged]:
         """The taps of the map in that state."""
@@ -108,6 +111,7 @@ def judgement(session: Session, branch: int, step: int | None, label: Callable[[
         tuple(_step(k, [one for one in group if one.step == k]) for k, group in _by_step(judged)),
         tuple(_misses(session, branch, label)),
         tuple(_notes(session, branch)),
+        next((said(told.get("ledger") or "", 400) for told in _told(session, branch)), ""),
     )
 
 
@@ -137,6 +141,7 @@ def _judged(verdict: Verdict) -> Judged:
         ratio=figure_of(detail, "ratio"),
         reason=said(mapping(detail).get("reason") or "", 300),
         ranks=tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else (),
+        injected=figure_of(detail, "injected"),
     )
 
 

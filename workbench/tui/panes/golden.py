@@ -14,7 +14,7 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.golden import Golden, golden, operations_of
+from workbench.tui.snapshots.golden import Golden, GoldenTap, golden, operations_of
 from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine
@@ -155,16 +155,12 @@ The figure under the map is the error of each tap in the order of execution, on 
         own = [tap for tap in failed if not tap.judged.inherited]
         if not failed:
             return []
-        many = "operation errs" if len(own) == 1 else "operations err"
+        many = "operation errs by itself" if len(own) == 1 else "operations err by themselves"
         head: TextLine = [
-            (f"{len(own)} {many} by themselves", "wrong"),
+            (f"{len(own)} {many}", "wrong"),
             (f", {len(failed) - len(own)} inherited", "quiet"),
         ]
-        return [
-            [],
-            head,
-            *([(f"  {tap.name:<28}", "text"), (number(tap.judged.figure), "wrong")] for tap in own[:8]),
-        ]
+        return [[], head, *(_entry(tap) for tap in own[:8])]
 
     def _detail(self) -> list[TextLine]:
         """What the judge said of the tap under the cursor."""
@@ -218,6 +214,13 @@ The figure under the map is the error of each tap in the order of execution, on 
         return Table(
             f"golden, step {self.snapshot.step}", ("tap", "verdict", "error", "inherited", "detail"), rows
         )
+
+
+def _entry(tap: GoldenTap) -> TextLine:
+    """A line of the ledger: the error on golden inputs where it is known, else the one of the run as it is."""
+    judged = tap.judged
+    figure = judged.figure if judged.injected is None else judged.injected
+    return [(f"  {tap.name:<28}", "text"), (number(figure), "wrong")]
 
 
 def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[MapRow, ...]:

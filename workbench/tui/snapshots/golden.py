@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sessions.text import clean
-from workbench.tui.snapshots.operations import Judged, figure_of, inherited_of
+from workbench.tui.snapshots.operations import Judged
 from workbench.tui.snapshots.overview import Where, layer_of, short_name
 from workbench.tui.snapshots.source import Source
 
@@ -40,8 +40,8 @@ def golden(source: Source, where: Where) -> Golden:
     for verdict in everything:
         if verdict.step == where.step and verdict.tap in index:
             tap = index[verdict.tap]
-            judged = Judged(verdict.verdict, figure_of(verdict.detail), inherited_of(verdict.detail))
-            taps[tap] = GoldenTap(tap, clean(verdict.tap, limit=120), judged, details(verdict.detail))
+            name, told = clean(verdict.tap, limit=120), details(verdict.detail)
+            taps[tap] = GoldenTap(tap, name, Judged.of(verdict), told)
     ordered = dict(sorted(taps.items()))
     return Golden(
         where.step,

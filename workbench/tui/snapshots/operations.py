@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.records import STATISTICS
+from sessions.records import STATISTICS, Verdict
 from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
 
@@ -16,11 +16,19 @@ NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict on one tap: pass, suspect, fail or absent, and the figure to show beside it."""
+    """A verdict on one tap: pass, suspect, fail or absent, and the figure to show beside it. `injected` is its error
+    on golden inputs, where that was asked."""
 
     verdict: str
     figure: float | None
     inherited: bool
+    injected: float | None = None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Judged:
+        """As a session tells it."""
+        detail = verdict.detail
+        return cls(verdict.verdict, figure_of(detail), inherited_of(detail), _number(detail, "injected"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,17 +73,18 @@ def operations(source: Source, where: Where, window: int = 24) -> Operations:
 def judged(source: Source, where: Where) -> dict[str, Judged]:
     """The verdicts of a step by tap."""
     found = source.session.verdicts(branch=where.branch, step=where.step)
-    return {v.tap: Judged(v.verdict, figure_of(v.detail), inherited_of(v.detail)) for v in found}
+    return {v.tap: Judged.of(v) for v in found}
 
 
 def figure_of(detail: object) -> float | None:
     """The one figure of a verdict that is worth a column: relative L2, else the largest difference."""
-    if isinstance(detail, dict):
-        for key in ("rel_l2", "injected", "max_abs", "ratio"):
-            value = detail.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return float(value)
-    return None
+    figures = (_number(detail, key) for key in ("rel_l2", "max_abs", "ratio"))
+    return next((figure for figure in figures if figure is not None), None)
+
+
+def _number(detail: object, key: str) -> float | None:
+    value = detail.get(key) if isinstance(detail, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def inherited_of(detail: object) -> bool:

@@ -1,0 +1,65 @@
+"""The golden command: the branch as it is, and once more on golden inputs, which leaves the branch as it was."""
+
+from __future__ import annotations
+
+from tests.workbench.debugger.conftest import Live, finish, texts
+from workbench.debugger.replay import open_replay
+
+RULES = {"load_bias": "false", "mask": "additive"}
+LEDGER = (
+    "12 operations are wrong by themselves: layers.*.attn.q_proj, layers.*.attn.k_proj, layers.*.attn.v_proj,"
+    " layers.*.attn.scores"
+)
+
+
+def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None:
+    debugger = live(tp=2, rules=RULES)
+    debugger.execute("next 3")
+    told = debugger.execute("golden")
+    first, *rest = told.to_text().splitlines()
+    assert first.startswith("golden: diverged over 3 steps; first divergence layers.0.attn.q_proj at step 0")
+    assert rest[0] == LEDGER
+    faulty = told.to_json()["faulty"]
+    assert {one["tap"].split(".", 2)[-1] for one in faulty} == {
+        "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.scores",
+    }  # fmt: skip
+    assert len(faulty) == 12
+    rows = {row.tap: row for row in debugger.session.verdicts(branch=0, step=2)}
+    residual = rows["layers.1.attn_residual"].detail
+    assert residual["inherited"] is True
+    assert residual["injected"] < 1e-6
+    path = finish(debugger)
+    with open_replay(path) as replay:
+        assert LEDGER in replay.execute("golden").to_text()
+
+
+def test_the_branch_goes_on_as_if_nobody_had_asked(live: Live) -> None:
+    alone = live(rules=RULES)
+    alone.execute("next 5")
+    kept = [alone.timeline.record(0, step).checksums.copy() for step in range(5)]
+    finish(alone)
+    asked = live(rules=RULES)
+    texts(asked, "next 3", "golden", "next 2")
+    assert asked.executor is not None
+    assert asked.executor.inferior.patches == []
+    for step, checksums in enumerate(kept):
+        assert (asked.timeline.record(0, step).checksums == checksums).all()
+    asked.executor.recapture(0, 2, [0], keep=False)  # raises where a pass run again differs
+
+
+def test_a_patched_tap_is_a_fault_of_its_own_at_its_step(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 2", "patch layers.1.mlp.act[0, :8] = 3", "next 2")
+    told = debugger.execute("golden")
+    assert "1 operation is wrong by itself: layers.1.mlp.act from step 1" in told.to_text()
+    again = debugger.execute("golden")  # the user's patch is in force in every run of the branch
+    assert again.to_json()["faulty"] == told.to_json()["faulty"]
+    assert debugger.timeline.line(1).patches
+
+
+def test_a_match_has_no_ledger(live: Live) -> None:
+    debugger = live()
+    debugger.execute("next 2")
+    told = debugger.execute("golden")
+    assert told.to_text() == "golden: match over 2 steps"
+    assert told.to_json()["faulty"] is None

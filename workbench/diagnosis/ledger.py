@@ -1,0 +1,97 @@
+"""The error ledger: which operations are wrong by themselves, whatever came before them (DESIGN §3).
+
+A run says where the error begins; what follows is wrong because its inputs are, and may be wrong by itself as well.
+So the run is made once more under corrections: every tap gets its golden value once it was recorded. There each
+operation has worked on right inputs, and its error is the *injected* one. A tap that failed in the plain run and
+passes here has only inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sessions.reader import Session
+from workbench.diagnosis.dataflow import kind_of, layer_of
+from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
+from workbench.diagnosis.measure import Case, limits_of, measure
+from workbench.diagnosis.recording import Recording
+from workbench.diagnosis.verdict import Upstream, verdict_of
+
+#: How many groups of operations are named; the rest is counted.
+_NAMED = 6
+
+
+def ledger(
+    plain: Judgement, corrected: Session, golden: Session, *, floor: Session | None = None
+) -> Judgement:
+    """`plain` with the injected error of every tap, and `faulty` told. `corrected` is the same run under
+    corrections."""
+    case = Case(Recording(corrected), Recording(golden), None if floor is None else Recording(floor))
+    measured = list(measure(case))
+    limits = limits_of(case, measured)
+    upstream = Upstream(_layers(place.tap for place in measured))
+    taps = []
+    for told, place in zip(plain.taps, measured, strict=True):
+        assert (told.tap, told.step, told.seq) == (place.tap, place.step, place.seq), "two different runs"
+        upstream.enter(place.step)
+        spoilt = upstream.has_failed(place.seq, place.tap)
+        own = verdict_of(place, limits)
+        found = place.engine.metrics
+        if found is None or not found.size:  # not replaced: of another shape, or without a golden tensor
+            upstream.note(own, spoilt)
+        taps.append(_entry(told, own, spoilt))
+    return replace(plain, taps=tuple(taps), faulty=tuple(_faulty(taps)))
+
+
+def _entry(plain: TapVerdict, own: TapVerdict, spoilt: bool) -> TapVerdict:
+    """The plain verdict with the injected error beside it. `spoilt`: an input could not be replaced."""
+    if own.verdict == "absent":
+        return plain
+    entry = replace(plain, injected=own.rel_l2, injected_ratio=own.ratio)
+    if own.verdict != "fail" or spoilt:
+        return replace(entry, inherited=plain.verdict == "fail")
+    if plain.verdict == "fail":
+        return replace(entry, inherited=False)
+    # What came before it has made up for the error.
+    return replace(entry, verdict="fail", inherited=False, reason=f"{own.reason}, on the golden inputs")
+
+
+def _faulty(taps: Sequence[TapVerdict]) -> Iterable[Faulty]:
+    """Each operation that errs by itself, where it does so first."""
+    seen: set[str] = set()
+    for one in taps:
+        if one.verdict == "fail" and not one.inherited and one.tap not in seen:
+            seen.add(one.tap)
+            yield Faulty(one.tap, one.step, one.seq, one.injected, one.injected_ratio)
+
+
+def in_words(judgement: Judgement) -> str:
+    """ "9 operations are wrong by themselves: layers.*.attn.q_proj, …"; "" where nobody asked."""
+    faulty = judgement.faulty
+    if faulty is None:
+        return ""
+    if not faulty:
+        return "no operation is wrong by itself: noise has grown on its way"
+    everywhere = set(range(_layers(one.tap for one in judgement.taps)))
+    groups: dict[tuple[str, int], set[int]] = {}
+    for one in faulty:
+        layer = layer_of(one.tap)
+        groups.setdefault((kind_of(one.tap), one.step), set()).update(() if layer is None else {layer})
+    names = [_name(kind, step, layers, everywhere) for (kind, step), layers in groups.items()]
+    if len(names) > _NAMED:
+        names[_NAMED:] = [f"and {len(names) - _NAMED} more"]
+    many = "operation is wrong by itself" if len(faulty) == 1 else "operations are wrong by themselves"
+    return f"{len(faulty)} {many}: {', '.join(names)}"
+
+
+def _name(kind: str, step: int, layers: set[int], everywhere: set[int]) -> str:
+    """ "layers.*.attn.q_proj", "layers.{0,2}.mlp.act from step 1", "logits"."""
+    some = str(min(layers)) if len(layers) == 1 else f"{{{','.join(map(str, sorted(layers)))}}}"
+    where = f"layers.{'*' if layers == everywhere else some}." if layers else ""
+    return f"{where}{kind}{f' from step {step}' if step else ''}"
+
+
+def _layers(taps: Iterable[str]) -> int:
+    """How many decoder layers there are."""
+    return len({layer_of(tap) for tap in taps} - {None})
