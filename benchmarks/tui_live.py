@@ -1,11 +1,11 @@
 """What the screens cost while an engine runs flat out behind them: a key, and memory that must not grow with the run.
 
-    python -m benchmarks.tui_live [--keys 300] [--steps 2000] [--json]
+    python -m benchmarks.tui_live [--keys 300] [--steps 4000] [--json]
 
 Keys: the demo on two ranks, `next` without end (under a rule that keeps it from ending its text). A key counts from
 its arrival until its action is done; *painted* is when the screen was next drawn. Memory: a small random model with
-room for many steps, while one pane after another is shown; what the last three quarters of the run add. Ranks, host
-and screens share this machine.
+room for many steps, while one pane after another is shown; what the second half of the run adds. Ranks, host and
+screens share this machine.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def endure(directory: Path, steps: int) -> Figure:
         for pane in itertools.cycle("12345678"):
             await pilot.press(pane)
             await asyncio.sleep(0.5)
-            if not early and screen.where.step >= steps // 4:
+            if not early and screen.where.step >= steps // 2:
                 gc.collect()
                 early, at = resident(), screen.where.step
             if screen.engine.running is None:
@@ -139,7 +139,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

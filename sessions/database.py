@@ -52,7 +52,7 @@ def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
         connection = _connect(path, "mode=ro&immutable=1" if immutable else "mode=ro")
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
-        connection.execute("PRAGMA cache_size = -16384")  # KiB
+        connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
         connection.set_authorizer(_authorize)
         _check(connection, path)
         _check_length(connection, path)

@@ -47,7 +47,9 @@ async def _page(http: aiohttp.ClientSession, url: str) -> str:
             try:
                 async with http.get(url) as answer:
                     assert answer.status == 200
-                    assert "style-src 'self'" in answer.headers["Content-Security-Policy"], "nothing of the web's"
+                    assert "style-src 'self'" in answer.headers["Content-Security-Policy"], (
+                        "nothing of the web's"
+                    )
                     return await answer.text()
             except aiohttp.ClientConnectorError:
                 await asyncio.sleep(0.05)

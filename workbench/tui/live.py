@@ -47,8 +47,9 @@ class Engine:
     async def start(self) -> dict[str, Any]:
         """Start the host and wait until the model is loaded; the body of "ready". HostError says why not."""
         self._client = await asyncio.to_thread(HostClient.start, self.arguments, self._heard)
-        _stand_back(self._client.process.pid)
-        return await asyncio.wrap_future(self._client.ready)
+        ready = await asyncio.wrap_future(self._client.ready)
+        _stand_back(self._client.process.pid, ready.get("rank_pids") or ())
+        return ready
 
     def _heard(self, name: str, body: dict[str, Any]) -> None:
         """On the client's reading thread: hand over. `post_message` may be called from any thread."""
@@ -91,16 +92,17 @@ class Engine:
             threading.Thread(target=_end, args=(client,), name="host-close").start()
 
 
-def _stand_back(pid: int) -> None:
-    """Let the host and what it will start have what the screens leave of the processor.
+def _stand_back(host: int, ranks: Sequence[int]) -> None:
+    """Let the host, its ranks and those that it starts later have what the screens leave of the processor.
 
     The host has a session of its own, and Linux shares the processor out by session first (sched(7), autogroup):
     there the niceness of a process says only how it stands among its own.
     """
-    with contextlib.suppress(OSError):  # a host that ended at once says why itself
-        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+    for pid in (host, *ranks):
+        with contextlib.suppress(OSError):  # one that has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, pid, _NICE)
     with contextlib.suppress(OSError):  # a kernel that does not group
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE), encoding="ascii")
+        Path(f"/proc/{host}/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def _end(client: HostClient) -> None:

@@ -54,7 +54,9 @@ def _server(arguments: Sequence[str], port: int) -> Server:
 
     async def nothing_from_elsewhere(_: web.Request, response: web.StreamResponse) -> None:
         """The page names a font of the web's: it is not fetched, and the browser's own serves."""
-        response.headers["Content-Security-Policy"] = "style-src 'self' 'unsafe-inline'; font-src 'self' data:"
+        response.headers["Content-Security-Policy"] = (
+            "style-src 'self' 'unsafe-inline'; font-src 'self' data:"
+        )
 
     class _Local(Server):
         visitors: ClassVar[set[asyncio.Task[object]]] = set()

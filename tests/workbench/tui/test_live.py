@@ -97,6 +97,30 @@ async def test_a_breakpoint_stops_and_output_opens_a_sheet(model: Path, tmp_path
         assert any("layers.1.attn.q_proj" in line for line in text_of(pilot))
 
 
+async def test_keys_that_are_typed_ahead_all_act(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        screen = _screen(pilot)
+        await pilot.press("n", "n", "n", "n")  # faster than the engine
+        await _until(lambda: screen.where.step == 4 and screen.engine.running is None, pilot)
+        await settle(pilot)
+        assert screen.where.step == 4
+        assert screen._waiting == 0
+
+
+async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, tp=1) as pilot:
+        screen = _screen(pilot)
+        screen.run_command("next 3000")
+        screen.run_command("next")
+        await _until(lambda: screen.engine.running == "next 3000" and screen._waiting == 1, pilot)
+        await pilot.press("ctrl+c")
+        await _until(lambda: screen.engine.running is None and screen._waiting == 0, pilot)
+        await settle(pilot)
+        stopped = screen.where.step
+        await pilot.pause(0.3)
+        assert screen.where.step == stopped < 3000
+
+
 async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         await pilot.press("colon", *"next", "space", *"3000", "enter")

@@ -24,6 +24,8 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 
 #: Seconds after which what runs is said to run.
 _SAY_AFTER = 0.2
+#: Seconds for which a command is a short one, behind which others may wait, and how many.
+_SHORT, _MOST_WAITING = 0.5, 8
 
 
 class LiveWorkbench(WorkbenchScreen):
@@ -37,7 +39,8 @@ class LiveWorkbench(WorkbenchScreen):
         self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
         self.began = 0.0
         self.behind = False  # steps were told of that were not looked at yet
-        self._following = asyncio.Lock()
+        self._following, self._turn = asyncio.Lock(), asyncio.Lock()
+        self._waiting = self._interrupts = 0  # commands that wait their turn; how often ctrl+c was pressed
         engine.listener = self
 
     def on_mount(self) -> None:
@@ -90,10 +93,22 @@ class LiveWorkbench(WorkbenchScreen):
     # --- commands ------------------------------------------------------------------------------------
 
     async def send(self, line: str, *, quiet: bool = False) -> Reply | None:
-        """Have a command carried out and show where that led. None: it failed, and was told why."""
-        if self.engine.running is not None:
-            self.tell(f"{self.engine.running} is still running: ctrl+c interrupts it")
+        """Have a command carried out and show where that led. None: it failed, and was told why.
+
+        While a short one runs the next may be given: keys are typed faster than steps are run. ctrl+c takes back
+        those that wait.
+        """
+        running = self.engine.running
+        if running is not None and (time.monotonic() - self.began > _SHORT or self._waiting >= _MOST_WAITING):
+            self.tell(f"{running} is still running: ctrl+c interrupts it")
             return None
+        interrupts = self._interrupts
+        self._waiting += 1
+        async with self._turn:
+            self._waiting -= 1
+            return await self._send(line, quiet) if interrupts == self._interrupts else None
+
+    async def _send(self, line: str, quiet: bool) -> Reply | None:
         self.began = time.monotonic()
         try:
             reply = await self.engine.command(line)
@@ -165,6 +180,7 @@ class LiveWorkbench(WorkbenchScreen):
         if self.engine.running is None:
             self.tell("nothing runs; ctrl+q quits")
         else:
+            self._interrupts += 1
             self.engine.interrupt()
             self.tell(f"interrupting {self.engine.running} …")
 

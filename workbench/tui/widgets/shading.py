@@ -35,8 +35,10 @@ class Matrix:
         """The magnitude of the strongest colour: `top`, or the largest finite one, or 1 for none."""
         if self.top is not None:
             return self.top if self.top > 0 else 1.0
-        finite = self.values[np.isfinite(self.values)]
-        return float(np.abs(finite).max()) if finite.size and np.abs(finite).max() > 0 else 1.0
+        finite = np.isfinite(self.values)
+        # A long text's attention is large: nothing of it is copied.
+        upper, lower = self.values.max(where=finite, initial=0), self.values.min(where=finite, initial=0)
+        return float(max(upper, -lower)) or 1.0
 
 
 class _Cells:
