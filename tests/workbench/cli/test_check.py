@@ -74,6 +74,11 @@ def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) ->
     assert told["verdict"] == "diverged"
     assert told["rules"] == {"mask": "additive"}
     assert "0 * -inf" in told["causes"][0]["text"]
+    # NaN has no distance from a number: these have no figures.
+    assert told["faulty"] == [
+        {"tap": f"layers.{i}.attn.scores", "step": 0, "seq": 0, "injected": None, "ratio": None}
+        for i in (0, 1)
+    ]
     suites = ElementTree.parse(junit).getroot()
     failed = [case for case in suites.iter("testcase") if case.find("failure") is not None]
     assert int(suites.get("failures", "0")) == len(failed) > 0
@@ -96,6 +101,7 @@ def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
     assert "layers.0.mlp.act, layer 0, prefill (step 0), rank 0" in told["first wrong"]
     assert "silu(up) * gate" in told["cause"]
     assert lines[-1] == "verdict     diverged"
+    assert told["ledger"] == "2 operations are wrong by themselves: layers.*.mlp.act"
     row = next(line for line in lines if line.startswith("0 "))
     heads = next(line for line in lines if line.startswith("layer"))
     at = heads.index(" a ") + 1

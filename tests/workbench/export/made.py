@@ -125,7 +125,7 @@ def judge(path: Path, wrong: str = "layers.0.attn.probs", step: int = 3) -> None
                 "rel_l2": (None if tap.index == first else 0.3) if bad else 2e-7,
                 "max_abs": 1e-6, "cosine": 1.0, "floor": 1.5e-7, "ratio": 9e5 if bad else 1.2,
                 "reason": "820 of 1681 elements are NaN" if bad and tap.index == first else "",
-                "inherited": bad and tap.index > first,
+                "inherited": bad and tap.index > first, "injected": 3.25e-8,
             }  # fmt: skip
             found.append(Verdict(0, at, tap.name, "fail" if bad else "pass", detail))
     with SessionWriter.reopen(path) as writer:
@@ -135,5 +135,6 @@ def judge(path: Path, wrong: str = "layers.0.attn.probs", step: int = 3) -> None
             {"verdict": "diverged", "first_divergence": {"tap": wrong, "step": step, "ranks": [1]},
              "causes": [{"name": "additive mask", "text": "0 times minus infinity", "residual": 0.002}],
              "token_mismatches": [{"step": 1, "seq": 0, "engine": 20, "reference": 21, "tie": False}],
+             "ledger": f"1 operation is wrong by itself: {wrong} from step {step}",
              "notes": ["judged by fixed tolerances"]},
         )  # fmt: skip

@@ -164,6 +164,8 @@ def test_the_story_is_told(judged: tuple[str, Page]) -> None:
     assert "load_bias=false instead of true: q/k/v biases never loaded · on load_bias=false" in words
     assert "load_bias=false: first difference at step 2" in words
     assert "judged by fixed tolerances" in words
+    assert "1 operation is wrong by itself: layers.0.attn.probs from step 3" in words
+    assert any("rel 3.2e-8 on golden inputs" in a.get("title", "") for _, a in page.elements)
     assert "toggle load_bias false" in words
     assert "Likeliest tokens that are not the reference's" in words
     assert "10 t20 t21" in words  # step, sequence, both tokens

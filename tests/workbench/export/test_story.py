@@ -98,6 +98,8 @@ def test_the_first_divergence_with_its_ranks_and_cause(tmp_path: Path) -> None:
     assert first is not None
     assert (first.tap, first.step, first.ranks, first.rel_l2) == ("layers.0.attn.probs", 3, (1,), None)
     assert [cause.name for cause in story.judgement.causes] == ["additive mask"]
+    assert story.judgement.ledger.startswith("1 operation is wrong by itself: ")
+    assert {one.injected for one in story.judgement.map} == {3.25e-8}
     assert story.judgement.notes == ("judged by fixed tolerances",)
     assert len(story.judgement.of("inherited")) == len(made.TAPS) - 3
     assert [step.first for step in story.judgement.steps] == [None, None, None, "layers.0.attn.probs"]
