@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.where import Where
 
 if TYPE_CHECKING:
     from workbench.debugger.debugger import Debugger

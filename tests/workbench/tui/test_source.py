@@ -13,8 +13,8 @@ from sessions.reader import Session
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
 from workbench.tui.snapshots import source as sources
 from workbench.tui.snapshots.attention import attention
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 TAP = "layers.1.attn.probs"
 

@@ -17,8 +17,9 @@ from workbench.export.pooling import ABSENT, FINITE, NAN, pool
 from workbench.tui import settings
 from workbench.tui.screens import commands, moves
 from workbench.tui.snapshots.identify import completions, identify
-from workbench.tui.snapshots.overview import BranchLine, Overview, Where
+from workbench.tui.snapshots.overview import BranchLine, Overview
 from workbench.tui.snapshots.sentinels import collapsed, first_desync, replica_groups
+from workbench.tui.snapshots.where import Where
 from workbench.tui.tokens import fit, visible
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze

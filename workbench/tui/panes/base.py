@@ -16,8 +16,9 @@ from textual.widgets import Static
 from sessions.errors import SessionError
 from workbench.export.table import Table
 from workbench.tui.reader import Reader
-from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.overview import Overview
 from workbench.tui.snapshots.tokens import TokenLine
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines

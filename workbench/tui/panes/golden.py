@@ -23,6 +23,8 @@ from workbench.tui.widgets.verdict_map import MapRow, VerdictMap
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _FLOOR = 1e-9
+#: The most operations that the ledger lists.
+_LISTED = 8
 
 
 class GoldenPane(Pane):
@@ -160,7 +162,8 @@ The figure under the map is the error of each tap in the order of execution, on 
             (f"{len(own)} {many}", "wrong"),
             (f", {len(failed) - len(own)} inherited", "quiet"),
         ]
-        return [[], head, *(_entry(tap) for tap in own[:8])]
+        left: list[TextLine] = [[(f"  and {len(own) - _LISTED} more", "quiet")]] if len(own) > _LISTED else []
+        return [[], head, *(_entry(tap) for tap in own[:_LISTED]), *left]
 
     def _detail(self) -> list[TextLine]:
         """What the judge said of the tap under the cursor."""

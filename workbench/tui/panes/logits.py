@@ -17,8 +17,8 @@ from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.snapshots.lens import Guess, Lens, lens
 from workbench.tui.snapshots.logits import Candidate, Logits, logits
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 from workbench.tui.theme import Paint, mix, paint
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint

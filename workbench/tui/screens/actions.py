@@ -21,7 +21,7 @@ from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.settings import TOKEN_COLOURS
-from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
 

@@ -17,9 +17,10 @@ from workbench.tui.replaying import Reply
 from workbench.tui.screens import keys
 from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.snapshots.overview import Where, overview
+from workbench.tui.snapshots.overview import overview
 from workbench.tui.snapshots.source import Source
 from workbench.tui.snapshots.weight_tensor import Held
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
 #: Seconds after which what runs is said to run.

@@ -10,7 +10,8 @@ from workbench.tui.reader import Reader
 from workbench.tui.screens import moves
 from workbench.tui.screens.exporting import Exporting
 from workbench.tui.snapshots.journal import stops
-from workbench.tui.snapshots.overview import Overview, Present, Where
+from workbench.tui.snapshots.overview import Overview, Present
+from workbench.tui.snapshots.where import Where
 
 
 class Moving(Exporting):

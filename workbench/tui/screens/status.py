@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workbench.export.numbers import number
-from workbench.tui.snapshots.overview import Overview, Present, Where
+from workbench.tui.snapshots.overview import Overview, Present
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.status_line import Fact
 
 Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]

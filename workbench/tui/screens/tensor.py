@@ -20,8 +20,9 @@ from workbench.tui import export
 from workbench.tui.export import Shown
 from workbench.tui.reader import Reader
 from workbench.tui.screens.exporting import Exporting
-from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.overview import Overview
 from workbench.tui.snapshots.tensor import Tensor, figures, plane, tensor
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from workbench.tui.reader import Reader
 from workbench.tui.screens.tensor import TensorScreen
-from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.overview import Overview
 from workbench.tui.snapshots.tensor import Tensor
 from workbench.tui.snapshots.weight_tensor import Held, weight_tensor
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.lines import TextLine
 from workbench.tui.widgets.status_line import Fact
 

@@ -25,9 +25,10 @@ from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.weight import WeightScreen
 from workbench.tui.snapshots.comparison import compare
 from workbench.tui.snapshots.operations import operations
-from workbench.tui.snapshots.overview import Present, Where, overview, present
+from workbench.tui.snapshots.overview import Present, overview, present
 from workbench.tui.snapshots.tokens import TokenLine, TokenLines
 from workbench.tui.snapshots.weight_tensor import Held
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.inspector import Inspector
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: How many steps back the rows of the last token are gathered into one matrix.
 _ROWS = 256

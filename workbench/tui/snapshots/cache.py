@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from workbench.tui.snapshots.cache_rows import CacheRows, cache_rows
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 
 @dataclass(frozen=True, slots=True)

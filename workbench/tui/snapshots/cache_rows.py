@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: Findings that are told in words; the map marks all of them.
 _TOLD = 12

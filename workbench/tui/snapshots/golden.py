@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from sessions.text import clean
 from workbench.tui.snapshots.operations import Judged
-from workbench.tui.snapshots.overview import Where, layer_of, short_name
+from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sessions.records import Event
 from sessions.text import clean
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 
 @dataclass(frozen=True, slots=True)

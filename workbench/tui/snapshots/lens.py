@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sessions.text import clean
-from workbench.tui.snapshots.overview import Where, layer_of
+from workbench.tui.snapshots.overview import layer_of
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: The most layers and candidates of one that are believed of a foreign session.
 _LAYERS, _CANDIDATES = 1024, 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.records import STATISTICS, Verdict
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 

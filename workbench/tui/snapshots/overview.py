@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from sessions.records import SequenceStep
 from sessions.text import clean
 from workbench.tui.snapshots.source import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """What the screen looks at: a branch, a step, a sequence, a tap (the present operation), a rank (None: all)."""
-
-    branch: int = 0
-    step: int = 0
-    seq: int = 0
-    tap: int = 0
-    rank: int | None = None
+from workbench.tui.snapshots.where import Where
 
 
 @dataclass(frozen=True, slots=True)

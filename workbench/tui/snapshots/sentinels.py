@@ -13,8 +13,8 @@ from sessions.records import SequenceStep
 from sessions.text import clean
 from workbench.tui.snapshots.journal import stops
 from workbench.tui.snapshots.operations import INF, NAN
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: Seconds that one question may take.
 _BUDGET = 0.03

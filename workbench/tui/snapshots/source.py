@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,7 @@ from sessions.reader import Session
 from sessions.records import SequenceStep, StepRecord
 from workbench.references.cache import golden_directory
 from workbench.tui.snapshots.texts import TokenTexts, model_path
-
-if TYPE_CHECKING:
-    from workbench.tui.snapshots.overview import Where
+from workbench.tui.snapshots.where import Where
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
 _KEPT_BYTES = 8 << 20

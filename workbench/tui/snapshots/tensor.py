@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: The most elements that are turned into float32 for a look.
 _MOST = 64_000_000

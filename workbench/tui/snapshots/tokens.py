@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from workbench.tui.snapshots.overview import Where, chances, probability
+from workbench.tui.snapshots.overview import chances, probability
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.token_strip import Cell, Tokens
 
 #: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.

@@ -13,10 +13,10 @@ from engine.checkpoint.resolve import open_checkpoint
 from engine.errors import EngineError
 from engine.shards import Shard
 from sessions.text import clean
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
 from workbench.tui.snapshots.tensor import Tensor
 from workbench.tui.snapshots.weights import NUMPY, read_values, share_text
+from workbench.tui.snapshots.where import Where
 
 Held = Mapping[int, NDArray[np.float32]]
 

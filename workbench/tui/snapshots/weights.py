@@ -17,8 +17,8 @@ from engine.errors import CheckpointError, EngineError
 from engine.shards import Shard
 from sessions.text import clean
 from workbench.held import Held, held
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.source import Source
+from workbench.tui.snapshots.where import Where
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
 _MOST = 8_000_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.tui.snapshots.operations import Operations
-from workbench.tui.snapshots.overview import Overview, Where
+from workbench.tui.snapshots.overview import Overview
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.sparkline import sparkline
 

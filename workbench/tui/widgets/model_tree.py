@@ -8,7 +8,8 @@ from textual import on
 from textual.message import Message
 
 from workbench.tui.snapshots.operations import Operations
-from workbench.tui.snapshots.overview import Overview, Where, layer_of, short_name
+from workbench.tui.snapshots.overview import Overview, layer_of, short_name
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 
 

@@ -10,8 +10,8 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.snapshots.overview import Where
 from workbench.tui.snapshots.tokens import TokenLine
+from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.plot import bars
 
