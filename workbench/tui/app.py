@@ -124,7 +124,8 @@ class LockstepApp(App[int]):
     def _handle_exception(self, error: Exception) -> None:
         """A message that was being handled while the screens closed: no reason to call it a crash."""
         cause = error.error if isinstance(error, WorkerFailed) else error
-        if not (self._leaving and isinstance(cause, NoMatches)):
+        leaving = self._leaving or not self.is_running
+        if not (leaving and isinstance(cause, NoMatches)):
             super()._handle_exception(error)
 
     def _end(self, number: int, _: FrameType | None) -> None:
