@@ -89,3 +89,10 @@ def tap_specs(*, num_layers: int, qk_norm: bool, kv_replicas: int) -> tuple[TapS
         specs += [TapSpec(f"layers.{i}.{name}", layout) for name, layout in block.items()]
     specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", Layout("shard", 1))]
     return tuple(specs)
+
+
+def layer_of(tap: str) -> int | None:
+    """ "layers.3.attn.q_proj" -> 3; None outside the layers. A stranger's tap may have any name."""
+    head, _, rest = tap.partition(".")
+    number, dot, _ = rest.partition(".")
+    return int(number) if head == "layers" and dot and number.isdecimal() and len(number) < 6 else None

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.comm import Comm
 from engine.taps.measure import measure, merge, statistics, unmask
-from engine.taps.names import STATISTICS, TapSpec
+from engine.taps.names import STATISTICS, TapSpec, layer_of
 from engine.taps.predicate import evaluate
 
 
@@ -179,18 +179,13 @@ class Pauser:
     def _cached(self, place: int) -> int:
         """Rows of the last sequence that the tap's layer has cached when the pass is over (outside the layers: the
         layer with the fewest): what it holds by now, and before it has written what it is to hold."""
-        span, layer = self._batch.spans[-1], _layer_index(self._specs[place].name)
+        span, layer = self._batch.spans[-1], layer_of(self._specs[place].name)
         written = place >= self._caches[layer or 0]
         rows = [
             held if written or cache not in self._batch.caches else max(held, span.end)
             for cache, held in enumerate(span.held)
         ]
         return min(rows) if layer is None else rows[layer]
-
-
-def _layer_index(tap: str) -> int | None:
-    """ "layers.3.attn.q_proj" -> 3; None outside the layers."""
-    return int(tap.split(".")[1]) if tap.startswith("layers.") else None
 
 
 def _layer_of(tap: str) -> str:

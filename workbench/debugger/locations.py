@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from engine.taps.names import layer_of
 from sessions.text import clean
 from workbench.debugger.errors import CommandError
 
@@ -21,7 +22,7 @@ class Places:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         #: Of each place the number of its layer, None outside the layers.
-        self.layers = tuple(_layer(name) for name in self.names)
+        self.layers = tuple(layer_of(name) for name in self.names)
         self._index = {name: place for place, name in enumerate(self.names)}
 
     def __len__(self) -> int:
@@ -64,9 +65,3 @@ class Places:
         while place + 1 < len(self.names) and self.layer_of(place + 1) == layer:
             place += 1
         return place
-
-
-def _layer(tap: str) -> int | None:
-    head, _, rest = tap.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if head == "layers" and number.isdecimal() and len(number) < 6 else None

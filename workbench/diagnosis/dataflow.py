@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _LAYER_TAP = re.compile(r"layers\.(\d+)\.(.+)")
 
@@ -55,6 +56,11 @@ def layer_of(tap: str) -> int | None:
     """The layer of a tap, None for `embed`, `final_norm` and `logits`."""
     match = _LAYER_TAP.fullmatch(tap)
     return int(match[1]) if match else None
+
+
+def count_layers(taps: Iterable[str]) -> int:
+    """How many decoder layers the taps belong to."""
+    return len({layer_of(tap) for tap in taps} - {None})
 
 
 def kind_of(tap: str) -> str:

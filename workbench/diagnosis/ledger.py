@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sessions.reader import Session
-from workbench.diagnosis.dataflow import kind_of, layer_of
+from workbench.diagnosis.dataflow import count_layers, kind_of, layer_of
 from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, limits_of, measure
 from workbench.diagnosis.recording import Recording
@@ -30,7 +30,7 @@ def ledger(
     case = Case(Recording(corrected), Recording(golden), None if floor is None else Recording(floor))
     measured = list(measure(case))
     limits = limits_of(case, measured)
-    upstream = Upstream(_layers(place.tap for place in measured))
+    upstream = Upstream(count_layers(place.tap for place in measured))
     taps = []
     for told, place in zip(plain.taps, measured, strict=True):
         assert (told.tap, told.step, told.seq) == (place.tap, place.step, place.seq), "two different runs"
@@ -73,7 +73,7 @@ def in_words(judgement: Judgement) -> str:
         return ""
     if not faulty:
         return "no operation is wrong by itself: noise has grown on its way"
-    everywhere = set(range(_layers(one.tap for one in judgement.taps)))
+    everywhere = set(range(count_layers(one.tap for one in judgement.taps)))
     groups: dict[tuple[str, int], set[int]] = {}
     for one in faulty:
         layer = layer_of(one.tap)
@@ -90,8 +90,3 @@ def _name(kind: str, step: int, layers: set[int], everywhere: set[int]) -> str:
     some = str(min(layers)) if len(layers) == 1 else f"{{{','.join(map(str, sorted(layers)))}}}"
     where = f"layers.{'*' if layers == everywhere else some}." if layers else ""
     return f"{where}{kind}{f' from step {step}' if step else ''}"
-
-
-def _layers(taps: Iterable[str]) -> int:
-    """How many decoder layers there are."""
-    return len({layer_of(tap) for tap in taps} - {None})

@@ -24,7 +24,7 @@ from sessions.metrics import metrics
 from sessions.reader import Session
 from sessions.records import SequenceStep
 from workbench.diagnosis.compare import compare, wrong_ranks
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, kind_of, layer_of
+from workbench.diagnosis.dataflow import REMEMBERING, count_layers, inputs_of, kind_of, layer_of
 from workbench.diagnosis.floors import LEAST, Floors
 from workbench.diagnosis.judgement import DiagnosisError, Divergence, Judgement, TapVerdict, TokenMismatch
 from workbench.diagnosis.measure import Case, Limits, Measured, limits_of, measure, relative
@@ -115,7 +115,7 @@ class Upstream:
 
 
 def _judge_taps(case: Case, measured: Sequence[Measured], limits: Limits) -> Iterator[TapVerdict]:
-    upstream = Upstream(len({layer_of(tap.name) for tap in case.golden.session.taps} - {None}))
+    upstream = Upstream(count_layers(tap.name for tap in case.golden.session.taps))
     for place in measured:
         upstream.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)

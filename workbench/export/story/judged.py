@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from engine.taps.names import layer_of
 from sessions import Session, Verdict
-from workbench.export.story.words import figure_of, layer_of, mapping, operation_of, said
+from workbench.export.story.words import figure_of, mapping, operation_of, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 

@@ -7,6 +7,7 @@ import math
 import unicodedata
 from typing import Any
 
+from engine.taps.names import layer_of
 from sessions.text import clean
 
 #: Format, private and unassigned characters: invisible, so that their code is shown instead.
@@ -54,13 +55,6 @@ def token_label(text: str) -> str:
     body = shown.rstrip(" ")
     shown = body + "·" * (len(shown) - len(body))
     return f"◌{shown}" if unicodedata.combining(shown[0]) else shown
-
-
-def layer_of(tap: str) -> int | None:
-    """The layer that a tap belongs to, None outside the layers."""
-    head, _, rest = tap.partition(".")
-    number, dot, _ = rest.partition(".")
-    return int(number) if head == "layers" and dot and number.isdecimal() and len(number) < 6 else None
 
 
 def operation_of(tap: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region
@@ -17,6 +16,7 @@ from textual.suggester import Suggester
 from textual.widgets import Input
 
 from workbench.tui.theme import paint
+from workbench.tui.widgets.line import ground
 
 #: Gives the completions of what has been typed, the best first.
 Completer = Callable[[str], Sequence[str]]
@@ -108,15 +108,7 @@ class CommandLine(Input):
         """The line with its prompt in the padding."""
         strips = super().render_lines(crop)
         if crop.x == 0 and crop.y == 0 and strips:
-            prompt = Strip(
-                [
-                    Segment(
-                        self.PROMPT,
-                        Style(bgcolor=self.background_colors[1].rich_color) + paint(self.app).accent,
-                    )
-                ],
-                1,
-            )
+            prompt = Strip([Segment(self.PROMPT, ground(self) + paint(self.app).accent)], 1)
             strips[0] = Strip.join([strips[0].crop(0, 1), prompt, strips[0].crop(2)])
         return strips
 

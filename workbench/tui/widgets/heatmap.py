@@ -23,6 +23,7 @@ from textual.widget import Widget
 
 from workbench.export.pooling import Pixels, pool
 from workbench.tui.theme import paint
+from workbench.tui.widgets.line import finished
 from workbench.tui.widgets.shading import Matrix, lines
 
 
@@ -114,12 +115,7 @@ class Heatmap(Widget, can_focus=True):
         if key != self._drawn_for:
             self._lines = self._draw()
             self._drawn_for = key
-        shown = self._with_cursor()[crop.y : crop.bottom]
-        for line_filter in self.get_line_filters():
-            shown = [line.apply_filter(line_filter, self.background_colors[1]) for line in shown]
-        if crop.column_span != (0, self.size.width):
-            shown = [line.crop(*crop.column_span) for line in shown]
-        return shown
+        return finished(self, self._with_cursor()[crop.y : crop.bottom], crop)
 
     def _draw(self) -> list[Strip]:
         """Every line of the widget, without the cursor."""

@@ -13,6 +13,20 @@ from textual.widget import Widget
 from workbench.tui.theme import Paint, paint
 
 
+def ground(widget: Widget) -> Style:
+    """The style of the widget's background; Textual leaves it to those who draw lines to apply it."""
+    return Style(bgcolor=widget.background_colors[1].rich_color)
+
+
+def finished(widget: Widget, lines: list[Strip], crop: Region) -> list[Strip]:
+    """Lines of the whole width as the app's filters (NO_COLOR) leave them, cut to the columns of `crop`."""
+    for line_filter in widget.get_line_filters():
+        lines = [line.apply_filter(line_filter, widget.background_colors[1]) for line in lines]
+    if crop.column_span != (0, widget.outer_size.width):
+        lines = [line.crop(*crop.column_span) for line in lines]
+    return lines
+
+
 class Drawn(Widget):
     """A widget of which `render_line(y)` draws a line of its content, on the widget's ground; it has no border.
     A container of others draws its ground alone.
@@ -48,11 +62,7 @@ class Drawn(Widget):
         padding, blank = self.gutter, Strip.blank(width, self.ground)
         first, last = padding.top, height - padding.bottom
         lines = [self._line_at(y - first) if first <= y < last else blank for y in crop.line_range]
-        for line_filter in self.get_line_filters():
-            lines = [line.apply_filter(line_filter, self.background_colors[1]) for line in lines]
-        if crop.column_span != (0, width):
-            lines = [line.crop(*crop.column_span) for line in lines]
-        return lines
+        return finished(self, lines, crop)
 
     def render_line(self, y: int) -> Strip:
         """A line of the content, as wide as the content."""
@@ -72,7 +82,7 @@ class Drawn(Widget):
         look = (self.app.theme, background, self.outer_size, self.scrollable_content_region)
         if look != self._looked_up:
             self._looked_up, self.paint = look, paint(self.app)
-            self.ground = Style(bgcolor=background.rich_color)
+            self.ground = ground(self)
             self._kept.clear()
             self._styles_on.clear()
 
