@@ -121,6 +121,21 @@ async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None
         assert screen.where.step == stopped < 3000
 
 
+async def test_what_is_cancelled_while_it_waits_waits_no_more(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, tp=1) as pilot:
+        screen = _screen(pilot)
+        screen.run_command("next 3000")
+        await _until(lambda: screen.engine.running == "next 3000", pilot)
+        waits = asyncio.create_task(screen.send("next"))
+        await _until(lambda: screen._waiting == 1, pilot)
+        waits.cancel()
+        await _until(lambda: screen._waiting == 0, pilot)
+        await pilot.press("ctrl+c")
+        await _until(lambda: screen.engine.running is None, pilot)
+        await press(pilot, "n")
+        assert screen.engine.running is None
+
+
 async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         await pilot.press("colon", *"next", "space", *"3000", "enter")

@@ -105,9 +105,14 @@ class LiveWorkbench(WorkbenchScreen):
             return None
         interrupts = self._interrupts
         self._waiting += 1
-        async with self._turn:
-            self._waiting -= 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1  # also where another command takes the place of this one
+        try:
             return await self._send(line, quiet) if interrupts == self._interrupts else None
+        finally:
+            self._turn.release()
 
     async def _send(self, line: str, quiet: bool) -> Reply | None:
         self.began = time.monotonic()
