@@ -25,9 +25,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.model import half_billion
-from engine.client import Client
 from engine.config import EngineConfig
-from engine.sampling import Sampling
+from engine.ranks.client import Client
+from engine.run.sampling import Sampling
 
 PROMPT = list(range(100, 164))
 WARM_UP = 2
@@ -39,7 +39,7 @@ Contender = Callable[[int], list[float]]
 def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], Contender]]:
     """A running engine; called with whether statistics are on, a contender."""
     config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=1)
-    client = Client(config, program="engine.rank")
+    client = Client(config, program="engine.ranks")
     client.load(path)
 
     def contender(statistics_on: bool) -> Contender:

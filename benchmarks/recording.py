@@ -26,11 +26,11 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from sessions import Session
-from workbench.debugger.capture import NOTHING, STATS
-from workbench.debugger.inferior import Inferior
-from workbench.debugger.launch import Run, start
-from workbench.debugger.replay import open_replay
-from workbench.models import OpenedModel, open_model
+from workbench.debugger.host.launch import Run, start
+from workbench.debugger.host.replay import open_replay
+from workbench.inferior.inferior import Inferior
+from workbench.models.capture import NOTHING, STATS
+from workbench.models.opening import OpenedModel, open_model
 
 _BACK_AT = 200
 

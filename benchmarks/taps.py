@@ -28,13 +28,13 @@ import torch
 
 from benchmarks.model import half_billion
 from engine import model
-from engine.comm import Comm
 from engine.config import EngineConfig
 from engine.layers import attention, embedding, linear, mlp
-from engine.loading import Loader
+from engine.parallel.comm import Comm
 from engine.rules import CORRECT
-from engine.runner import Runner
-from engine.sampling import Sampling
+from engine.run.loading import Loader
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
 
 MODULES = (model, attention, embedding, linear, mlp)

@@ -12,18 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import shards
 from engine.batch import Batch
-from engine.comm import Comm
 from engine.config import EngineConfig, ModelConfig
 from engine.kv.pool import KVPool
-from engine.layers import rope
 from engine.layers.attention import Attention, StepInputs
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from engine.layers.mlp import MLP
 from engine.layers.wiring import Tap, Wiring
-from engine.rules import Rules
+from engine.parallel import shards
+from engine.parallel.comm import Comm
+from engine.rules import Rules, rope
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,11 +1,10 @@
 """The recording: one file a session. Needs numpy and zstandard; knows neither engine nor workbench."""
 
+from sessions.compact import pack
 from sessions.diff import Absent, Diff, TapDiff, diff
 from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
 from sessions.layouts import Layout, Rebuilt, rebuild
 from sessions.metrics import Metrics, metrics
-from sessions.pack import pack
-from sessions.reader import Session
 from sessions.records import (
     JSON,
     STATISTICS,
@@ -18,6 +17,7 @@ from sessions.records import (
     TensorRecord,
     Verdict,
 )
+from sessions.session import Session
 from sessions.text import clean
 from sessions.verify import verify
 from sessions.writer import SessionWriter

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from sessions import layouts, slices
 from sessions.alignment import matched_sequences
-from sessions.codec import widen
 from sessions.errors import LayoutError, SessionError
+from sessions.format.codec import widen
 from sessions.metrics import Metrics, coarser, metrics
-from sessions.reader import Session
 from sessions.records import Tap, TensorRecord
+from sessions.session import Session
 
 #: A rank is named alone when it is this many times as wrong as the next.
 _OUTLIER = 8.0

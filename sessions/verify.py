@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions import codec
-from sessions.archive import Archive
 from sessions.errors import SessionError
-from sessions.reader import Session
+from sessions.format import codec
+from sessions.format.archive import Archive
+from sessions.session import Session
 
 _MOST_PROBLEMS = 100
 

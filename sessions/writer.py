@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from sessions import database, encode, files, layouts, packed
+from sessions import layouts
 from sessions.errors import SessionWriteError
-from sessions.reader import Session
+from sessions.format import chunks, database, encode, files
+from sessions.format.schema import CHUNK_STEPS
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
-from sessions.schema import CHUNK_STEPS
+from sessions.session import Session
 
 
 class SessionWriter:
@@ -150,7 +151,7 @@ class SessionWriter:
                 for kind, data in arrays.items():
                     db.execute("INSERT INTO recent VALUES (?, ?, ?, ?)", (branch, kind, record.step, data))
                     if counts[kind] >= CHUNK_STEPS:
-                        packed.compact(db, branch, kind, len(self._tap_index), self.ranks)
+                        chunks.compact(db, branch, kind, len(self._tap_index), self.ranks)
                         counts[kind] -= CHUNK_STEPS
             self._next_step[branch] = record.step + 1
             self._recent.update({(branch, kind): count for kind, count in counts.items()})

@@ -33,9 +33,9 @@ LIGHT = {
         "assert COMMANDS and all(run([name, '--help']) == 0 for name in COMMANDS)"
     ),
     "a refused command line": "from workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
-    "the sessions": "import sessions, sessions.diff, sessions.reader, sessions.writer",
-    "the debugger": "import workbench.debugger.inferior",
-    "the engine's client": "import engine.client, engine.config, engine.faults.catalogue, engine.shards",
+    "the sessions": "import sessions, sessions.diff, sessions.session, sessions.writer",
+    "the debugger": "import workbench.inferior.inferior",
+    "the engine's client": "import engine.ranks.client, engine.config, engine.faults.catalogue, engine.parallel.shards",
 }
 
 
@@ -60,7 +60,8 @@ def test_importing_any_module_runs_nothing() -> None:
     """`python -c "import x"` of every torch-free package must be silent: no output, no thread, no process."""
     done = _python(
         "-c",
-        "import threading, engine.client, sessions, workbench.cli.main, workbench.generation, workbench.tokens\n"
+        "import threading, engine.ranks.client, sessions, workbench.cli.main, workbench.inferior.generation\n"
+        "import workbench.models.tokenizer\n"
         "assert threading.active_count() == 1",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

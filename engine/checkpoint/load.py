@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from engine import shards
 from engine.checkpoint.source import Source
 from engine.config import DTYPES, DType, ModelConfig
 from engine.errors import CheckpointError
-from engine.shards import Shard
+from engine.parallel import shards
+from engine.parallel.shards import Shard
 from engine.text import printable
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}

@@ -13,7 +13,7 @@ from engine.checkpoint.files import weight_files
 from engine.checkpoint.header import Header, read_header
 from engine.checkpoint.source import TensorInfo
 from engine.errors import CheckpointError
-from engine.shards import Span
+from engine.parallel.shards import Span
 from engine.text import printable
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from engine import shards
 from engine.checkpoint.source import DTYPE_BITS, Source, TensorInfo
 from engine.checkpoint.statistics import CHUNK, Statistics, Tally, modified_z_scores
 from engine.config import ModelConfig
-from engine.shards import Shard, Span
+from engine.parallel import shards
+from engine.parallel.shards import Shard, Span
 
 if TYPE_CHECKING:
     import torch

@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import shards
-from engine.comm import Comm
 from engine.config import ModelConfig
-from engine.correct import next_positions, sum_over_ranks, visible
 from engine.errors import ConfigError
 from engine.faults.catalogue import faults_of
-from engine.layers import rope
-from engine.layers.norm import rms_norm
-from engine.rules import CORRECT, Rules
+from engine.parallel import shards
+from engine.parallel.comm import Comm
+from engine.rules import CORRECT, Rules, rope
+from engine.rules.defaults import next_positions, sum_over_ranks, visible
+from engine.rules.norm import rms_norm
 
 
 def additive_mask(allowed: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.faults.patches import resolve
-from engine.worker import serve
+from engine.ranks.worker import serve
 
 if __name__ == "__main__":
     serve(resolve)

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import shards
 from engine.batch import Batch, SequenceSpan
 from engine.config import ModelConfig
 from engine.kv.pool import KVPool
@@ -21,6 +20,7 @@ from engine.layers import paged_attention
 from engine.layers.linear import QKVParallelLinear, RowParallelLinear
 from engine.layers.paged_attention import Pages
 from engine.layers.wiring import Wiring
+from engine.parallel import shards
 
 
 class StepInputs:

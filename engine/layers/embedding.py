@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import shards
-from engine.comm import Comm
 from engine.layers.wiring import Wiring
+from engine.parallel import shards
+from engine.parallel.comm import Comm
 
 
 class VocabParallelEmbedding:

@@ -1,6 +1,6 @@
 """Linear layers split over the ranks, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053).
 
-All are built from *global* sizes; `engine.shards` says what a rank owns. `parameters()` maps
+All are built from *global* sizes; `engine.parallel.shards` says what a rank owns. `parameters()` maps
 checkpoint names to views of the packed weight, so loading writes straight to where a GEMM reads.
 """
 
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import shards
-from engine.comm import Comm
 from engine.config import ModelConfig
 from engine.layers.wiring import Wiring
+from engine.parallel import shards
+from engine.parallel.comm import Comm
 
 
 def _empty(*shape: int, like: torch.dtype, device: torch.device) -> Tensor:

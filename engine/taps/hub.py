@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.comm import Comm
 from engine.config import ModelConfig
+from engine.parallel.comm import Comm
 from engine.taps.ledger import StatisticsLedger
 from engine.taps.names import TapSpec
 from engine.taps.pausing import Pauser

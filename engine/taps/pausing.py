@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.comm import Comm
+from engine.parallel.comm import Comm
 from engine.taps.measure import measure, merge, statistics, unmask
 from engine.taps.names import STATISTICS, TapSpec, layer_of
 from engine.taps.predicate import evaluate

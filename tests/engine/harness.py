@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.client import Client
-from engine.comm import Comm
 from engine.config import EngineConfig, ModelConfig
 from engine.faults.patches import resolve
-from engine.loading import Loader, model_config
-from engine.runner import Runner
-from engine.sampling import Sampling
-from engine.shards import kv_replicas
+from engine.parallel.comm import Comm
+from engine.parallel.shards import kv_replicas
+from engine.ranks.client import Client
+from engine.ranks.wire import unpack_array, widen
+from engine.run.loading import Loader, model_config
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
 from engine.taps.names import STATISTICS, TapSpec, tap_specs
-from engine.wire import unpack_array, widen
 
 PROGRAM = "engine.faults.rank"
 

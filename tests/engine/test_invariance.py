@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from engine.errors import RequestError
-from engine.runner import Runner
-from engine.sampling import Sampling
-from engine.sequences import StepResult
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
+from engine.run.sequences import StepResult
 from engine.taps.hub import CapturePolicy
 from tests.checkpoints import VARIANTS
 from tests.engine.harness import local_runner

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.client import Client
 from engine.config import EngineConfig
 from engine.errors import RankError, RankTimeout, RequestError
-from engine.loading import model_config
+from engine.ranks.client import Client
+from engine.run.loading import model_config
 from tests.engine.harness import specs_of
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RequestError
-from engine.wire import pack_array, unpack_array
+from engine.ranks.wire import pack_array, unpack_array
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 130, 17, 99, 4]

@@ -16,16 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import remote
-from engine.client import Client
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankError, RankTimeout
-from engine.joining import KEY_VARIABLE, RELAY_SECONDS, Joining, address_of, join, key
-from engine.loading import model_config
-from engine.post import take_post
-from engine.progress import ProgressBoard, Standing
-from engine.remote import RemoteRank, accept_ranks
-from engine.wire import Disconnected
+from engine.ranks import remote
+from engine.ranks.client import Client
+from engine.ranks.environment import take_post
+from engine.ranks.joining import KEY_VARIABLE, RELAY_SECONDS, Joining, address_of, join, key
+from engine.ranks.progress import ProgressBoard, Standing
+from engine.ranks.remote import RemoteRank, accept_ranks
+from engine.ranks.wire import Disconnected
+from engine.run.loading import model_config
 from tests.engine.harness import Engine, Pass, specs_of
 from tests.engine.test_lifecycle import O_PROJ, reach
 

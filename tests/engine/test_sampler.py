@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import sampler
 from engine.errors import RequestError
-from engine.sampler import choose, uniform
-from engine.sampling import Sampling
+from engine.run import sampler
+from engine.run.sampler import choose, uniform
+from engine.run.sampling import Sampling
 from tests.engine.harness import Engine
 
 PROMPTS = [[3, 130, 17, 99, 4], [9, 9, 8], [100, 2, 45, 61, 13, 7, 7]]

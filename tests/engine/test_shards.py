@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import shards
 from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.errors import ConfigError
-from engine.shards import Span
+from engine.parallel import shards
+from engine.parallel.shards import Span
 
 DEGREES = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -165,8 +165,6 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def test_configuration_and_arithmetic_load_no_torch() -> None:
-    modules = (
-        "engine.config, engine.shards, engine.errors, engine.checkpoint.resolve, engine.checkpoint.survey"
-    )
+    modules = "engine.config, engine.parallel.shards, engine.errors, engine.checkpoint.resolve, engine.checkpoint.survey"
     check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0

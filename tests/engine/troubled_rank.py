@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.comm import Comm
-from engine.correct import sum_over_ranks
 from engine.errors import RequestError
+from engine.parallel.comm import Comm
+from engine.ranks.worker import serve
 from engine.rules import CORRECT, Rules
-from engine.worker import serve
+from engine.rules.defaults import sum_over_ranks
 
 SLEEP_SECONDS = 120.0  # longer than any test waits
 SLOW_SECONDS = 0.2

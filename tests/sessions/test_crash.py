@@ -175,7 +175,7 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sessions import encode
+    from sessions.format import encode
 
     with create(tmp_path / "a.session") as writer:
         writer.step(0, record(0))

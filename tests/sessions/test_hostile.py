@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions import Session, SessionError, SessionWriter, verify
-from sessions.schema import APPLICATION_ID, CHUNK_STEPS
+from sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
 from tests.sessions.samples import TAPS, record, write
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import SequenceStep, Session, SessionError, codec, verify
+from sessions import SequenceStep, Session, SessionError, verify
+from sessions.format import codec
+from sessions.format.schema import MAX_LAYERS
 from sessions.lengths import in_words, odd_lengths, rows_of, runs
-from sessions.schema import MAX_LAYERS
 from tests.sessions.samples import create, record, sequence, write
 
 R0 = " on rank 0"

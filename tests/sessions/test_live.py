@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sessions import Session, SessionWriter, StepRecord, verify
-from sessions.schema import CHUNK_STEPS
+from sessions.format.schema import CHUNK_STEPS
 from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]

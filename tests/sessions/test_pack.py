@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sessions import Session, SessionError, SessionWriteError, SessionWriter, TensorRecord, pack, verify
-from sessions.schema import CHUNK_STEPS
+from sessions.format.schema import CHUNK_STEPS
 from tests.sessions.samples import create, record, write
 
 
@@ -39,7 +39,7 @@ def test_what_is_no_session_is_not_packed(tmp_path: Path) -> None:
 
 
 def test_a_session_being_written_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessions.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("sessions.format.database.BUSY_SECONDS", 0.05)
     with create(tmp_path / "a.session") as writer:
         writer.step(0, record(0))
         writer._connection.execute("BEGIN IMMEDIATE")

@@ -24,7 +24,7 @@ from sessions import (
     Verdict,
     verify,
 )
-from sessions.schema import CHUNK_STEPS
+from sessions.format.schema import CHUNK_STEPS
 from tests.sessions.samples import TAPS, create, record, sequence, write
 from tests.sessions.strategies import histories
 

@@ -7,9 +7,9 @@ import pytest
 from engine.errors import CheckpointError, ConfigError, RankError, RankTimeout, RequestError
 from sessions import SessionError
 from workbench.debugger.errors import CommandError, Interrupted
-from workbench.debugger.host import _error
-from workbench.exit import UsageError
-from workbench.failures import exit_code, explain
+from workbench.debugger.failures import exit_code, explain
+from workbench.debugger.host.__main__ import _error
+from workbench.exit_codes import UsageError
 from workbench.references.request import ReferenceFailure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from workbench.held import WEIGHT_COLUMNS, held
+from workbench.views.rank_weights import WEIGHT_COLUMNS, held
 
 NAME = "model.layers.0.self_attn.q_proj.bias"
 

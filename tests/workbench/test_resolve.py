@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ConfigError, EngineError, RequestError
-from workbench import resolve
-from workbench.debugger.capture import STATS
-from workbench.debugger.requests import Launch, run_of
+from workbench.debugger.host.requests import Launch, run_of
 from workbench.demo import DEFAULT_PROMPT
-from workbench.models import DEMO, OpenedModel, open_model
+from workbench.models import requests
+from workbench.models.capture import STATS
+from workbench.models.opening import DEMO, OpenedModel, open_model
 
 
 @pytest.fixture(scope="module")
@@ -23,26 +23,26 @@ def demo() -> OpenedModel:
 def test_text_comes_before_ids_and_the_demo_has_a_question_of_its_own(demo: OpenedModel) -> None:
     assert demo.tokenizer is not None
     said = demo.tokenizer.encode("Who?")
-    assert resolve.prompt_ids(demo, ["Who?"], ["7,8", " 9 "], False) == [said, [7, 8], [9]]
+    assert requests.prompt_ids(demo, ["Who?"], ["7,8", " 9 "], False) == [said, [7, 8], [9]]
     asked = demo.tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
-    assert resolve.prompt_ids(demo, None, None, False) == [asked]
+    assert requests.prompt_ids(demo, None, None, False) == [asked]
 
 
 def test_a_model_of_the_users_is_asked_nothing_by_itself(demo: OpenedModel) -> None:
     with pytest.raises(RequestError, match="nothing to run"):
-        resolve.prompt_ids(replace(demo, name="mine"), (), (), False)
+        requests.prompt_ids(replace(demo, name="mine"), (), (), False)
 
 
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda model: resolve.prompt_ids(model, [], ["1,x"], False), "whole numbers"),
-        (lambda model: resolve.prompt_ids(model, [""], [], False), "empty"),
-        (lambda model: resolve.rules_of(["mask=none", "mask=additive"], model, 1), "choose one"),
-        (lambda model: resolve.rules_of(["reduce=twice"], model, 1), "two ranks"),
-        (lambda model: resolve.engine_config(model, tp=1, device="tpu", dtype="auto"), "tpu"),
-        (lambda model: resolve.engine_config(model, tp=1, device="cpu", dtype="auto", load="no"), "rank0"),
-        (lambda model: resolve.capture_of(["layers.99.*"], model, 1), "no tap"),
+        (lambda model: requests.prompt_ids(model, [], ["1,x"], False), "whole numbers"),
+        (lambda model: requests.prompt_ids(model, [""], [], False), "empty"),
+        (lambda model: requests.rules_of(["mask=none", "mask=additive"], model, 1), "choose one"),
+        (lambda model: requests.rules_of(["reduce=twice"], model, 1), "two ranks"),
+        (lambda model: requests.engine_config(model, tp=1, device="tpu", dtype="auto"), "tpu"),
+        (lambda model: requests.engine_config(model, tp=1, device="cpu", dtype="auto", load="no"), "rank0"),
+        (lambda model: requests.capture_of(["layers.99.*"], model, 1), "no tap"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -53,8 +53,8 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def test_the_same_rule_twice_is_one_rule(demo: OpenedModel) -> None:
-    assert resolve.rules_of(["mask=none", "mask=none"], demo, 1) == {"mask": "none"}
-    assert resolve.capture_of(None, demo, 1) == STATS
+    assert requests.rules_of(["mask=none", "mask=none"], demo, 1) == {"mask": "none"}
+    assert requests.capture_of(None, demo, 1) == STATS
 
 
 def test_a_debugger_is_started_on_what_generate_would_run(demo: OpenedModel) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from engine.errors import ConfigError, RequestError
-from workbench.tokens import TextStream, Tokenizer, find_tokenizer, need_tokenizer
+from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
 
 QWEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen2.5-0.5b-instruct"
 

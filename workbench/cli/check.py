@@ -11,21 +11,21 @@ import typer
 from rich.console import Console
 
 from sessions import Session
-from workbench import resolve
-from workbench.checking import CheckResult, check_fits, record_reference
-from workbench.checking import check as run_check
+from workbench.checking.pipeline import CheckResult, check_fits, record_reference
+from workbench.checking.pipeline import check as run_check
 from workbench.cli import options
 from workbench.cli.progress import Status
-from workbench.debugger.inferior import Inferior
-from workbench.exit import Exit, UsageError
+from workbench.exit_codes import Exit, UsageError
 from workbench.export import csv, junit
 from workbench.export.cases import cases
 from workbench.export.check_text import render, where
 from workbench.export.json import dumps
-from workbench.generation import plan
-from workbench.models import OpenedModel, open_model
+from workbench.inferior.destination import may_write
+from workbench.inferior.generation import plan
+from workbench.inferior.inferior import Inferior
+from workbench.models import requests
+from workbench.models.opening import OpenedModel, open_model
 from workbench.paths import new_session_path, sessions_directory
-from workbench.recording import may_write
 from workbench.references.cache import prune
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -95,12 +95,12 @@ def check(
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     opened = open_model(model)
     prompts = _prompts(opened, prompt, ids, chat)
-    config = resolve.engine_config(
+    config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
     config = plan(opened.config, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)
-    rules = resolve.rules_of(rule, opened, tp)
+    rules = requests.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with Status() as status:
         reference = record_reference(
@@ -133,7 +133,7 @@ def _prompts(
 ) -> list[list[int]]:
     """What was asked for, or something that any model can be checked on."""
     if texts or ids or model.offers_prompt:
-        return resolve.prompt_ids(model, texts, ids, chat)
+        return requests.prompt_ids(model, texts, ids, chat)
     if model.tokenizer is not None:
         return [model.tokenizer.encode(DEFAULT_TEXT)]
     last = model.config.vocab_size - 1

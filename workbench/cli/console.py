@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 from sessions import clean
-from workbench.debugger.debugger import Debugger
+from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
+from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.values import Expectation, Failure, Group, Result, Stop
-from workbench.exit import Exit
+from workbench.debugger.failures import explain
+from workbench.exit_codes import Exit
 from workbench.export.json import dumps
-from workbench.failures import explain
 
 Line = tuple[str, str]  # where it stands ("file:3"), the command
 

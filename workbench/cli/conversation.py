@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.cli.console import Console, Line
-from workbench.debugger.debugger import Debugger
-from workbench.debugger.scripts import read_script, script_lines
-from workbench.exit import Exit
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.language.scripts import read_script, script_lines
+from workbench.exit_codes import Exit
 
 
 def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:

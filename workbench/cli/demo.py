@@ -14,14 +14,14 @@ from rich.panel import Panel
 from rich.text import Text
 
 from sessions.text import clean
-from workbench.checking import CheckResult
+from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.progress import Status
-from workbench.demo.story import Run, tell
-from workbench.exit import Exit
+from workbench.cli.story import Run, tell
+from workbench.exit_codes import Exit
 from workbench.export.check_text import explain, table, verdict
 from workbench.export.json import dumps
-from workbench.models import OpenedModel
+from workbench.models.opening import OpenedModel
 from workbench.paths import sessions_directory
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)

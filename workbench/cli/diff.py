@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from sessions import Session
-from workbench.debugger.comparing import compare_sessions
-from workbench.exit import Exit
+from workbench.debugger.commands.diff import compare_sessions
+from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)

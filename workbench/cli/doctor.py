@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from sessions.text import clean
-from workbench.exit import Exit
+from workbench.cli.health import Finding, examine
+from workbench.exit_codes import Exit
 from workbench.export.json import dumps
-from workbench.health import Finding, examine
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

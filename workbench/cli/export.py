@@ -12,12 +12,12 @@ import typer
 
 from sessions import Session
 from sessions.text import clean
-from workbench.exit import UsageError
+from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.numbers import bytes_text
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
 from workbench.export.statistics import select
-from workbench.export.story.request import Request
+from workbench.views.report.request import Request
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

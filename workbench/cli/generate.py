@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from engine.sampling import Sampling
+from engine.run.sampling import Sampling
 from sessions.text import clean
-from workbench import resolve
 from workbench.cli import options
 from workbench.cli.streaming import display
-from workbench.debugger.capture import NOTHING
-from workbench.debugger.inferior import Inferior
 from workbench.export.json import dumps
-from workbench.generation import Generated, Speed, add_prompts, plan, run_to_end
-from workbench.models import OpenedModel, open_model
-from workbench.recording import may_write
+from workbench.inferior.destination import may_write
+from workbench.inferior.generation import Generated, Speed, add_prompts, plan, run_to_end
+from workbench.inferior.inferior import Inferior
+from workbench.models import requests
+from workbench.models.capture import NOTHING
+from workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -60,14 +60,14 @@ def generate(
     Tokens go to stdout as they come, speed to stderr.
     """
     opened = open_model(model)
-    prompts = resolve.prompt_ids(opened, prompt, ids, chat)
-    config = resolve.engine_config(
+    prompts = requests.prompt_ids(opened, prompt, ids, chat)
+    config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
     config = plan(opened.config, config, prompts, max_tokens)
-    rules = resolve.rules_of(rule, opened, tp)
+    rules = requests.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    captured = resolve.capture_of(capture, opened, tp) if save else NOTHING
+    captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
     with Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior:
         sequences = add_prompts(inferior, prompts, sampling)

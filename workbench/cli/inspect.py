@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from engine import shards
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.survey import TensorSurvey, survey
 from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.shards import Shard
+from engine.parallel import shards
+from engine.parallel.shards import Shard
 from sessions.text import clean
-from workbench.exit import UsageError
+from workbench.exit_codes import UsageError
 from workbench.export.json import dumps
 from workbench.export.numbers import bytes_text, number
-from workbench.models import OpenedModel, open_model
+from workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -13,7 +13,7 @@ import traceback
 from io import TextIOWrapper
 
 from workbench.cli.terminal import no_screens
-from workbench.exit import Exit
+from workbench.exit_codes import Exit
 
 #: name -> (module, help line), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
         return Exit.PIPE_CLOSED
     except Exception as error:
         # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
-        from workbench.failures import explain
+        from workbench.debugger.failures import explain
 
         code, message = explain(error)
         if debug:

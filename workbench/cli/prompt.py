@@ -13,11 +13,11 @@ from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from sessions import clean
 from workbench.cli.console import Console
-from workbench.debugger import registry
-from workbench.debugger.debugger import Debugger
+from workbench.debugger.answers import counted
+from workbench.debugger.core import registry
+from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.values import counted
-from workbench.exit import Exit
+from workbench.exit_codes import Exit
 from workbench.paths import data_directory
 
 #: Groups whose last command an empty line repeats.

@@ -11,11 +11,11 @@ import typer
 from sessions import Session
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, Script
-from workbench.debugger import replay as replaying
-from workbench.debugger.requests import replay_of
-from workbench.exit import Exit, UsageError
+from workbench.debugger.host import replay as replaying
+from workbench.debugger.host.requests import replay_of
+from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
-from workbench.models import open_model
+from workbench.models.opening import open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

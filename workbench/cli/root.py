@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from workbench.cli.main import COMMANDS, home
 from workbench.cli.terminal import no_screens
-from workbench.exit import Exit
+from workbench.exit_codes import Exit
 
 
 def load(name: str) -> Any:

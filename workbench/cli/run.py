@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from engine.sampling import Sampling
+from engine.run.sampling import Sampling
 from workbench.cli import options
 from workbench.cli.conversation import commands_of, converse, piped_commands
-from workbench.debugger.launch import start
-from workbench.debugger.requests import Launch, run_of
+from workbench.debugger.host.launch import start
+from workbench.debugger.host.requests import Launch, run_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

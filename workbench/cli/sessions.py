@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from sessions import Session, SessionError, clean, pack, verify
-from workbench.debugger.values import Table
-from workbench.exit import Exit, UsageError
+from workbench.debugger.answers import Table
+from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.paths import sessions_directory
 

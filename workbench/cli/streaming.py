@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from sessions.text import clean
-from workbench.tokens import TextStream, Tokenizer
+from workbench.models.tokenizer import TextStream, Tokenizer
 
 
 class Display(Protocol):

@@ -9,7 +9,7 @@ import typer
 from engine.config import EngineConfig, check_fit
 from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
 from workbench.export.json import dumps
-from workbench.models import OpenedModel, open_model
+from workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

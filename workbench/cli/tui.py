@@ -9,7 +9,7 @@ import typer
 
 from workbench.cli import options
 from workbench.cli.terminal import no_screens
-from workbench.exit import UsageError
+from workbench.exit_codes import UsageError
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from engine.faults.catalogue import DEFAULTS, Fault, faults_of
 from sessions import Session, SessionWriter, pack
-from workbench.debugger.launch import start
-from workbench.debugger.requests import Launch, run_of
-from workbench.debugger.values import Expectation
-from workbench.models import DEMO
+from workbench.debugger.answers import Expectation
+from workbench.debugger.host.launch import start
+from workbench.debugger.host.requests import Launch, run_of
+from workbench.models.opening import DEMO
 
 #: Where the recordings are shipped.
 RECORDED = Path(__file__).resolve().parents[2] / "sessions" / "recorded"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sessions.reader import Session
+from sessions.session import Session
 from workbench.diagnosis.dataflow import count_layers, kind_of, layer_of
 from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, limits_of, measure

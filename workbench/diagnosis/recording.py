@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sessions import layouts
 from sessions.errors import LayoutError
 from sessions.layouts import Layout
-from sessions.reader import Session
 from sessions.records import SequenceStep
+from sessions.session import Session
 
 Array = NDArray[np.float64]
 

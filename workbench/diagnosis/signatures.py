@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sessions.reader import Session
+from sessions.session import Session
 from workbench.diagnosis.causes_attention import ATTENTION
 from workbench.diagnosis.causes_linear import LINEAR, factor
 from workbench.diagnosis.causes_output import OUTPUT

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sessions.metrics import metrics
-from sessions.reader import Session
 from sessions.records import SequenceStep
+from sessions.session import Session
 from workbench.diagnosis.compare import compare, wrong_ranks
 from workbench.diagnosis.dataflow import REMEMBERING, count_layers, inputs_of, kind_of, layer_of
 from workbench.diagnosis.floors import LEAST, Floors

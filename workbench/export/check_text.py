@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sessions.text import clean
-from workbench.checking import CheckResult
+from workbench.checking.pipeline import CheckResult
 from workbench.diagnosis.dataflow import kind_of, layer_of
 from workbench.diagnosis.judgement import Divergence, TapVerdict
 from workbench.diagnosis.ledger import in_words

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.export.numbers import number
-from workbench.export.story.judged import Judged
-from workbench.export.story.story import Story
-from workbench.export.story.words import plural
+from workbench.views.report.judged import Judged
+from workbench.views.report.story import Story
+from workbench.views.report.words import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from workbench.export.headline import headline
 from workbench.export.numbers import number
 from workbench.export.palette import css_variables
 from workbench.export.plots import depth_plot, told
-from workbench.export.story.alignment import blocks_of
-from workbench.export.story.judged import Judged, State, StepVerdict
-from workbench.export.story.request import Limits
-from workbench.export.story.sentinels import Sentinel
-from workbench.export.story.story import Story
-from workbench.export.story.words import plural
 from workbench.export.svg import STYLE
 from workbench.export.token_view import percent, token_class, token_data, token_title
+from workbench.views.report.alignment import blocks_of
+from workbench.views.report.judged import Judged, State, StepVerdict
+from workbench.views.report.request import Limits
+from workbench.views.report.sentinels import Sentinel
+from workbench.views.report.story import Story
+from workbench.views.report.words import plural
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

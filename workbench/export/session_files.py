@@ -17,9 +17,9 @@ from workbench.export.plots import depth_plot
 from workbench.export.png import rasterised
 from workbench.export.report import render
 from workbench.export.statistics import COLUMNS, MOST_ROWS, rows, select
-from workbench.export.story.request import Request
-from workbench.export.story.story import Story, tell
 from workbench.export.svg import standalone
+from workbench.views.report.request import Request
+from workbench.views.report.story import Story, tell
 
 Content = str | bytes | Callable[[TextIO], None]
 

@@ -12,7 +12,7 @@ from workbench.tui import settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.settings import SettingsError
 
-#: Exit codes, as `workbench.exit` has them: a usage error; a crash, which Textual knows as 1.
+#: Exit codes, as `workbench.exit_codes` has them: a usage error; a crash, which Textual knows as 1.
 _USAGE, _DEFECT, _CRASHED = 2, 70, 1
 
 

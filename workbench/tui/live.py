@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from engine.wire import unpack_array, widen
-from workbench.debugger.host_client import HostClient, HostError
+from engine.ranks.wire import unpack_array, widen
+from workbench.debugger.host.client import HostClient, HostError
 from workbench.tui.replaying import Reply
 
 #: How far the engine stands back where it and the screens want the same processor: keys are answered first.

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from textual.screen import Screen
 
 from workbench.demo import MODEL_DIR
+from workbench.models.identify import Found
 from workbench.tui.live import Engine
 from workbench.tui.screens.live import LiveWorkbench
 from workbench.tui.screens.model_form import ModelChoice
 from workbench.tui.screens.starting import StartingScreen
-from workbench.tui.snapshots.identify import Found
 
 
 def starting(words: Sequence[str], what: str) -> Screen[None]:

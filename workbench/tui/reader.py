@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sessions.reader import Session
-from workbench.tui.snapshots.source import Source
+from sessions.session import Session
+from workbench.views.screen.source import Source
 
 Answer = TypeVar("Answer")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.tui.snapshots.where import Where
+from workbench.views.screen.where import Where
 
 if TYPE_CHECKING:
-    from workbench.debugger.debugger import Debugger
+    from workbench.debugger.core.debugger import Debugger
 
 
 class Refused(Exception):
@@ -70,22 +70,22 @@ class Replay:
     def _made(self) -> Debugger:
         if self._debugger is None:
             # Not at the top: the debugger takes as long to import as the whole screen.
-            from workbench.debugger.requests import replay_of
+            from workbench.debugger.host.requests import replay_of
 
             self._debugger = replay_of(self.path)
         return self._debugger
 
     def _commands(self) -> list[dict[str, Any]]:
         self._made()
-        from workbench.debugger.registry import commands
+        from workbench.debugger.core.registry import commands
 
         return [one.to_json() for one in commands().values()]
 
     def _do(self, line: str, where: Where, inside: bool) -> Reply:
         from engine.errors import EngineError
         from sessions.errors import SessionError
+        from workbench.debugger.answers import Position
         from workbench.debugger.errors import DebuggerError
-        from workbench.debugger.values import Position
 
         try:
             debugger = self._made()

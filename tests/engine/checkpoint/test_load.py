@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import shards
 from engine.checkpoint.load import rank0_shards, shards_of, verify
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.config import DType, ModelConfig
 from engine.errors import CheckpointError
-from engine.shards import Shard, Span
+from engine.parallel import shards
+from engine.parallel.shards import Shard, Span
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model, tiny_variant
 
 Tensors = dict[str, torch.Tensor]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine import shards
 from engine.checkpoint import safetensors
 from engine.checkpoint.resolve import open_checkpoint
+from engine.parallel import shards
 from tests.checkpoints import tiny_checkpoint
 
 #: Both scripts run in a process of their own, as rank 0, with arguments PATH and a list of [tp, mode].

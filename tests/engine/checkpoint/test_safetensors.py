@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.safetensors import SafetensorsSource
 from engine.errors import CheckpointError
-from engine.shards import Span
+from engine.parallel.shards import Span
 from tests.checkpoints import tiny_checkpoint
 
 

@@ -15,10 +15,10 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.faults.catalogue import DEFAULTS, FAULTS, Fault, check_rules, faults_of, parse_rule
 from engine.faults.patches import PATCHES, resolve
-from engine.loading import model_config
 from engine.rules import CORRECT, Rules
-from engine.runner import Runner
-from engine.sampling import Sampling
+from engine.run.loading import model_config
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner

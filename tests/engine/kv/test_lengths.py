@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.runner import Runner
-from engine.sampling import Sampling
-from engine.sequences import StepResult
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
+from engine.run.sequences import StepResult
 from engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner

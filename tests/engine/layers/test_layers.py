@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from engine import shards
-from engine.comm import Comm
 from engine.config import ModelConfig
-from engine.correct import additive_bias, expand_kv, silu_and_mul, visible
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from engine.layers.norm import rms_norm
 from engine.layers.wiring import Wiring
+from engine.parallel import shards
+from engine.parallel.comm import Comm
 from engine.rules import CORRECT
+from engine.rules.defaults import additive_bias, expand_kv, silu_and_mul, visible
+from engine.rules.norm import rms_norm
 from engine.taps.names import tap_specs
 from tests.checkpoints import tiny_config
 

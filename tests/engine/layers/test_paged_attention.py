@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.layers import paged_attention
 from engine.rules import CORRECT
-from engine.sampling import Sampling
+from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.wire import pack_array
+from engine.ranks.wire import pack_array
 from tests.engine.harness import Engine, Pass
 
 PROMPTS = [[3, 130, 17, 99], [9, 9, 8]]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from workbench import health
-from workbench.cli import doctor
+from workbench.cli import doctor, health
+from workbench.cli.health import Finding
 from workbench.cli.main import run
-from workbench.health import Finding
 
 
 def test_this_machine(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sessions import Session, clean
 from tests.checkpoints import tiny_checkpoint, tiny_model
 from tests.workbench.test_tokens import write_tokenizer
 from workbench.cli.main import run
-from workbench.tokens import find_tokenizer, need_tokenizer
+from workbench.models.tokenizer import find_tokenizer, need_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = ["--ids", "1", "--tp", "2", "--max-tokens", "250", "--temperature", "1"]

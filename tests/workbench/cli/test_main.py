@@ -11,7 +11,7 @@ import pytest
 
 from workbench.cli.main import COMMANDS, run
 from workbench.cli.root import load
-from workbench.failures import explain
+from workbench.debugger.failures import explain
 
 ROOT = Path(__file__).resolve().parents[3]
 

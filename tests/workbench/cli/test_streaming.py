@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.workbench.test_tokens import byte_tokenizer
 from workbench.cli import streaming
 from workbench.cli.streaming import Lines, Panels, Running, Silent, display
-from workbench.tokens import Tokenizer
+from workbench.models.tokenizer import Tokenizer
 
 BYTES = Tokenizer(byte_tokenizer(), {}, None, Path("bytes"))
 EVIL = "a\x1b]0;title\x07b\x1b[2Jé\u202ez\n"

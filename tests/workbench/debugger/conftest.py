@@ -11,15 +11,15 @@ import pytest
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig
-from engine.sampling import Sampling
+from engine.run.sampling import Sampling
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
-from workbench.debugger.debugger import Debugger
-from workbench.debugger.executor import Executor
-from workbench.debugger.inferior import Inferior
-from workbench.debugger.launch import Run, start
-from workbench.debugger.locations import Places
-from workbench.debugger.timeline import Timeline
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.timeline import Timeline
+from workbench.debugger.host.launch import Run, start
+from workbench.debugger.stops.locations import Places
+from workbench.inferior.inferior import Inferior
 
 PROMPT = [3, 14, 15, 92, 65]
 

@@ -6,12 +6,12 @@ import pytest
 
 from tests.workbench.debugger.conftest import Live, texts
 from workbench.cli.console import Console
-from workbench.debugger.capture import NOTHING
-from workbench.debugger.debugger import Debugger
+from workbench.debugger.answers import Stop
+from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.debugger.sentinels import repeated_phrase
-from workbench.debugger.values import Stop
-from workbench.exit import Exit
+from workbench.debugger.stops.sentinels import repeated_phrase
+from workbench.exit_codes import Exit
+from workbench.models.capture import NOTHING
 
 
 def go(debugger: Debugger, line: str = "continue") -> Stop:

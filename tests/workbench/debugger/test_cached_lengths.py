@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from engine.errors import RankError
-from sessions import Session, codec
+from sessions import Session
+from sessions.format import codec
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.debugger.debugger import Debugger
-from workbench.debugger.predicates import cached
-from workbench.debugger.replay import open_replay
-from workbench.debugger.values import Table
+from workbench.debugger.answers import Table
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.host.replay import open_replay
+from workbench.debugger.stops.predicates import cached
 
 SHARED = {"cache_layer": "shared"}
 

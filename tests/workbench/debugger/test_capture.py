@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.taps.names import tap_specs
-from workbench.debugger.capture import FULL, LAST, STATS, parse_capture
+from workbench.models.capture import FULL, LAST, STATS, parse_capture
 
 SPECS = tap_specs(num_layers=2, qk_norm=False, kv_replicas=1)
 

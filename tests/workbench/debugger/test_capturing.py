@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import RequestError
 from tests.workbench.debugger.conftest import Live, finish
-from workbench.debugger.replay import open_replay
+from workbench.debugger.host.replay import open_replay
 
 
 def test_this_step_and_those_to_come_have_what_was_asked_for(live: Live) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger.debugger import Debugger
+from workbench.debugger.answers import Stop, Table
+from workbench.debugger.commands.script import run_line, script_of
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.tensors import parts_of, whole_of
 from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.reading import parts_of, whole_of
-from workbench.debugger.scripting import run_line, script_of
-from workbench.debugger.values import Stop, Table
 
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_patches_survive_a_re_execution_and_the_saved_session(live: Live) -> Non
     assert debugger.executor is not None
     debugger.executor.forget_cache()
     debugger.executor.reach(1, 4)
-    from workbench.debugger.timeline import open_timeline
+    from workbench.debugger.core.timeline import open_timeline
 
     debugger.session.refresh()
     again = open_timeline(debugger.session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.workbench.debugger.conftest import Live, finish, texts
-from workbench.debugger.replay import open_replay
+from workbench.debugger.host.replay import open_replay
 
 RULES = {"load_bias": "false", "mask": "additive"}
 LEDGER = (

@@ -19,7 +19,7 @@ import pytest
 
 from sessions import Session, verify
 from tests.checkpoints import tiny_checkpoint
-from workbench.debugger.host_client import HostClient, HostError, HostLost
+from workbench.debugger.host.client import HostClient, HostError, HostLost
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,10 +13,10 @@ import pytest
 from engine.errors import EngineError
 from sessions import SessionError
 from tests.workbench.debugger.test_replay import RECORDED
+from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import DebuggerError
-from workbench.debugger.replay import engine_config, recorded_sequences
-from workbench.debugger.requests import replay_of
-from workbench.debugger.scripting import script_of
+from workbench.debugger.host.replay import engine_config, recorded_sequences
+from workbench.debugger.host.requests import replay_of
 
 EVIL = "\x1b]0;owned\x07\x9b2J../../etc/passwd'; DROP TABLE steps; --\u202e\n$(touch pwned)"
 JUNK: tuple[Any, ...] = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import Live, finish
+from workbench.debugger.answers import Table
 from workbench.debugger.errors import NotCaptured
-from workbench.debugger.replay import open_replay
-from workbench.debugger.values import Table
+from workbench.debugger.host.replay import open_replay
 
 
 @pytest.mark.parametrize("tp", [1, 2])

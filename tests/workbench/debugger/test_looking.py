@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger import registry
+from workbench.debugger.answers import Group, Table, TensorValue
+from workbench.debugger.core import registry
 from workbench.debugger.errors import CommandError
-from workbench.debugger.values import Group, Table, TensorValue
 
 
 def test_where_tells_the_token_that_is_read_and_the_one_that_comes_out(live: Live) -> None:

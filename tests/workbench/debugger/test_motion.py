@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling import Sampling
+from engine.run.sampling import Sampling
 from tests.workbench.debugger.conftest import Engines, Live, finish, texts
-from workbench.debugger.debugger import Debugger
+from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.values import Position, Stop
 
 STEPS = 7
 

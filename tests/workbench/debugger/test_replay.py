@@ -17,11 +17,11 @@ from engine.config import ModelConfig
 from sessions import Session, SessionError, SessionWriter
 from sessions import verify as verify_file
 from tests.workbench.debugger.conftest import Live, finish, texts
+from workbench.debugger.answers import Expectation
+from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import NeedsEngine, NotCaptured
-from workbench.debugger.replay import open_replay, verify
-from workbench.debugger.requests import replay_of
-from workbench.debugger.scripting import script_of
-from workbench.debugger.values import Expectation
+from workbench.debugger.host.replay import open_replay, verify
+from workbench.debugger.host.requests import replay_of
 from workbench.demo.record_faults import STORIES, Story, file_name
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 from sessions import Session, SessionWriter
 from sessions.records import SequenceStep, StepRecord, Tap
 from sessions.text import token_texts
-from workbench.debugger.token_texts import TokenTextRecorder
+from workbench.views.token_texts import TokenTextRecorder
 
 
 def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> None:

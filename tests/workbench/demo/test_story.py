@@ -12,7 +12,7 @@ from rich.console import Console
 from sessions import Session
 from workbench.cli.demo import Aloud
 from workbench.cli.progress import Status
-from workbench.demo.story import Run, tell
+from workbench.cli.story import Run, tell
 from workbench.export.json import dumps
 
 

@@ -14,14 +14,14 @@ from safetensors.numpy import load_file
 from engine.config import EngineConfig
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
-from workbench.checking import CheckResult, Reference, check, record_forced, record_reference
-from workbench.debugger.correcting import corrections
-from workbench.debugger.inferior import Inferior
+from workbench.checking.corrections import corrections
+from workbench.checking.pipeline import CheckResult, Reference, check, record_forced, record_reference
 from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words, ledger
 from workbench.diagnosis.verdict import judge
-from workbench.generation import plan
-from workbench.models import OpenedModel, open_model
+from workbench.inferior.generation import plan
+from workbench.inferior.inferior import Inferior
+from workbench.models.opening import OpenedModel, open_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]
 STEPS = 2

@@ -16,11 +16,11 @@ from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig
 from sessions import Session
 from tests.workbench.diagnosis.synthetic import STEPS, Case, Place, halves, synthetic, tiny_case
-from workbench.debugger.capture import FULL
-from workbench.debugger.inferior import Inferior
 from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
+from workbench.inferior.inferior import Inferior
+from workbench.models.capture import FULL
 from workbench.references.golden import forced_onto
 
 Q = "layers.1.attn.q_proj"

@@ -16,7 +16,7 @@ from sessions import Session
 from tests.workbench.export import made
 from workbench.cli.main import run
 from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.replay import open_replay
+from workbench.debugger.host.replay import open_replay
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from workbench.export.colormap import SHADES, shades
 from workbench.export.heatmap_svg import heatmap
 from workbench.export.plots import depth_plot, sparkline
-from workbench.export.story.judged import Judged
 from workbench.export.svg import Picture, el, path_of, standalone
+from workbench.views.report.judged import Judged
 
 
 def _pixels(markup: str) -> tuple[np.ndarray, list[tuple[int, ...]], bytes]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from sessions import STATISTICS, Session
 from tests.workbench.export import made
-from workbench.export.story.request import Limits, Request
-from workbench.export.story.series import history
-from workbench.export.story.story import Story, tell
+from workbench.views.report.request import Limits, Request
+from workbench.views.report.series import history
+from workbench.views.report.story import Story, tell
 
 
 def _tell(path: Path, request: Request | None = None) -> Story:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sessions import codec
+from sessions.format import codec
 from tests.workbench.tui.conftest import Bench, press, text_of
 from tests.workbench.tui.synthetic import build
 from workbench.tui.panes.cache_lengths import layered, length_lines
-from workbench.tui.snapshots.cache import CachedSequence
+from workbench.views.screen.cache import CachedSequence
 
 
 def _lines(lengths: Sequence[Sequence[int]], width: int = 76) -> list[str]:

@@ -10,11 +10,11 @@ import pytest
 
 from sessions import Session, SessionWriter
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
-from workbench.tui.snapshots.cache import cache
-from workbench.tui.snapshots.cache_rows import cache_rows
-from workbench.tui.snapshots.source import Source
-from workbench.tui.snapshots.texts import TokenTexts
-from workbench.tui.snapshots.where import Where
+from workbench.views.screen.cache import cache
+from workbench.views.screen.cache_rows import cache_rows
+from workbench.views.screen.source import Source
+from workbench.views.screen.texts import TokenTexts
+from workbench.views.screen.where import Where
 
 TAP = "layers.0.attn.k_cache"
 RANDOM = np.random.default_rng(3)

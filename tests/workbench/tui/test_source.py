@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sessions import SessionWriter
-from sessions.reader import Session
+from sessions.session import Session
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
-from workbench.tui.snapshots import source as sources
-from workbench.tui.snapshots.attention import attention
-from workbench.tui.snapshots.source import Source
-from workbench.tui.snapshots.where import Where
+from workbench.views.screen import source as sources
+from workbench.views.screen.attention import attention
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
 
 TAP = "layers.1.attn.probs"
 

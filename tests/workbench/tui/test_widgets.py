@@ -14,18 +14,18 @@ from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
 from workbench.export.pooling import ABSENT, FINITE, NAN, pool
+from workbench.models.identify import completions, identify
 from workbench.tui import settings
 from workbench.tui.screens import commands, moves
-from workbench.tui.snapshots.identify import completions, identify
-from workbench.tui.snapshots.overview import BranchLine, Overview
-from workbench.tui.snapshots.sentinels import collapsed, first_desync, replica_groups
-from workbench.tui.snapshots.where import Where
 from workbench.tui.tokens import fit, visible
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
+from workbench.views.screen.overview import BranchLine, Overview
+from workbench.views.screen.sentinels import collapsed, first_desync, replica_groups
+from workbench.views.screen.where import Where
 
 
 @given(st.text(max_size=40))

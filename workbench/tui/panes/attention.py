@@ -15,14 +15,14 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.attention import Attention, attention, figures
-from workbench.tui.snapshots.overview import layer_of
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
+from workbench.views.screen.attention import Attention, attention, figures
+from workbench.views.screen.overview import layer_of
 
 _MODES = ("heads", "head", "query")
 

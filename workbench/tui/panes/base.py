@@ -16,13 +16,13 @@ from textual.widgets import Static
 from sessions.errors import SessionError
 from workbench.export.table import Table
 from workbench.tui.reader import Reader
-from workbench.tui.snapshots.overview import Overview
-from workbench.tui.snapshots.tokens import TokenLine
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
+from workbench.views.screen.overview import Overview
+from workbench.views.screen.tokens import TokenLine
+from workbench.views.screen.where import Where
 
 
 class Pane(Drawn):

@@ -15,11 +15,11 @@ from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.cache_lengths import layered, length_lines
-from workbench.tui.snapshots.cache import Cache, CachedSequence, cache
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.shading import Matrix
+from workbench.views.screen.cache import Cache, CachedSequence, cache
 
 #: The widest pool bar.
 _BAR = 60

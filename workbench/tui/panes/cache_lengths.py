@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.lengths import runs, span
-from workbench.tui.snapshots.cache import CachedSequence
 from workbench.tui.widgets.lines import TextLine
+from workbench.views.screen.cache import CachedSequence
 
 #: More ranks than this are told together where they hold the same; more lines of layers than this are cut.
 _RANKS, _LINES = 4, 16

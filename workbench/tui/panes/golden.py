@@ -14,12 +14,12 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.golden import Golden, GoldenTap, golden, operations_of
-from workbench.tui.snapshots.overview import layer_of, short_name
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.verdict_map import MapRow, VerdictMap
+from workbench.views.screen.golden import Golden, GoldenTap, golden, operations_of
+from workbench.views.screen.overview import layer_of, short_name
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _FLOOR = 1e-9

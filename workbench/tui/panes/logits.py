@@ -15,15 +15,15 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.lens import Guess, Lens, lens
-from workbench.tui.snapshots.logits import Candidate, Logits, logits
-from workbench.tui.snapshots.source import Source
-from workbench.tui.snapshots.where import Where
 from workbench.tui.theme import Paint, mix, paint
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.sparkline import sparkline
+from workbench.views.screen.lens import Guess, Lens, lens
+from workbench.views.screen.logits import Candidate, Logits, logits
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 #: Cells from which the candidates and the lens stand side by side.

@@ -10,10 +10,10 @@ from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.snapshots.sentinels import Sentinel, Sentinels, Watch
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
+from workbench.views.screen.sentinels import Sentinel, Sentinels, Watch
 
 
 class SentinelsPane(Pane):

@@ -13,15 +13,15 @@ from textual.widget import Widget
 
 from workbench.export.numbers import number
 from workbench.export.table import Table
-from workbench.held import Held
 from workbench.tui.panes.filtered import FilteredPane
-from workbench.tui.snapshots.weights import Measured, Parameter, Weights, measured, weights
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
+from workbench.views.rank_weights import Held
+from workbench.views.screen.weights import Measured, Parameter, Weights, measured, weights
 
 
 class WeightsPane(FilteredPane):

@@ -21,9 +21,9 @@ from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.settings import TOKEN_COLOURS
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.views.screen.where import Where
 
 #: The panes' titles in the order of their numbers.
 TITLES = tuple(pane.TITLE for pane in PANES)

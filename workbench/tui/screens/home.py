@@ -29,7 +29,7 @@ from workbench.tui.widgets.lines import Lines, TextLine
 # `snapshots.identify` reads sessions and checkpoints: numpy, which the first paint does not wait for. It is
 # imported by the threads that need it.
 if TYPE_CHECKING:
-    from workbench.tui.snapshots.identify import Found, Recent
+    from workbench.models.identify import Found, Recent
 
 _WORDMARK = (
     "█   █▀█ █▀▀ █▄▀ █▀▀ ▀█▀ █▀▀ █▀█",
@@ -134,7 +134,7 @@ class HomeScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="recent")
     def _read_recent(self) -> None:
         """Sessions and models are opened to say what they are: off the event loop."""
-        from workbench.tui.snapshots.identify import recents
+        from workbench.models.identify import recents
 
         paths = settings.recent()
         known = {path.resolve() for path in paths}
@@ -207,7 +207,7 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="check")
     def _check(self, text: str) -> None:
-        from workbench.tui.snapshots.identify import identify
+        from workbench.models.identify import identify
 
         found = identify(text)
         self.app.call_from_thread(self._tell, found)
@@ -228,7 +228,7 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="try")
     def _try(self, text: str) -> None:
-        from workbench.tui.snapshots.identify import identify
+        from workbench.models.identify import identify
 
         found = identify(text)
         self.app.call_from_thread(self._take, found)
@@ -245,7 +245,7 @@ class HomeScreen(Screen[None]):
 
 
 def _completions(text: str) -> list[str]:
-    from workbench.tui.snapshots.identify import completions
+    from workbench.models.identify import completions
 
     return completions(text)
 

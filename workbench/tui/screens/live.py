@@ -10,18 +10,18 @@ from typing import Any
 from textual import on, work
 
 from sessions.text import clean
-from workbench.debugger.host_client import HostError
+from workbench.debugger.host.client import HostError
 from workbench.tui.live import Engine, EngineEvent
 from workbench.tui.reader import Reader
 from workbench.tui.replaying import Reply
 from workbench.tui.screens import keys
 from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.snapshots.overview import overview
-from workbench.tui.snapshots.source import Source
-from workbench.tui.snapshots.weight_tensor import Held
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.views.screen.overview import overview
+from workbench.views.screen.source import Source
+from workbench.views.screen.weight_tensor import Held
+from workbench.views.screen.where import Where
 
 #: Seconds after which what runs is said to run.
 _SAY_AFTER = 0.2

@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from workbench.tui.snapshots.identify import Found
+from workbench.models.identify import Found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from textual.reactive import var
 from workbench.tui.reader import Reader
 from workbench.tui.screens import moves
 from workbench.tui.screens.exporting import Exporting
-from workbench.tui.snapshots.journal import stops
-from workbench.tui.snapshots.overview import Overview, Present
-from workbench.tui.snapshots.where import Where
+from workbench.views.screen.journal import stops
+from workbench.views.screen.overview import Overview, Present
+from workbench.views.screen.where import Where
 
 
 class Moving(Exporting):

@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.debugger.host_client import HostError
+from workbench.debugger.host.client import HostError
 from workbench.tui.live import Engine
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.lines import Lines, wrapped

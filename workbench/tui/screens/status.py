@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from workbench.export.numbers import number
-from workbench.tui.snapshots.overview import Overview, Present
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.status_line import Fact
+from workbench.views.screen.overview import Overview, Present
+from workbench.views.screen.where import Where
 
 Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]
 

@@ -20,9 +20,6 @@ from workbench.tui import export
 from workbench.tui.export import Shown
 from workbench.tui.reader import Reader
 from workbench.tui.screens.exporting import Exporting
-from workbench.tui.snapshots.overview import Overview
-from workbench.tui.snapshots.tensor import Tensor, figures, plane, tensor
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine
@@ -30,6 +27,9 @@ from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.views.screen.overview import Overview
+from workbench.views.screen.tensor import Tensor, figures, plane, tensor
+from workbench.views.screen.where import Where
 
 _CELL = 10  # cells that a number takes
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from workbench.tui.reader import Reader
 from workbench.tui.screens.tensor import TensorScreen
-from workbench.tui.snapshots.overview import Overview
-from workbench.tui.snapshots.tensor import Tensor
-from workbench.tui.snapshots.weight_tensor import Held, weight_tensor
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.lines import TextLine
 from workbench.tui.widgets.status_line import Fact
+from workbench.views.screen.overview import Overview
+from workbench.views.screen.tensor import Tensor
+from workbench.views.screen.weight_tensor import Held, weight_tensor
+from workbench.views.screen.where import Where
 
 
 class WeightScreen(TensorScreen):

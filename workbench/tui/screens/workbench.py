@@ -23,12 +23,6 @@ from workbench.tui.screens.actions import TITLES, WorkbenchActions
 from workbench.tui.screens.status import status_facts
 from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.weight import WeightScreen
-from workbench.tui.snapshots.comparison import compare
-from workbench.tui.snapshots.operations import operations
-from workbench.tui.snapshots.overview import Present, overview, present
-from workbench.tui.snapshots.tokens import TokenLine, TokenLines
-from workbench.tui.snapshots.weight_tensor import Held
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.inspector import Inspector
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
@@ -39,6 +33,12 @@ from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.timeline import Timeline
 from workbench.tui.widgets.token_strip import TokenStrip
+from workbench.views.screen.comparison import compare
+from workbench.views.screen.operations import operations
+from workbench.views.screen.overview import Present, overview, present
+from workbench.views.screen.tokens import TokenLine, TokenLines
+from workbench.views.screen.weight_tensor import Held
+from workbench.views.screen.where import Where
 
 #: The most elements of a parameter that the ranks are asked to send.
 _SENT = 8_000_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
-from workbench.tui.snapshots.operations import Operations
-from workbench.tui.snapshots.overview import Overview
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.sparkline import sparkline
+from workbench.views.screen.operations import Operations
+from workbench.views.screen.overview import Overview
+from workbench.views.screen.where import Where
 
 
 class Inspector(Lines):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from textual import on
 from textual.message import Message
 
-from workbench.tui.snapshots.operations import Operations
-from workbench.tui.snapshots.overview import Overview, layer_of, short_name
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.views.screen.operations import Operations
+from workbench.views.screen.overview import Overview, layer_of, short_name
+from workbench.views.screen.where import Where
 
 
 class ModelTree(Grid):

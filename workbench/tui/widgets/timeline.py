@@ -10,10 +10,10 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.snapshots.tokens import TokenLine
-from workbench.tui.snapshots.where import Where
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.plot import bars
+from workbench.views.screen.tokens import TokenLine
+from workbench.views.screen.where import Where
 
 _LABEL = 12
 _HEIGHT = 3

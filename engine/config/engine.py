@@ -1,0 +1,70 @@
+"""How a model is to be run: `EngineConfig`, and whether it fits the model. Torch-free.
+
+A combination that cannot work is refused here, with the numbers that would work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config.model import DTYPES, DType, ModelConfig
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to run: parallelism, device, dtype, cache. Checked against the model by `check_fit`."""
+
+    tp: int = 1
+    device: str = "cpu"
+    dtype: DType = "float32"
+    block_size: int = 0  # tokens; 0: 16, on a GPU 256, the least page that FlashAttention-2 reads
+    num_blocks: int | None = None  # None: enough for max_sequences at the model's context, within memory
+    max_sequences: int = 8
+    max_tokens: int | None = None  # context to provide for; None: the model's
+    chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
+    load: Literal["direct", "rank0"] = "direct"
+    timeout_seconds: float = 60.0
+    threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
+    listen: str = ""  # HOST:PORT where ranks that torchrun started are awaited; "": they are started here
+
+    def __post_init__(self) -> None:
+        if self.tp < 1:
+            raise ConfigError(f"tp must be at least 1, not {self.tp}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.block_size < 0:
+            raise ConfigError(
+                f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"
+            )
+        if self.block_size == 0:
+            object.__setattr__(self, "block_size", 256 if self.device.startswith("cuda") else 16)
+
+
+def check_fit(model: ModelConfig, engine: EngineConfig) -> None:
+    """Refuse a tensor parallelism that cannot split this model, naming the ones that can.
+
+    `tp` must divide the query heads and the MLP's width, and divide the KV heads or be a multiple of them
+    (which replicates them). The vocabulary is padded and need not divide.
+    """
+    problem = _misfit(model, engine.tp)
+    if problem is None:
+        return
+    good = [str(tp) for tp in range(1, model.num_heads + 1) if _misfit(model, tp) is None]
+    raise ConfigError(f"tp={engine.tp} {problem}: use {_either(good)}")
+
+
+def _misfit(model: ModelConfig, tp: int) -> str | None:
+    """Why `tp` ranks cannot share the model; None where they can."""
+    if model.num_heads % tp:
+        return f"does not divide {model.num_heads} attention heads"
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
+        return f"neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
+    if model.intermediate_size % tp:
+        return f"does not divide the intermediate size {model.intermediate_size}"
+    return None
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,109 @@
+"""What a model is: `ModelConfig`, from Hugging Face `config.json` and `generation_config.json`. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from engine.config import huggingface
+from engine.config.fields import Fields
+from engine.config.rope_scaling import RopeScaling, rope_from_hf
+
+Family = Literal["qwen2", "qwen3", "llama", "mistral"]
+DType = Literal["float32", "bfloat16", "float16"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+DTYPES: tuple[DType, ...] = get_args(DType)
+MOST_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder, whatever its family: sizes, and flags for what the families do differently.
+
+    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all.
+    """
+
+    family: Family
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    rms_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+    windows: tuple[int | None, ...] = ()
+    dtype: DType = "float32"
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        where: str = "config.json",
+    ) -> ModelConfig:
+        """Read a Hugging Face `config.json` and `generation_config.json` as transformers 5 would.
+
+        `where` names the file in errors. ConfigError for anything that the engine would compute differently.
+        """
+        fields = Fields(config, where)
+        family = _family(fields)
+        huggingface.refuse_unsupported(fields)
+        heads = fields.size("num_attention_heads")
+        hidden = fields.size("hidden_size")
+        layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        max_position = fields.size("max_position_embeddings", huggingface.MAX_POSITION[family])
+        theta, scaling = rope_from_hf(fields, max_position)
+        # Qwen2 always has q/k/v biases and never an o bias; Mistral has none: neither reads `attention_bias`.
+        attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
+        extra = Fields({} if generation is None else generation, "generation_config.json")
+        bos = extra.ids("bos_token_id") or fields.ids("bos_token_id")
+        return cls(
+            family=family,
+            hidden_size=hidden,
+            intermediate_size=fields.size("intermediate_size"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=huggingface.kv_heads(fields, family, heads),
+            head_dim=huggingface.head_dim(fields, family, hidden, heads),
+            vocab_size=fields.size("vocab_size"),
+            max_position=max_position,
+            rms_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            qkv_bias=family == "qwen2" or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=family == "llama" and fields.flag("mlp_bias", False),
+            qk_norm=family == "qwen3",
+            tie_embeddings=fields.flag("tie_word_embeddings", False),
+            windows=huggingface.windows(fields, family, layers),
+            dtype=_dtype(fields),
+            bos_id=bos[0] if bos else None,
+            eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
+        )
+
+
+def _family(fields: Fields) -> Family:
+    name = fields.word("model_type")
+    if name not in FAMILIES:
+        raise fields.error("model_type", f"not a supported architecture; supported are {', '.join(FAMILIES)}")
+    return name
+
+
+def _dtype(fields: Fields) -> DType:
+    key = "dtype" if "dtype" in fields else "torch_dtype"
+    name = fields.word(key, "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.error(key, f"not a supported dtype; supported are {', '.join(DTYPES)}")
+    return name

@@ -1,0 +1,149 @@
+"""The process group of one tensor-parallel engine.
+
+Every collective goes through here, so that each is counted and named (a rank that hangs can be told
+where it stands), and so that what Gloo would silently misread is refused.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
+
+from engine.ranks.progress import ProgressBoard
+
+
+class Comm:
+    """Rank `rank` of `size`, computing on `device`. With one rank every collective is the identity."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        board: ProgressBoard | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.device = device or torch.device("cpu")
+        self.step = 0
+        self.place = 0
+        self.operations = 0
+        self._board = board
+        # Gloo sums and broadcasts CUDA tensors, but sends and gathers only what is in host memory.
+        self._through_host = size > 1 and self.device.type == "cuda" and self.backend == "gloo"
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        *,
+        local_size: int,
+        device: torch.device,
+        store_path: str | None,
+        timeout: float,
+        board: ProgressBoard | None = None,
+    ) -> Comm:
+        """Meet the other ranks and make the group: nccl when each of the `local_size` ranks on a machine has a
+        GPU of its own, else gloo (also over CUDA tensors, when ranks share a GPU). `store_path`:
+        the rendezvous file; None: where torchrun's environment says."""
+        if size > 1:
+            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= local_size
+            dist.init_process_group(
+                "nccl" if own_gpu else "gloo",
+                store=None if store_path is None else FileStore(store_path, size),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout),
+            )
+        return cls(rank, size, device, board)
+
+    @property
+    def backend(self) -> str:
+        """What carries the collectives: "none", "gloo" or "nccl"."""
+        return str(dist.get_backend()) if self.size > 1 else "none"
+
+    def enter(self, place: int) -> None:
+        """Note that this rank has reached `place` (a tap's index in execution order)."""
+        self.place = place
+        self.tick()
+
+    def tick(self) -> None:
+        """Show a sign of life: the host takes a rank that shows none for too long as hung."""
+        self.operations += 1
+        if self._board is not None:
+            self._board.write(self.rank, self.step, self.place, self.operations)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this rank sees that the host wants a pause. Others may see it sooner or later: `union`."""
+        return self._board is not None and self._board.pause_wanted
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks, in place; returns x."""
+        if self.size > 1:
+            _assert_contiguous(x)
+            dist.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        """Rank 0 gets every rank's [S, widths[rank]] side by side, the others None.
+
+        Gloo wants equal shapes: shards are padded to the widest for the transfer and cropped after it.
+        """
+        if self.size == 1:
+            return x
+        padded = x.new_zeros(x.shape[0], max(widths))
+        padded[:, : x.shape[1]] = x
+        if self._through_host:
+            padded = padded.cpu()
+        parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
+        dist.gather(padded, parts, dst=0)
+        if parts is None:
+            return None
+        whole = torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+        return whole.to(x.device)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """Every rank gets rank `source`'s x, in place; returns x."""
+        if self.size > 1:
+            _assert_contiguous(x)
+            dist.broadcast(x, src=source)
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Point to point, for handing shards out."""
+        _assert_contiguous(x)
+        dist.send(x.cpu() if self._through_host else x, dst=to)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Fill x with what rank `source` sends."""
+        _assert_contiguous(x)
+        if self._through_host:
+            landed = torch.empty_like(x, device="cpu")
+            dist.recv(landed, src=source)
+            return x.copy_(landed)
+        dist.recv(x, src=source)
+        return x
+
+    def union(self, bits: int) -> int:
+        """Bitwise or over the ranks of an integer below 2**62: how ranks agree that one of them must stop."""
+        if self.size == 1:
+            return bits
+        device = self.device if self.backend == "nccl" else None
+        flags = torch.tensor([bits >> i & 1 for i in range(62)], dtype=torch.uint8, device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return sum(bit << i for i, bit in enumerate(flags.tolist()))
+
+    def leave(self) -> None:
+        """Give the group back."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _assert_contiguous(x: Tensor) -> None:
+    """Gloo reads a strided tensor's storage as if it were contiguous (pytorch#192920)."""
+    assert x.is_contiguous(), f"collective on a strided tensor: shape {tuple(x.shape)}, strides {x.stride()}"

@@ -1,0 +1,20 @@
+"""A rank that knows only the correct rules: `python -m engine.ranks SPEC`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.errors import ConfigError
+from engine.ranks.worker import serve
+from engine.rules import CORRECT, Rules
+
+
+def resolve(rules: Mapping[str, str]) -> Rules:
+    """No rule but the defaults."""
+    if rules:
+        raise ConfigError(f"this rank program knows no rule {', '.join(sorted(rules))}")
+    return CORRECT
+
+
+if __name__ == "__main__":
+    serve(resolve)

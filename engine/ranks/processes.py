@@ -1,0 +1,117 @@
+"""Starting and ending rank processes (torch-free).
+
+A rank inherits three descriptors and nothing else: its socket, the progress board, and the read end of
+a lifeline pipe whose write end only the host holds, so that no rank outlives its host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from engine.config import EngineConfig
+from engine.ranks.progress import ProgressBoard
+from engine.ranks.wire import Connection, Disconnected
+
+#: Bytes of a dead rank's last words that are worth repeating.
+_LAST_WORDS = 2000
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """One rank as its host sees it."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    lifeline: int
+    output: IO[bytes]
+    store: Path | None = field(default=None)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+
+    def ask_to_exit(self) -> None:
+        """Tell the rank to leave; one that is gone or busy will be ended anyway."""
+        try:
+            self.connection.send({"do": "exit"})
+        except Disconnected:
+            self.kill()
+
+    def end(self, patience: float = 1.0) -> None:
+        """Wait for the process to be gone, by force if need be, and release what the host holds."""
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+        os.close(self.lifeline)
+        self.output.close()
+        if self.store is not None:
+            self.store.unlink(missing_ok=True)
+
+    def epitaph(self) -> str:
+        """How the process ended and what it said last."""
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "it runs on, but its connection broke or stalled"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, self.output.tell() - _LAST_WORDS))
+        words = self.output.read().decode("utf-8", "replace").strip()
+        return f"{how}; it said: {words.splitlines()[-1]}" if words else how
+
+
+def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
+    """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
+    descriptor, path = tempfile.mkstemp(prefix="lockstep-store-")
+    os.close(descriptor)
+    store = Path(path)
+    ranks: list[RankProcess] = []
+    try:
+        for rank in range(config.tp):
+            ranks.append(_start(rank, config, board, program, store))
+    except BaseException:
+        for started in ranks:
+            started.kill()
+            started.end()
+        store.unlink(missing_ok=True)
+        raise
+    ranks[0].store = store
+    return ranks
+
+
+def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, store: Path) -> RankProcess:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(config.timeout_seconds)  # a rank that stops within a message must not stop its host
+    read_end, write_end = os.pipe()
+    output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
+    threads = config.threads or max(1, (os.cpu_count() or 1) // config.tp)
+    spec = {
+        "rank": rank, "size": config.tp, "device": config.device, "store": str(store),
+        "timeout": config.timeout_seconds, "threads": threads,
+        "socket_fd": theirs.fileno(), "board_fd": board.fd, "lifeline_fd": read_end,
+    }  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, json.dumps(spec)],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+            pass_fds=(theirs.fileno(), board.fd, read_end),
+            process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
+        )  # fmt: skip
+    finally:
+        theirs.close()
+        os.close(read_end)
+    return RankProcess(rank, process, Connection(ours), write_end, output)

@@ -1,0 +1,103 @@
+"""The correct behaviour at every seam of `Rules`, as plain functions.
+
+They stand apart from the layers that call them, so that layers depend on rules and rules on nothing
+above them. Rotation, frequencies and normalisation have modules of their own in `engine.layers`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.parallel.comm import Comm
+
+
+def load_every(name: str) -> bool:
+    """Which checkpoint tensors are read: all of them."""
+    return True
+
+
+def as_stored(name: str, tensor: Tensor) -> Tensor:
+    """What is done to a tensor between file and layer: nothing."""
+    return tensor
+
+
+def head_tensor(model: ModelConfig) -> str | None:
+    """The checkpoint tensor that the output head is filled from (None: left at its initial values)."""
+    return "model.embed_tokens.weight" if model.tie_embeddings else "lm_head.weight"
+
+
+def next_positions(cached: int, new: int) -> range:
+    """Positions of `new` tokens of a sequence of which `cached` tokens were already run."""
+    return range(cached, cached + new)
+
+
+def sum_over_ranks(partial: Tensor, comm: Comm) -> Tensor:
+    """Finish a row-parallel product [T, out]: the sum of the ranks' partials, in place."""
+    return comm.all_reduce(partial)
+
+
+def bias_once(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
+    """A row-parallel layer's bias, added to the sum: once, however many ranks there are."""
+    return total + bias
+
+
+def add_residual(residual: Tensor, update: Tensor) -> Tensor:
+    """[T, hidden] + [T, hidden]."""
+    return residual + update
+
+
+def split_packed(packed: Tensor, sizes: tuple[int, ...], model: ModelConfig, tp: int) -> tuple[Tensor, ...]:
+    """Cut this rank's fused output [T, q + k + v] by its own `sizes` into q, k and v."""
+    parts: tuple[Tensor, ...] = torch.split_with_sizes(packed, sizes, -1)
+    return parts
+
+
+def store_kv_heads(kv: Tensor, num_heads: int) -> Tensor:
+    """What is written to the cache of a projection [T, kv_heads, D]: itself, never the repeated heads."""
+    return kv
+
+
+def own_cache(layer: int) -> int:
+    """Which layer of the cache a layer writes to and reads: its own."""
+    return layer
+
+
+def attend_all(kv_len: int, new: int) -> int:
+    """First cached row that attention reads: 0, for a decode step sees everything before it."""
+    return 0
+
+
+def visible(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+    """Which keys each query may see, [T, K] bool: none after it, none `window` or more before it."""
+    distance = q_positions[:, None] - kv_positions[None, :]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def additive_bias(allowed: Tensor) -> Tensor:
+    """[T, K] bool -> float32: 0 where allowed, -inf elsewhere. Filled, never multiplied: 0 * -inf is NaN."""
+    return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, -math.inf)
+
+
+def softmax_scale(model: ModelConfig) -> float:
+    """What scores are multiplied by (Vaswani et al. 2017): the *head's* width, not the model's."""
+    return 1 / math.sqrt(model.head_dim)
+
+
+def expand_kv(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+    """What query heads [kv_heads, group] read of cached rows [K, kv_heads, D]: [kv_heads, n, K, D].
+
+    Query head h reads KV head h // group, so a group shares its head: n = 1 and a view. Where each query head
+    is given one of its own, n = group.
+    """
+    return kv.transpose(0, 1).unsqueeze(1)
+
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate) * up, each [T, intermediate]."""
+    return F.silu(gate) * up

@@ -1,0 +1,100 @@
+"""Filling a decoder from a checkpoint, under rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of, verify
+from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.source import Source
+from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.errors import CheckpointError
+from engine.model import Decoder
+from engine.parallel import shards
+from engine.parallel.comm import Comm
+from engine.rules import Rules
+from engine.taps.measure import tensor_checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading did on this rank: bytes of tensor data read, parameters left as they were."""
+
+    bytes_read: int
+    skipped: tuple[str, ...]
+
+
+class Loader:
+    """Reads one checkpoint into decoders, again whenever rules that act on loading change."""
+
+    def __init__(self, path: Path, config: EngineConfig, comm: Comm) -> None:
+        self.path, self.config, self.comm = path, config, comm
+        self.model, source = open_checkpoint(path)
+        source.close()
+        check_fit(self.model, config)
+
+    def __call__(self, decoder: Decoder, rules: Rules) -> Loaded:
+        """Fill every parameter that `rules` let through; one that has no tensor is an error."""
+        parameters = decoder.parameters()
+
+        def keep(name: str) -> bool:
+            return name in parameters and rules.load_bias(name)
+
+        _, source = open_checkpoint(self.path)
+        filled = set()
+        with source, torch.inference_mode():
+            for name, tensor in self._shards(source, decoder.device, keep, rules.shard):
+                self.comm.tick()
+                _fill(name, parameters[name], rules.stored(name, tensor))
+                filled.add(name)
+                del tensor  # before the next one is read: peak memory is the shards and one tensor
+            return Loaded(source.bytes_read, tuple(sorted(parameters.keys() - filled)))
+
+    def checksums(self, device: torch.device) -> dict[str, int]:
+        """The checksum of each of this rank's shards as the checkpoint has it, read anew by the correct plan."""
+        _, source = open_checkpoint(self.path)
+        found = {}
+        with source, torch.inference_mode():
+            for name, tensor in self._shards(source, device, keep_all, shards.plan):
+                self.comm.tick()
+                found[name] = tensor_checksum(tensor)
+                del tensor
+        return found
+
+    def _shards(self, source: Source, device: torch.device, keep: Keep, plan: Plan) -> Iterator[Named]:
+        """This rank's shards, one at a time; read by itself, or received from rank 0."""
+        read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
+        size, rank = self.comm.size, self.comm.rank
+        return read(self.model, size, rank, dtype=self.config.dtype, device=device, keep=keep, plan=plan)
+
+    def _from_rank0(self, source: Source) -> Callable[..., Iterator[Named]]:
+        """Rank 0 reads for all: only it keeps its source, the others receive."""
+
+        def receive(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return self.comm.receive(torch.empty(shape, dtype=dtype, device=self.comm.device), 0)
+
+        if self.comm.rank != 0:
+            verify(source, self.model)  # what is wrong with the checkpoint is every rank's error, in step
+        reads = source if self.comm.rank == 0 else None
+        return partial(rank0_shards, reads, send=self.comm.send, recv=receive)
+
+
+def _fill(name: str, parameter: Tensor, tensor: Tensor) -> None:
+    if parameter.shape != tensor.shape:
+        raise CheckpointError(
+            f"{name}: the shard is {list(tensor.shape)}, this rank holds {list(parameter.shape)}"
+        )
+    parameter.copy_(tensor)
+
+
+def model_config(path: Path) -> ModelConfig:
+    """The configuration of a checkpoint, its headers validated."""
+    model, source = open_checkpoint(path)
+    source.close()
+    return model

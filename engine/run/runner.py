@@ -1,0 +1,291 @@
+"""The runner of one rank: sequences, cache and taps around a decoder, one forward pass at a time.
+
+Every rank runs the same runner on the same requests and so makes the same plan; only the choice of
+tokens is rank 0's, which broadcasts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, SequenceSpan
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import RequestError
+from engine.kv.blocks import BlockManager
+from engine.kv.pool import KVPool
+from engine.kv.sizing import context_length, pool_blocks
+from engine.model import Decoder
+from engine.parallel import shards
+from engine.parallel.comm import Comm
+from engine.rules import Rules
+from engine.run.prompts import check_ids, check_prompt
+from engine.run.sampler import Choice, choose
+from engine.run.sampling import Sampling
+from engine.run.sequences import Sequence, SequenceResult, StepResult
+from engine.taps.hub import CapturePolicy, TapHub
+from engine.taps.names import tap_specs
+
+
+class Runner:
+    """Runs passes on one rank. `load(decoder)` fills the decoder's parameters."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        comm: Comm,
+        rules: Rules,
+        load: Callable[[Decoder, Rules], Any],
+    ) -> None:
+        self.model, self.config, self.comm = model, config, comm
+        self._load = load
+        replicas = shards.kv_replicas(model, config.tp)
+        self.specs = tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=replicas)
+        self.hub = TapHub(model, self.specs, comm)
+        self.context = context_length(model, config)
+        self._widths = [shards.vocab(model.vocab_size, config.tp, r).size for r in range(config.tp)]
+        self._build(rules)
+        self._clear(rules)
+
+    def rebuild(self, rules: Rules) -> None:
+        """Load the weights anew under `rules` and start with an empty cache."""
+        del self.decoder, self.pool  # gone before the new ones come: a rank may have no room for both
+        self._build(rules)
+        self._clear(rules)
+
+    def reload(self, rules: Rules) -> None:
+        """Load the weights anew under `rules`; sequences and cache stay as they are."""
+        del self.decoder
+        self._build(rules)
+        self.rules = rules
+        self.rebind()
+
+    def reset(self, rules: Rules) -> None:
+        """Forget all sequences and take `rules`; the weights stay."""
+        del self.pool
+        self._clear(rules)
+
+    def _build(self, rules: Rules) -> None:
+        self.decoder = Decoder(self.model, self.config, self.comm, rules)
+        self.loaded = self._load(self.decoder, rules)
+
+    def _clear(self, rules: Rules) -> None:
+        self.rules = rules
+        self.sequences: dict[int, Sequence] = {}
+        self.comm.step = 0
+        blocks = pool_blocks(self.model, self.config)
+        self.blocks = BlockManager(blocks, self.config.block_size)
+        kv_heads = shards.kv_heads(self.model, self.comm.size, self.comm.rank).size
+        group = self.model.num_heads // self.comm.size // kv_heads
+        probe = torch.empty(1, kv_heads, self.model.head_dim, device="meta")
+        heads = rules.cache_heads(probe, group).shape[1]
+        self.pool = KVPool(
+            self.model.num_layers,
+            blocks,
+            self.config.block_size,
+            heads,
+            self.model.head_dim,
+            self.decoder.dtype,
+            self.decoder.device,
+            self.context,
+        )
+        self.rebind()
+
+    def rebind(self) -> None:
+        """Bind layers to the rules in force and to the taps that are wanted now."""
+        self.decoder.bind(self.rules, self.hub.tap, self.hub.places)
+
+    def watch(self, policy: CapturePolicy) -> None:
+        """Set what every step leaves behind."""
+        self.hub.policy = policy
+        self.rebind()
+
+    def add(self, seq: int, ids: list[int], sampling: Sampling) -> None:
+        """A new sequence. RequestError when it is empty, too long, or has ids out of range."""
+        if seq in self.sequences:
+            raise RequestError(f"sequence {seq} is already there")
+        check_prompt(ids, vocab_size=self.model.vocab_size, context=self.context)
+        if len(self.sequences) >= self.config.max_sequences:
+            raise RequestError(f"at most {self.config.max_sequences} sequences at a time")
+        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers)
+
+    def sequence(self, seq: int) -> Sequence:
+        """The sequence of that number; RequestError when there is none."""
+        if seq not in self.sequences:
+            there = ", ".join(map(str, self.sequences)) or "none"
+            raise RequestError(f"there is no sequence {seq}: there is {there}")
+        return self.sequences[seq]
+
+    def remove(self, seq: int) -> None:
+        """A sequence is done: its blocks are free again."""
+        del self.sequences[self.sequence(seq).id]
+        if seq in self.blocks.tables:
+            self.blocks.release(seq)
+
+    def rewind(self, lengths: Mapping[int, tuple[int, int, int]], step: int) -> None:
+        """Go back: keep `lengths[seq] = (ids, computed, kv_len)` of each sequence; the next pass is `step`.
+
+        Rows past `kv_len` are zeroed: a fault that reads a slot before it was written must read what it
+        read the first time.
+        """
+        for seq, (kept, computed, kv_len) in lengths.items():
+            sequence = self.sequence(seq)
+            possible = 0 < kept <= len(sequence.ids) and 0 <= computed <= min(kept, sequence.computed)
+            if not possible or not 0 <= kv_len <= sequence.kv_len:
+                raise RequestError(
+                    f"cannot rewind sequence {seq} to {kept} ids, {computed} computed, {kv_len} cached: "
+                    f"it has {len(sequence.ids)} ids, {sequence.computed} computed, {sequence.kv_len} cached"
+                )
+        for seq, (kept, computed, kv_len) in lengths.items():
+            sequence = self.sequences[seq]
+            if seq in self.blocks.tables:
+                self.pool.erase(self.slots(seq, sequence.kv_len)[kv_len:])
+                self.blocks.truncate(seq, kv_len)
+            del sequence.ids[kept:]
+            sequence.computed, sequence.kv_len = computed, kv_len
+            sequence.held = [min(rows, kv_len) for rows in sequence.held]
+        self.comm.step = step
+
+    @torch.inference_mode()
+    def step(self, forced: Mapping[int, int] | None = None) -> StepResult:
+        """One forward pass of every sequence. `forced[seq]` is the token to go on with (teacher
+        forcing); otherwise it is chosen. When it raises, no sequence has moved."""
+        if not self.sequences:
+            raise RequestError("there is no sequence to run: add one first")
+        forced = {self.sequence(seq).id: token for seq, token in (forced or {}).items()}
+        check_ids(list(forced.values()), self.model.vocab_size)
+        started = time.perf_counter()
+        plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
+        decoding = all(self.sequences[seq].computed and len(ids) == 1 for seq, ids in plan.items())
+        batch = self._batch(plan)
+        self.hub.begin(batch)
+        try:
+            logits = self.decoder.forward(batch, self.pool)
+            whole = self.comm.gather_columns(logits, self._widths)
+            results = self._advance(plan, batch, whole, forced)
+        except BaseException:
+            self.hub.abandon()
+            for seq in reversed(plan):  # in this order the free list is as it was
+                self.blocks.truncate(seq, self.sequences[seq].kv_len)
+            raise
+        stats, checksums, captured = self.hub.end()
+        self.comm.step += 1
+        return StepResult(
+            "decode" if decoding else "prefill",
+            results,
+            time.perf_counter() - started,
+            self.blocks.free,
+            self.blocks.used,
+            stats,
+            checksums,
+            captured,
+        )
+
+    @torch.inference_mode()
+    def lens(self, rows: Tensor, top: int) -> list[Choice]:
+        """Rank 0: what each residual row [L, H] would choose if the final norm and the head came next; the
+        others have a part in it and nothing to tell."""
+        rows = rows.to(self.decoder.device, self.decoder.dtype)
+        logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
+        return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
+
+    def _new_tokens(self, sequence: Sequence) -> list[int]:
+        chunk = self.config.chunk_tokens or len(sequence.ids)
+        return sequence.ids[sequence.computed : sequence.computed + chunk]
+
+    def _batch(self, plan: dict[int, list[int]]) -> Batch:
+        """Positions, slots and spans of the tokens to run; reserves the blocks they need."""
+        wanted, positions = {}, {}
+        for seq, ids in plan.items():
+            sequence = self.sequences[seq]
+            positions[seq] = list(self.rules.positions(sequence.computed, len(ids)))
+            wanted[seq] = max(sequence.kv_len, positions[seq][-1] + 1)
+            if max(wanted[seq], sequence.computed + len(ids)) > self.context:
+                raise RequestError(
+                    f"sequence {seq} has reached the end of its context ({self.context} tokens)"
+                )
+        self.blocks.reserve(wanted)
+        spans, ids_all, slots_all, start = [], [], [], 0
+        for seq, ids in plan.items():
+            rows = self.slots(seq, wanted[seq])
+            q = self._tensor(positions[seq])
+            slots_all.append(rows[q])
+            ids_all += ids
+            spans.append(
+                SequenceSpan(
+                    seq,
+                    start,
+                    start + len(ids),
+                    wanted[seq],
+                    rows,
+                    q,
+                    torch.arange(wanted[seq], device=self.decoder.device),
+                    max(positions[seq]) + 1,
+                    list(
+                        self.sequences[seq].held
+                    ),  # a pass that is broken off leaves the sequence's own alone
+                )
+            )
+            start += len(ids)
+        packed = torch.cat([span.q_positions for span in spans])
+        last = self._tensor([span.stop - 1 for span in spans])
+        caches = frozenset(map(self.rules.cache_layer, range(self.model.num_layers)))
+        return Batch(self._tensor(ids_all), packed, torch.cat(slots_all), last, spans, caches)
+
+    def slots(self, seq: int, length: int) -> Tensor:
+        """Pool slots of positions 0 … length - 1 of a sequence, [length]."""
+        size = self.config.block_size
+        table = self._tensor(self.blocks.tables.get(seq, []))
+        slots = table[:, None] * size + torch.arange(size, device=self.decoder.device)
+        return slots.flatten()[:length]
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.decoder.device)
+
+    def _advance(
+        self, plan: dict[int, list[int]], batch: Batch, logits: Tensor | None, forced: dict[int, int]
+    ) -> list[SequenceResult]:
+        """Choose on rank 0, tell all, and move every sequence on."""
+        chosen = self._choose(plan, logits, forced)
+        tokens = self.comm.broadcast(self._tensor([token for token, _ in chosen])).tolist()
+        results = []
+        for span, token, (_, choice) in zip(batch.spans, tokens, chosen, strict=True):
+            sequence, ids = self.sequences[span.seq], plan[span.seq]
+            sequence.computed += len(ids)
+            sequence.kv_len, sequence.held = span.kv_len, span.held
+            emits = sequence.computed == len(sequence.ids)
+            if emits:
+                sequence.ids.append(token)
+            results.append(
+                SequenceResult(
+                    span.seq,
+                    ids,
+                    span.q_positions.tolist(),
+                    sequence.kv_len,
+                    sequence.computed,
+                    sequence.held,
+                    list(self.blocks.tables[span.seq]),
+                    token if emits else None,
+                    span.seq in forced,
+                    choice,
+                )
+            )
+        return results
+
+    def _choose(
+        self, plan: dict[int, list[int]], logits: Tensor | None, forced: dict[int, int]
+    ) -> list[tuple[int, Choice | None]]:
+        """Rank 0's tokens with what they were chosen from; other ranks hold places for them."""
+        if logits is None:
+            return [(0, None)] * len(plan)
+        chosen: list[tuple[int, Choice | None]] = []
+        for seq, row in zip(plan, logits, strict=True):
+            sequence = self.sequences[seq]
+            choice = choose(row, sequence.sampling, seq, sequence.computed + len(plan[seq]))
+            chosen.append((forced.get(seq, choice.token), choice))
+        return chosen

@@ -1,0 +1,59 @@
+"""What a runner keeps of each request, and what a forward pass tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.run.sampler import Choice
+from engine.run.sampling import Sampling
+from engine.taps.hub import Captured
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request: every token so far, how many were run, and how many cache rows it has.
+
+    `computed` counts tokens that went through a forward; `kv_len` counts the cache rows that its blocks are
+    for; `held` [layers] says how far each layer's cache reaches, by what was written to it. All are equal
+    unless something is wrong with positions or with the cache.
+    """
+
+    id: int
+    ids: list[int]
+    sampling: Sampling
+    held: list[int]
+    computed: int = 0
+    kv_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What a pass did to one sequence; `emitted` is None inside a chunked prefill. `held` as in `Sequence`."""
+
+    seq: int
+    ids: list[int]
+    positions: list[int]
+    kv_len: int
+    expected_kv_len: int
+    held: list[int]
+    block_table: list[int]
+    emitted: int | None
+    forced: bool
+    choice: Choice | None  # rank 0 only
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one forward pass left behind on this rank."""
+
+    phase: str
+    sequences: list[SequenceResult]
+    seconds: float
+    free_blocks: int
+    used_blocks: int
+    stats: NDArray[np.float32] | None
+    checksums: NDArray[np.uint64] | None
+    captured: list[Captured] = field(default_factory=list)

@@ -1,0 +1,110 @@
+"""A session file being read: one connection, shared by threads, that follows the file while it grows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sessions.errors import SessionError, broken
+from sessions.format import database, files
+
+
+class Archive:
+    """Queries on one session file; whatever SQLite complains about becomes a `SessionError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._grew = False
+        self._closed = False
+        self._connections = 0
+        self._connect()
+
+    @property
+    def growing(self) -> bool:
+        """Whether part of the session is still in its log: it is being written, or its writer was killed."""
+        return files.log_bytes(self.path) > 0
+
+    def query(self, sql: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """All rows at once: an open cursor would hold the log back from being folded in."""
+        with self._lock:
+            if self._closed:
+                raise SessionError(f"session {self.path.name} has been closed.")
+            if self._depth == 0:
+                self._follow()
+            try:
+                return self._connection.execute(sql, arguments).fetchall()
+            except database.ERRORS as error:
+                raise database.unreadable(self.path, error) from error
+
+    def one(self, sql: str, *arguments: object) -> tuple[Any, ...]:
+        """The single row."""
+        found = self.query(sql, *arguments)
+        if len(found) != 1:
+            raise broken(self.path.name, f"{len(found)} rows where one was expected")
+        return found[0]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Several queries of one state of the file. May be nested."""
+        with self._lock:
+            if self._depth == 0:
+                self.query("BEGIN")
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._end()
+
+    def version(self) -> tuple[int, int]:
+        """A number that changes when anything was committed since."""
+        with self._lock:
+            (version,) = self.one("PRAGMA data_version")
+            return self._connections, int(version)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._grew |= self.growing
+            self._connection.close()
+            if self._grew and not self.growing and files.exists(files.wal_of(self.path)):
+                database.tidy(self.path)
+
+    def _end(self) -> None:
+        """End the read transaction; even that can stumble over a damaged file."""
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except database.ERRORS as error:
+            raise database.unreadable(self.path, error) from error
+
+    def _connect(self) -> None:
+        self._connection, self._immutable = database.connect_reader(self.path)
+        self._connections += 1
+        self._stamp = self._file_stamp()
+        self._grew |= self.growing
+
+    def _follow(self) -> None:
+        """No connection outlives its file's replacement, and an immutable one no change of it."""
+        stamp = self._file_stamp()
+        self._grew = self._grew or self.growing
+        replaced = stamp[0] != self._stamp[0]
+        if replaced or (self._immutable and (stamp != self._stamp or files.exists(files.wal_of(self.path)))):
+            self._connection.close()
+            self._connect()
+
+    def _file_stamp(self) -> tuple[int, int, int]:
+        try:
+            status = self.path.lstat()
+        except OSError as error:
+            raise SessionError(f"{self.path} has gone while it was open ({error.strerror}).") from error
+        return status.st_ino, status.st_size, status.st_mtime_ns

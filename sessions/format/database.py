@@ -1,0 +1,202 @@
+"""Connections to the file. A reader's is read-only, bound to our tables, and refuses every other schema."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from sessions.errors import SessionError
+from sessions.format import files
+from sessions.format.schema import APPLICATION_ID, OBJECTS, PAGE_SIZE, SCHEMA_VERSION, TABLES
+from sessions.text import clean
+
+BUSY_SECONDS = 10.0
+
+#: What a query on a damaged file may raise; UnicodeError where SQLite's own message quotes the damage.
+ERRORS = (sqlite3.Error, UnicodeError)
+_CLOSING_SECONDS = 0.2  # a reader that stays attached is no reason to wait
+
+_PRAGMAS = frozenset(
+    [
+        "application_id",
+        "user_version",
+        "page_count",
+        "page_size",
+        "data_version",
+        "integrity_check",
+        "trusted_schema",
+        "cell_size_check",
+        "query_only",
+        "mmap_size",
+        "cache_size",
+    ]
+)
+_FUNCTIONS = frozenset({"count", "min", "max"})
+_SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
+
+
+def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """A distrustful read-only connection, and whether it is immutable.
+
+    A finished file is read without writing anything beside it. One that was left in log mode without a log
+    (a copy of the main file alone) has to be declared immutable for that; such a connection sees no change.
+    """
+    files.check(path)
+    immutable = not files.exists(files.wal_of(path)) and (
+        files.in_log_mode(path) or files.exists(path.with_name(path.name + "-journal"))
+    )
+    connection = None
+    try:
+        connection = _connect(path, "mode=ro&immutable=1" if immutable else "mode=ro")
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
+        connection.set_authorizer(_authorize)
+        _check(connection, path)
+        _check_length(connection, path)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, ERRORS):
+            raise unreadable(path, error) from error
+        raise
+    return connection, immutable
+
+
+def connect_writer(path: Path) -> sqlite3.Connection:
+    """A read-write connection in log mode. `SessionError` if the file is no session, `sqlite3.Error` if it
+    cannot be written."""
+    files.check(path)
+    connection = _connect(path, "mode=rw")
+    try:
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        _check(connection, path)
+        _check_length(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A kill loses nothing that was committed; a power cut may lose the last commits, never the file.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 256")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def create_file(path: Path, rows: Iterable[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
+    """A session at `path` with the given first rows: (INSERT statement, rows).
+
+    Nobody sees the file before it is complete, so no journal is kept, and it is forced to the disk once.
+    """
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        for sql in TABLES.values():
+            connection.execute(sql)
+        for sql, values in rows:
+            connection.executemany(sql, values)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def fold(connection: sqlite3.Connection) -> None:
+    """Move the log into the file, and leave log mode unless a reader is attached: then one file is left."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {int(_CLOSING_SECONDS * 1000)}")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error):
+            raise
+        # A reader is attached. It folds the (empty) log away when it closes; see `tidy`.
+
+
+def tidy(path: Path) -> None:
+    """Remove the empty log that a writer had to leave because we were reading. Best effort, by SQLite's own
+    locks: if anybody else is attached, nothing happens."""
+    try:
+        connection = _connect(path, "mode=rw", timeout=_CLOSING_SECONDS)
+    except sqlite3.Error:
+        return  # not ours to write: the empty log does no harm
+    try:
+        fold(connection)
+    except sqlite3.Error:
+        return  # likewise
+    finally:
+        connection.close()
+
+
+def unreadable(path: Path, error: Exception) -> SessionError:
+    """SQLite's complaint about a file, as ours."""
+    log, complaint = files.wal_of(path), clean(str(error), limit=200)
+    if files.exists(log) and "unable to open" in complaint:
+        return SessionError(
+            f"cannot read session {path}: its newest steps are in {log.name}, which can only be read in a "
+            "directory that can be written. Copy both files to one."
+        )
+    return SessionError(
+        f"cannot read session {path}: {complaint}. It is no session, or it is damaged or cut short; "
+        "copy it again together with its -wal file if it has one, or record it again."
+    )
+
+
+def _connect(path: Path, options: str, timeout: float | None = None) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{options}"
+    # Sharing between threads is safe: every user of a connection holds a lock of its own.
+    patience = BUSY_SECONDS if timeout is None else timeout
+    return sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+
+
+def _authorize(
+    action: int, first: str | None, second: str | None, database: str | None, via: str | None
+) -> int:
+    """Allow reads of our tables only; `via` names the view or trigger that asks, of which there are none."""
+    allowed = (
+        action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION)
+        or (action == sqlite3.SQLITE_READ and (first in TABLES or first in _SCHEMA_TABLES))
+        or (action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS)
+        or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
+    )
+    return sqlite3.SQLITE_OK if allowed and via is None else sqlite3.SQLITE_DENY
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """First the header's numbers, read without parsing the schema; then the schema, which must be ours to
+    the letter: no view, trigger, virtual table, index or column besides."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    files.check_identity(path, application, version)
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100").fetchall()
+    for row in found:
+        if row not in OBJECTS:
+            raise SessionError(
+                f"refused {path}: its schema has a {str(row[0])[:20]!r} {str(row[1])[:60]!r} that no session "
+                f"of format {SCHEMA_VERSION} has. It was not written by Lockstep; do not trust it."
+            )
+    if missing := OBJECTS - set(found):
+        names = ", ".join(sorted(name for _, name, _, _ in missing))
+        raise SessionError(f"{path} is an incomplete session: it lacks {names}. Record it again.")
+
+
+def _check_length(connection: sqlite3.Connection, path: Path) -> None:
+    """A file without a log must be as long as its header says."""
+    if files.exists(files.wal_of(path)):
+        return
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    actual = path.lstat().st_size
+    if actual != pages * size:
+        raise SessionError(
+            f"{path} is {actual} bytes long, its header says {pages * size}: cut short or damaged. "
+            "Copy it again."
+        )

@@ -1,0 +1,121 @@
+"""Records as rows of the file: the inverse of `rows`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping
+
+from sessions.format import chunks, codec
+from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
+from sessions.records import JSON, SequenceStep, StepRecord, TensorRecord
+
+
+def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
+    """A row of `steps`."""
+    return (
+        branch,
+        record.step,
+        record.phase,
+        real(record.wall_seconds),
+        record.free_blocks,
+        record.used_blocks,
+        json_text(list(record.dropped)),
+    )
+
+
+def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> tuple[object, ...]:
+    """A row of `sequences`; `ValueError` when its lengths are not those of so many ranks."""
+    return (
+        branch,
+        step,
+        sequence.seq,
+        codec.pack_ints(sequence.ids),
+        codec.pack_ints(sequence.positions),
+        codec.pack_ints(_flat_lengths(step, sequence, ranks)),
+        codec.pack_ints(sequence.block_table),
+        sequence.emitted,
+        int(sequence.forced),
+        codec.pack_ints(sequence.topk_ids),
+        codec.pack_floats(sequence.topk_logits),
+        real(sequence.logsumexp),
+        real(sequence.entropy),
+    )
+
+
+def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
+    """Cached lengths [ranks][layers], rank after rank. All ranks have as many layers, or reading them back would
+    give them to others."""
+    layers = {len(of_rank) for of_rank in sequence.kv_lens}
+    if sequence.kv_lens and (
+        len(sequence.kv_lens) != ranks or len(layers) > 1 or not 0 < max(layers) <= MAX_LAYERS
+    ):
+        shape = [len(of_rank) for of_rank in sequence.kv_lens][:16]
+        raise ValueError(
+            f"step {step}, sequence {sequence.seq}: kv_lens has {shape} layers a rank; this session has {ranks} ranks,"
+            f" which must have equally many (1 to {MAX_LAYERS})"
+        )
+    return [rows for of_rank in sequence.kv_lens for rows in of_rank]
+
+
+def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:
+    """The step's packed arrays by kind; `ValueError` when their shape is not the session's."""
+    arrays: dict[int, bytes] = {}
+    for kind, array in ((STATS, record.stats), (CHECKSUMS, record.checksums)):
+        if array is None:
+            continue
+        expected = (taps, *chunks.row_shape(kind, ranks))
+        if array.shape != expected or array.dtype != chunks.DTYPES[kind]:
+            raise ValueError(
+                f"{chunks.NAMES[kind]} of step {record.step} are {array.dtype}{array.shape}; "
+                f"this session has {chunks.DTYPES[kind]}{expected}"
+            )
+        arrays[kind] = codec.pack(array)
+    return arrays
+
+
+def insert_tensors(
+    connection: sqlite3.Connection,
+    branch: int,
+    step: int,
+    tensors: Iterable[TensorRecord],
+    tap_index: Mapping[str, int],
+    ranks: int,
+) -> None:
+    """Write tensors, each content once. Inside a transaction."""
+    for tensor in tensors:
+        tap = tap_index.get(tensor.tap)
+        if tap is None or not 0 <= tensor.rank < ranks:
+            raise ValueError(f"the session knows no tap {tensor.tap!r} on rank {tensor.rank}")
+        row = (branch, step, tap, tensor.seq, tensor.rank, tensor.slice, _blob(connection, tensor))
+        connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
+    """The id of the tensor's blob, written if no blob has this content yet."""
+    array = codec.stored(tensor.array, tensor.dtype)
+    name = codec.tensor_hash(array, tensor.dtype)
+    row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
+    if row is not None:
+        return int(row[0])
+    cursor = connection.execute(
+        "INSERT INTO blobs (hash, dtype, shape, data) VALUES (?, ?, ?, ?)",
+        (name, tensor.dtype, json.dumps(array.shape), codec.pack(array)),
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def real(value: float | None) -> float | str | None:
+    """SQLite turns NaN into NULL, which would read as "not recorded"; the text keeps it."""
+    return "nan" if value is not None and math.isnan(value) else value
+
+
+def utf8(value: str) -> str:
+    """Lone surrogates (undecodable bytes of a path, half a token) have no UTF-8 form: they become `?`."""
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def json_text(value: JSON) -> str:
+    """Compact JSON, escaped to ASCII so that any Python string survives."""
+    return json.dumps(value, separators=(",", ":"))

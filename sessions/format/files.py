@@ -1,0 +1,97 @@
+"""What lies on the disk: the session and SQLite's companions beside it, looked at before SQLite is.
+
+A finished session is one file in rollback mode. While it grows (or after its writer was killed) a
+write-ahead log NAME.session-wal holds its newest steps.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from sessions.errors import SessionError
+from sessions.format.schema import APPLICATION_ID, SCHEMA_VERSION
+
+_HEADER_BYTES = 100  # https://www.sqlite.org/fileformat.html §1.3
+_MAGIC = b"SQLite format 3\0"
+
+
+def wal_of(path: Path) -> Path:
+    """The write-ahead log beside a session."""
+    return path.with_name(path.name + "-wal")
+
+
+def companions(path: Path) -> tuple[Path, ...]:
+    """Every file that SQLite may keep beside `path`."""
+    return tuple(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything by that name, even a link that leads nowhere."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def log_bytes(path: Path) -> int:
+    """The length of the session's write-ahead log; 0 if there is none."""
+    try:
+        return wal_of(path).lstat().st_size
+    except OSError:
+        return 0
+
+
+def check(path: Path) -> None:
+    """`SessionError` unless `path` is a regular file that SQLite can take for a session, and so are its
+    companions regular files. Links are refused: what they lead to could be anything."""
+    for file in (path, *companions(path)):
+        try:
+            mode = file.lstat().st_mode
+        except FileNotFoundError:
+            if file is path:
+                raise SessionError(f"no session at {path}: the file does not exist.") from None
+            continue
+        except (OSError, ValueError) as error:
+            raise SessionError(f"cannot look at {str(file)!r}: {error}.") from error
+        if not stat.S_ISREG(mode):
+            kind = (
+                "a directory" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
+            )
+            raise SessionError(
+                f"refused {file}: it is {kind}; a session is one regular file. Name that file."
+            )
+
+
+def in_log_mode(path: Path) -> bool:
+    """Whether the header asks for a write-ahead log, after checking that the header is a session's.
+
+    Only for a file without a log: closing a descriptor of a file that this very process has open through
+    SQLite would drop SQLite's locks on it (POSIX locks belong to the process), and a writer keeps a log.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError as error:
+        raise SessionError(f"cannot read session {path}: {error.strerror}.") from error
+    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+        raise SessionError(
+            f"{path} is no Lockstep session: it is no SQLite 3 database. Name a .session file."
+        )
+    check_identity(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
+    return header[18] == 2 or header[19] == 2
+
+
+def check_identity(path: Path, application: int, version: int) -> None:
+    """`SessionError` unless the header's numbers are those of this format."""
+    if application != APPLICATION_ID:
+        raise SessionError(
+            f"{path} is an SQLite database but no Lockstep session (application id "
+            f"{application & 0xFFFFFFFF:#010x}, a session has {APPLICATION_ID:#010x}). Name a .session file."
+        )
+    if version != SCHEMA_VERSION:
+        advice = "update Lockstep" if version > SCHEMA_VERSION else "record it again"
+        raise SessionError(
+            f"{path} has session format {version}; this Lockstep reads {SCHEMA_VERSION}: {advice}."
+        )

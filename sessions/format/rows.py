@@ -1,0 +1,174 @@
+"""Rows of the file as records. SQLite stores any type in any column, so every value's type is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sessions.errors import broken
+from sessions.format import codec
+from sessions.format.schema import MAX_LAYERS
+from sessions.layouts import parse as parse_layout
+from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
+
+MAX_RANKS = 1024
+
+SEQUENCE_COLUMNS = (
+    "seq, ids, positions, kv_lens, block_table, emitted, forced, topk_ids, topk_logits, logsumexp, entropy"
+)
+
+
+def text(value: object, where: str) -> str:
+    """A string, or the session is broken."""
+    if not isinstance(value, str):
+        raise broken(where, f"expected text, found {type(value).__name__}")
+    return value
+
+
+def integer(value: object, where: str) -> int:
+    """An integer, or the session is broken."""
+    if not isinstance(value, int):
+        raise broken(where, f"expected an integer, found {type(value).__name__}")
+    return value
+
+
+def maybe_integer(value: object, where: str) -> int | None:
+    """An integer or nothing."""
+    return None if value is None else integer(value, where)
+
+
+def real(value: object, where: str) -> float:
+    """A number; NaN is stored as the text "nan" because SQLite has none."""
+    if value == "nan":
+        return float("nan")
+    if not isinstance(value, (int, float)):
+        raise broken(where, f"expected a number, found {type(value).__name__}")
+    return float(value)
+
+
+def maybe_real(value: object, where: str) -> float | None:
+    """A number or nothing."""
+    return None if value is None else real(value, where)
+
+
+def ranks(value: object, taps: int) -> int:
+    """meta["ranks"], and with it the size of a step's arrays, within reason."""
+    if type(value) is not int or not 1 <= value <= MAX_RANKS:
+        raise broken('meta "ranks"', f"{str(value)[:40]} is not between 1 and {MAX_RANKS}")
+    if taps * value * len(STATISTICS) * 4 > codec.MAX_STEP_BYTES:
+        raise broken('meta "ranks"', f"{taps} taps on {value} ranks are more than a step may have")
+    return value
+
+
+def taps(found: Sequence[tuple[Any, ...]]) -> tuple[Tap, ...]:
+    """The taps, whose ids must count up from 0 and whose layouts must parse."""
+    if [row[0] for row in found] != list(range(len(found))):
+        raise broken("taps", "their ids do not count up from 0")
+    result = tuple(Tap(index, text(name, "taps"), text(layout, "taps")) for index, name, layout in found)
+    for tap in result:
+        parse_layout(tap.layout)
+    if len({tap.name for tap in result}) != len(result):
+        raise broken("taps", "a name occurs twice")
+    return result
+
+
+def branch(row: tuple[Any, ...]) -> Branch:
+    """A row of `branches`."""
+    identity, name, parent, fork_step, rules = row
+    where = f"branch {identity}"
+    parsed = codec.parse_json(rules, where)
+    if not isinstance(parsed, dict):
+        raise broken(where, "its rules are no JSON object")
+    return Branch(
+        integer(identity, where),
+        text(name, where),
+        maybe_integer(parent, where),
+        integer(fork_step, where),
+        {key: str(value) for key, value in parsed.items()},
+    )
+
+
+def step_record(
+    step: int, owner: int, head: tuple[Any, ...], found: Sequence[tuple[Any, ...]], ranks: int
+) -> StepRecord:
+    """A row of `steps` and its rows of `sequences`, without arrays."""
+    where = f"step {step} of branch {owner}"
+    phase, wall, free, used, dropped = head
+    words = codec.parse_json(dropped, where)
+    if not isinstance(words, list):
+        raise broken(where, "`dropped` is no JSON list")
+    return StepRecord(
+        step=step,
+        phase=text(phase, where),
+        sequences=tuple(sequence_step(row, where, ranks) for row in found),
+        wall_seconds=real(wall, where),
+        free_blocks=maybe_integer(free, where),
+        used_blocks=maybe_integer(used, where),
+        dropped=tuple(text(word, where) for word in words),
+    )
+
+
+def sequence_step(row: tuple[Any, ...], where: str, ranks: int) -> SequenceStep:
+    """A row of `sequences` (SEQUENCE_COLUMNS)."""
+    seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = row
+    return SequenceStep(
+        seq=integer(seq, where),
+        ids=codec.unpack_ints(ids, where),
+        positions=codec.unpack_ints(positions, where),
+        kv_lens=_lengths(kv_lens, where, ranks),
+        block_table=codec.unpack_ints(blocks, where),
+        emitted=maybe_integer(emitted, where),
+        forced=bool(integer(forced, where)),
+        topk_ids=codec.unpack_ints(topk_ids, where),
+        topk_logits=codec.unpack_floats(topk_logits, where),
+        logsumexp=maybe_real(logsumexp, where),
+        entropy=maybe_real(entropy, where),
+    )
+
+
+def _lengths(data: object, where: str, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Cached lengths [ranks][layers]: as many for each rank, and no more layers than a model may have."""
+    flat = codec.unpack_ints(data, where, ranks * MAX_LAYERS)
+    layers, rest = divmod(len(flat), ranks)
+    if rest:
+        raise broken(where, f"{len(flat)} cached lengths are not equally many for each of {ranks} ranks")
+    return tuple(flat[rank * layers : (rank + 1) * layers] for rank in range(ranks)) if layers else ()
+
+
+def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int) -> TensorKey:
+    """A row of `tensors` with its blob's dtype and shape."""
+    tap, rank, seq, part, dtype, shape = row
+    where = f"tensors of step {step}"
+    if not 0 <= integer(tap, where) < len(known):
+        raise broken(where, f"no tap {tap}")
+    if not 0 <= integer(rank, where) < ranks:
+        raise broken(where, f"no rank {rank}")
+    _, dims = codec.parse_shape(shape, dtype, where)
+    return TensorKey(known[tap].name, step, rank, integer(seq, where), text(part, where), dtype, dims)
+
+
+def event(row: tuple[Any, ...]) -> Event:
+    """A row of `events`."""
+    identity, on, step, kind, words, data = row
+    where = f"event {identity}"
+    return Event(
+        integer(identity, where),
+        integer(on, where),
+        integer(step, where),
+        text(kind, where),
+        text(words, where),
+        codec.parse_json(data, where),
+    )
+
+
+def verdict(row: tuple[Any, ...]) -> Verdict:
+    """A row of `verdicts`."""
+    on, step, tap, word, detail = row
+    where = f"verdict on step {step}"
+    return Verdict(
+        integer(on, where),
+        integer(step, where),
+        text(tap, where),
+        text(word, where),
+        codec.parse_json(detail, where),
+    )

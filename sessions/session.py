@@ -1,0 +1,282 @@
+"""Reading a session: finished or still growing, our own or a stranger's."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions import layouts
+from sessions.errors import SessionError
+from sessions.format import captures, codec, rows
+from sessions.format.archive import Archive
+from sessions.format.chunks import StepArrays
+from sessions.format.schema import CHECKSUMS, STATS
+from sessions.history import History
+from sessions.layouts import Rebuilt
+from sessions.records import (
+    JSON,
+    STATISTICS,
+    Branch,
+    Event,
+    StepRecord,
+    Tap,
+    TensorKey,
+    TensorRecord,
+    Verdict,
+)
+
+
+class Session:
+    """A session, read-only. Safe to use from several threads.
+
+    Every method raises `SessionError` where the file contradicts the format or is asked for what it does
+    not have (a branch, a step, a tap); what was merely not captured is None. Strings come as they were
+    recorded: `sessions.text.clean` them before they reach a terminal.
+    """
+
+    taps: tuple[Tap, ...]
+    ranks: int
+
+    def __init__(self, path: Path) -> None:
+        """Use `open`."""
+        self.path = Path(path)
+        self._archive = Archive(self.path)
+        self._meta_text: dict[str, object] = {}
+        self._meta: dict[str, JSON] = {}
+        try:
+            self._load()
+        except BaseException:
+            self._archive.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Path) -> Session:
+        """The session at `path`; `SessionError` says what is wrong with a file that is none."""
+        return cls(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._archive.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def refresh(self) -> bool:
+        """Take notice of what was written since; whether there was anything. Cheap when there was not."""
+        if self._archive.version() == self._version:
+            return False
+        self._load()
+        return True
+
+    def _load(self) -> None:
+        """Read everything small: meta, taps, branches, which steps there are."""
+        with self._archive.snapshot():
+            version = self._archive.version()
+            self._load_meta()
+            taps = rows.taps(self._archive.query("SELECT id, name, layout FROM taps ORDER BY id"))
+            ranks = rows.ranks(self._meta.get("ranks"), len(taps))
+            history = History(
+                [
+                    rows.branch(row)
+                    for row in self._archive.query("SELECT id, name, parent, fork_step, rules FROM branches")
+                ],
+                self._archive.query(
+                    "SELECT branch, min(step), max(step), count(*) FROM steps GROUP BY branch"
+                ),
+            )
+            self._version = version
+        self.taps, self.ranks, self._history = taps, ranks, history
+        self._by_name = {tap.name: tap for tap in taps}
+        self._arrays = StepArrays(self._archive, len(taps), ranks)
+
+    def _load_meta(self) -> None:
+        """Parse only what changed: token texts and configurations are long."""
+        found = {
+            rows.text(key, "meta"): value for key, value in self._archive.query("SELECT key, value FROM meta")
+        }
+        self._meta = {
+            key: self._meta[key]
+            if self._meta_text.get(key) == value
+            else codec.parse_json(value, f"meta {key[:40]!r}")
+            for key, value in found.items()
+        }
+        self._meta_text = found
+
+    # --- what the session is -----------------------------------------------------------------------
+
+    @property
+    def meta(self) -> Mapping[str, JSON]:
+        """Checkpoint hash, config, versions, seed, prompt, …"""
+        return MappingProxyType(self._meta)
+
+    @property
+    def growing(self) -> bool:
+        """Whether it is still being written (or its writer was killed)."""
+        return self._archive.growing
+
+    def branches(self) -> list[Branch]:
+        """Every line of history, 0 ("main") first."""
+        return list(self._history.branches.values())
+
+    def steps(self, branch: int = 0) -> range:
+        """The steps of a branch, those it shares with its parents included."""
+        return self._history.steps(branch)
+
+    def has_tap(self, name: str) -> bool:
+        """Whether the session knows a tap of that name."""
+        return name in self._by_name
+
+    def tap(self, name: str) -> Tap:
+        """The tap of that name."""
+        if name not in self._by_name:
+            raise SessionError(f"{self.path.name} has no tap {name!r} among its {len(self.taps)}.")
+        return self._by_name[name]
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def step(self, step: int, branch: int = 0) -> StepRecord:
+        """What happened at a step, without its arrays (`stats`, `checksums`, `tensor` read those)."""
+        owner = self._history.owner(branch, step)
+        with self._archive.snapshot():
+            head = self._archive.one(
+                "SELECT phase, wall_seconds, free_blocks, used_blocks, dropped FROM steps"
+                " WHERE branch = ? AND step = ?",
+                *(owner, step),
+            )
+            sequences = self._archive.query(
+                f"SELECT {rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
+                *(owner, step),
+            )
+        return rows.step_record(step, owner, head, sequences, self.ranks)
+
+    def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
+        """Every tap's statistics at a step, [taps, ranks, 8], ordered as STATISTICS; None: not recorded."""
+        return self._arrays.at(STATS, self._history.owner(branch, step), step)
+
+    def checksums(self, step: int, branch: int = 0) -> NDArray[np.uint64] | None:
+        """Every tap's bit-exact checksum at a step, [taps, ranks]; None: not recorded."""
+        return self._arrays.at(CHECKSUMS, self._history.owner(branch, step), step)
+
+    def series(
+        self, tap: str, stat: str, rank: int, branch: int = 0, *, start: int = 0, stop: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """One statistic of one tap over the steps in [start, stop) that have statistics: (steps, values)."""
+        if stat not in STATISTICS:
+            raise SessionError(f"no statistic {stat!r}; there are {', '.join(STATISTICS)}.")
+        if not 0 <= rank < self.ranks:
+            raise SessionError(f"no rank {rank}; {self.path.name} has ranks 0 to {self.ranks - 1}.")
+        index, pick = self.tap(tap).index, (rank, STATISTICS.index(stat))
+        steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for owner, first, end in self._history.segments(branch):
+            first, end = max(first, start), end if stop is None else min(end, stop)
+            found = self._arrays.series(STATS, index, pick, owner, first, end)
+            steps.append(found[0])
+            values.append(found[1])
+        return np.concatenate(steps), np.concatenate(values)
+
+    # --- tensors -----------------------------------------------------------------------------------
+
+    def captured(self, step: int, branch: int = 0) -> list[TensorKey]:
+        """Every tensor captured at a step, in execution order."""
+        return captures.keys(self._archive, self.taps, self.ranks, self._history.owner(branch, step), step)
+
+    def captured_taps(self, branch: int = 0) -> set[str]:
+        """The taps of which any tensor was captured on the branch."""
+        known = {tap.index: tap.name for tap in self.taps}
+        return {
+            known[tap]
+            for owner, first, stop in self._history.segments(branch)
+            for (tap,) in self._archive.query(
+                "SELECT DISTINCT tap FROM tensors WHERE branch = ? AND step >= ? AND step < ?",
+                owner,
+                first,
+                stop,
+            )
+            if tap in known
+        }
+
+    def stored(
+        self, tap: str, *, first: int, stop: int, seq: int = 0, branch: int = 0
+    ) -> dict[int, Hashable]:
+        """By step, what tells whether anything else of a tap is stored there than when it was last read."""
+        return {
+            step: parts
+            for owner, begin, end in self._history.segments(branch)
+            if begin < stop and first < end
+            for step, parts in captures.stored(
+                self._archive, self.tap(tap), owner, max(begin, first), min(end, stop), seq
+            ).items()
+        }
+
+    def capture(
+        self, tap: str, *, step: int, rank: int, seq: int = 0, branch: int = 0, slice: str | None = None
+    ) -> TensorRecord | None:
+        """One captured tensor exactly as recorded. `slice` None: the whole if there is one, else a part."""
+        owner = self._history.owner(branch, step)
+        return captures.one(self._archive, self.tap(tap), owner, step, rank, seq, slice)
+
+    def parts(
+        self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
+    ) -> dict[int, TensorRecord]:
+        """What each rank captured of a tap at a step, exactly as recorded."""
+        found = {
+            rank: self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
+            for rank in range(self.ranks)
+        }
+        return {rank: part for rank, part in found.items() if part is not None}
+
+    def tensor(
+        self, tap: str, *, step: int, rank: int, seq: int = 0, branch: int = 0, slice: str | None = None
+    ) -> NDArray[Any] | None:
+        """One captured tensor, bfloat16 widened to float32; None: not captured."""
+        found = self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
+        return None if found is None else codec.widen(found.array, found.dtype)
+
+    def rebuilt(
+        self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
+    ) -> Rebuilt:
+        """The tensor that one rank alone would have had, from all ranks by the tap's layout."""
+        parts = self.parts(tap, step=step, seq=seq, branch=branch, slice=slice)
+        return layouts.rebuild_records(self.tap(tap).layout, parts, self.ranks)
+
+    # --- journal and judgements ----------------------------------------------------------------------
+
+    def events(
+        self, *, branch: int | None = None, step: int | None = None, kind: str | None = None, after: int = 0
+    ) -> list[Event]:
+        """The journal in order, filtered; `after` an event's id gives the newer ones."""
+        where, values = _where(branch=branch, step=step, kind=kind)
+        found = self._archive.query(
+            f"SELECT id, branch, step, kind, text, data FROM events WHERE id > ?{where} ORDER BY id",
+            *(after, *values),
+        )
+        return [rows.event(row) for row in found]
+
+    def verdicts(
+        self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
+    ) -> list[Verdict]:
+        """The judgements, by branch, step and (where the session knows the tap) execution order."""
+        where, values = _where(branch=branch, step=step, tap=tap)
+        found = self._archive.query(
+            f"SELECT branch, step, tap, verdict, detail FROM verdicts WHERE true{where}", *values
+        )
+        order = {tap.name: tap.index for tap in self.taps}
+        verdicts = [rows.verdict(row) for row in found]
+        return sorted(verdicts, key=lambda v: (v.branch, v.step, order.get(v.tap, len(order)), v.tap))
+
+
+def _where(**columns: int | str | None) -> tuple[str, list[int | str]]:
+    """A condition on every column that is asked for, and its values: an index finds those, where it would not
+    serve `? IS NULL OR …`."""
+    asked = {name: value for name, value in columns.items() if value is not None}
+    return "".join(f" AND {name} = ?" for name in asked), list(asked.values())

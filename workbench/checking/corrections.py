@@ -1,0 +1,41 @@
+"""Corrections: every tap gets its golden value once it was recorded, so that each operation works on right inputs.
+
+What a run under corrections records of a tap is then what the operation itself does wrong: its injected error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sessions import Session
+from sessions.errors import LayoutError
+from workbench.inferior.patches import Patch, cut
+
+
+def corrections(plain: Session, golden: Session, step: int) -> list[Patch]:
+    """The patches of one step. `plain` is the same run without them, every tensor whole.
+
+    A tap that has no golden tensor (partial sums), or gives another shape than the golden one, stays as it is:
+    what is computed from it is not on right inputs.
+    """
+    found = (
+        _correction(plain, golden, tap, step, told.seq)
+        for tap in range(len(plain.taps))
+        for told in plain.step(step).sequences
+    )
+    return [patch for patch in found if patch is not None]
+
+
+def _correction(plain: Session, golden: Session, place: int, step: int, seq: int) -> Patch | None:
+    tap = plain.taps[place]
+    right = golden.rebuilt(tap.name, step=step, seq=seq).array if golden.has_tap(tap.name) else None
+    held = plain.parts(tap.name, step=step, seq=seq)
+    try:
+        seen = plain.rebuilt(tap.name, step=step, seq=seq).array
+    except LayoutError:
+        return None
+    if right is None or seen is None or seen.shape != right.shape:
+        return None
+    shapes = [held[rank].array.shape for rank in range(plain.ranks)]
+    whole = tuple((0, length) for length in right.shape)
+    return Patch(tap.index, seq, step, cut(tap.layout, shapes, whole, right.astype(np.float32)), after=True)

@@ -1,0 +1,205 @@
+"""What this machine has, and what Lockstep needs of it. torch is only loaded by processes of their own: a broken
+installation may crash, and then says so on one line."""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from packaging.requirements import Requirement
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.ranks.client import Client
+from workbench.demo import MODEL_DIR
+from workbench.paths import cache_directory, data_directory
+
+Level = Literal["ok", "note", "bad"]
+
+_PROBE = """
+import json, torch, torch.distributed as d
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({
+    "version": torch.__version__, "built_for_cuda": torch.version.cuda,
+    "gloo": d.is_available() and d.is_gloo_available(), "nccl": d.is_available() and d.is_nccl_available(),
+    "gpus": [[g.name, g.total_memory, f"{g.major}.{g.minor}"] for g in gpus],
+}))
+"""
+_SECONDS = 120.0
+_LEAST_MEMORY, _LEAST_DISK = 2 << 30, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. "note": works, but worth knowing. `advice` is what to do, "" where nothing is."""
+
+    what: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Everything, cheapest first; each finding as soon as it is made."""
+    yield _python()
+    yield from _packages()
+    yield _memory()
+    yield _directory("data", data_directory(), "LOCKSTEP_DATA_DIR")
+    yield _directory("cache", cache_directory(), "LOCKSTEP_CACHE_DIR")
+    yield _directory("temporary", Path(tempfile.gettempdir()), "TMPDIR")
+    yield _terminal()
+    yield _demo()
+    torch = _probe_torch()
+    if isinstance(torch, Finding):
+        yield torch
+        return
+    yield Finding("torch", "ok", f"{torch['version']} loads")
+    yield _gpus(torch)
+    yield _collectives(torch)
+    yield _ranks()
+
+
+def _python() -> Finding:
+    return Finding(
+        "python", "ok", f"{sys.version.split()[0]} at {sys.executable}"
+    )  # older ones cannot install this
+
+
+def _packages() -> Iterator[Finding]:
+    """Each dependency as the project declares it, held against what is installed."""
+    wanted = [Requirement(line) for line in requires("lockstep") or () if "extra ==" not in line]
+    good = []
+    for requirement in wanted:
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            yield Finding("packages", "bad", f"{requirement.name} is missing", f"pip install '{requirement}'")
+            continue
+        if requirement.specifier.contains(installed, prereleases=True):
+            good.append(f"{requirement.name} {installed}")
+        else:
+            found = f"{requirement.name} {installed} is not {requirement.specifier}"
+            yield Finding("packages", "bad", found, f"pip install '{requirement}'")
+    shown = [
+        one for one in good if one.split()[0] in ("transformers", "textual", "safetensors", "tokenizers")
+    ]
+    yield Finding("packages", "ok", f"{len(good)} of {len(wanted)} as required ({', '.join(shown)})")
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free, {os.cpu_count()} cores"
+    if memory.available < _LEAST_MEMORY:
+        return Finding("memory", "bad", found, "each rank takes about 0.5 GiB beside its weights: free some")
+    return Finding("memory", "ok", found)
+
+
+def _directory(what: str, path: Path, variable: str) -> Finding:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"lockstep")
+            file.flush()
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        return Finding(
+            what, "bad", f"{path}: {error.strerror}", f"set {variable} to a directory that can be written"
+        )
+    found = f"{path} can be written, {free / 2**30:.1f} GiB free"
+    if free < _LEAST_DISK:
+        return Finding(what, "note", found, f"little room for sessions: set {variable} to another disk")
+    return Finding(what, "ok", found)
+
+
+def _terminal() -> Finding:
+    encoding = (sys.stdout.encoding or locale.getpreferredencoding()).lower().replace("-", "")
+    if not sys.stdout.isatty():
+        return Finding("terminal", "note", "stdout is not a terminal: commands work, the screens do not")
+    columns, lines = shutil.get_terminal_size()
+    term = os.environ.get("TERM", "")
+    found = f"{term or 'TERM is not set'}, {columns}x{lines}, {encoding}"
+    if not encoding.startswith("utf"):
+        return Finding("terminal", "bad", found, "the screens draw with Unicode: set LANG=C.UTF-8")
+    if term in ("", "dumb"):
+        return Finding("terminal", "bad", found, "set TERM=xterm-256color")
+    if columns < 80 or lines < 24:
+        return Finding("terminal", "note", found, "the screens want 80x24 at least")
+    return Finding("terminal", "ok", found)
+
+
+def _demo() -> Finding:
+    if (MODEL_DIR / "model.safetensors").is_file():
+        return Finding("demo model", "ok", str(MODEL_DIR))
+    return Finding("demo model", "bad", f"not at {MODEL_DIR}", "install again: the package is incomplete")
+
+
+def _probe_torch() -> dict[str, Any] | Finding:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _PROBE],
+            capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "torch", "bad", f"does not load within {_SECONDS:.0f} s", "is the disk or the machine overloaded?"
+        )
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Finding("torch", "bad", f"does not load: {last[:200]}", "pip install --force-reinstall torch")
+    return dict(told)
+
+
+def _gpus(torch: dict[str, Any]) -> Finding:
+    if torch["gpus"]:
+        listed = ", ".join(
+            f"{name} {memory / 2**30:.0f} GiB (sm {cap})" for name, memory, cap in torch["gpus"]
+        )
+        return Finding("GPUs", "ok", listed)
+    if torch["built_for_cuda"]:
+        return Finding(
+            "GPUs", "note", "none: torch is built for CUDA but sees no device", "ranks run on the CPU"
+        )
+    return Finding("GPUs", "note", "none: this torch is built for the CPU", "ranks run on the CPU")
+
+
+def _collectives(torch: dict[str, Any]) -> Finding:
+    if not torch["gloo"]:
+        return Finding(
+            "collectives", "bad", "no gloo in this torch", "install a build of torch with distributed"
+        )
+    count = len(torch["gpus"])
+    if not torch["nccl"]:
+        level: Level = "note" if count > 1 else "ok"
+        return Finding("collectives", level, "gloo (no nccl: ranks on GPUs would talk through the host)")
+    fits = (
+        f"nccl up to --tp {count} on GPUs, gloo beyond and on the CPU"
+        if count
+        else "gloo; nccl has no GPU to use"
+    )
+    return Finding("collectives", "ok", fits)
+
+
+def _ranks() -> Finding:
+    """The real thing: two ranks that must find each other."""
+    started = time.monotonic()
+    try:
+        with Client(EngineConfig(tp=2, timeout_seconds=_SECONDS), program="engine.ranks") as client:
+            client.call("ping")
+            backend = client.backend
+    except EngineError as error:
+        return Finding("ranks", "bad", f"two ranks do not meet: {error}", "is the loopback interface up?")
+    return Finding("ranks", "ok", f"two met over {backend} in {time.monotonic() - started:.1f} s")

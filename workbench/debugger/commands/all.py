@@ -1,0 +1,18 @@
+"""Importing this module fills the registry."""
+
+from workbench.debugger.commands import (  # noqa: F401
+    branches,
+    breakpoints,
+    capture,
+    diagnose,
+    diff,
+    frame,
+    golden,
+    info,
+    lens,
+    print,
+    reverse,
+    rules,
+    run,
+    script,
+)

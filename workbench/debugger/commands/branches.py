@@ -1,0 +1,78 @@
+"""Commands that go from branch to branch, and back to where one has been."""
+
+from __future__ import annotations
+
+from sessions.text import clean
+from workbench.debugger.answers import Message, Position, Result, Table
+from workbench.debugger.core.backwards import backward_to, land
+from workbench.debugger.core.debugger import Checkpoint, Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import CommandError
+
+
+@command(
+    "branch", arguments=(Argument("name", "branch", help="a number or name; none: the present one"),),
+    group="changing", changes=True, help="go to another branch, at this step if it has it",
+)  # fmt: skip
+def branch(debugger: Debugger, name: str | None) -> Result:
+    """Switch."""
+    if name is None:
+        line = debugger.timeline.line(debugger.position.branch)
+        return Message(f"branch {line.id} ({clean(line.name)})", {"branch": line.id})
+    line = debugger.timeline.named(name)
+    land(debugger)
+    at = debugger.position
+    last = debugger.timeline.last(line.id)
+    return backward_to(debugger, Position(line.id, min(at.step, last), at.place if at.step <= last else None))
+
+
+@command("branches", group="changing", help="every branch: where it forked, its rules, how far it went")
+def branches(debugger: Debugger) -> Result:
+    """The tree as a table."""
+    rows = [
+        [("→ " if line.id == debugger.position.branch else "") + str(line.id), clean(line.name), line.parent,
+         line.fork_step if line.forked_at is None else line.forked_at, line.steps,
+         " ".join(f"{k}={v}" for k, v in line.rules.items()) or "correct"]
+        for line in debugger.timeline.lines.values()
+    ]  # fmt: skip
+    return Table("", ["branch", "name", "parent", "forked at", "steps", "rules"], rows)
+
+
+@command(
+    "checkpoint", arguments=(Argument("note", "text"),), group="changing", changes=True,
+    help="remember this position for `restart`",
+)  # fmt: skip
+def checkpoint(debugger: Debugger, note: str | None) -> Result:
+    """Remember."""
+    made = Checkpoint(len(debugger.checkpoints) + 1, debugger.position, note or "")
+    debugger.checkpoints.append(made)
+    return Message(f"checkpoint {made.id} at {_place(debugger, made.position)}", {"id": made.id})
+
+
+@command(
+    "restart", arguments=(Argument("checkpoint", "int", help="none: the beginning"),), group="changing",
+    changes=True, help="go back to a checkpoint, or to the beginning; starts a lost engine again",
+)  # fmt: skip
+def restart(debugger: Debugger, checkpoint: int | None) -> Result:
+    """Back to a checkpoint."""
+    found = next((one for one in debugger.checkpoints if one.id == checkpoint), None)
+    if checkpoint is not None and found is None:
+        raise CommandError(f"there is no checkpoint {checkpoint}: `info checkpoints` lists them")
+    if debugger.lost and debugger.executor is not None:
+        debugger.executor.inferior.restart()
+        debugger.executor.forget()
+        debugger.lost = ""
+    target = found.position if found is not None else Position(debugger.position.branch, -1)
+    last = debugger.timeline.last(target.branch)
+    return backward_to(debugger, target if target.step <= last else Position(target.branch, last))
+
+
+def checkpoint_table(debugger: Debugger) -> Table:
+    """What `info checkpoints` shows."""
+    rows = [[one.id, _place(debugger, one.position), clean(one.note)] for one in debugger.checkpoints]
+    return Table("", ["checkpoint", "where", "note"], rows, empty="no checkpoints: `checkpoint` makes one")
+
+
+def _place(debugger: Debugger, at: Position) -> str:
+    tap = "" if at.place is None else f", {debugger.timeline.places.names[at.place]}"
+    return f"branch {at.branch}, step {at.step}{tap}"

@@ -1,0 +1,201 @@
+"""Breakpoints, watchpoints, catchpoints."""
+
+from __future__ import annotations
+
+from sessions.text import clean
+from workbench.debugger.answers import Message, Result, Table, counted
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.tensors import rank_of
+from workbench.debugger.errors import CommandError
+from workbench.debugger.language import expressions
+from workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
+
+NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
+WHERE = Argument(
+    "where", "text", required=True, form="LOCATION [if CONDITION] [rank R]", help="taps, and when"
+)
+
+
+@command(
+    "break", "b", "br", arguments=(WHERE,), group="breaking", changes=True, key="b",
+    help="stop at taps",
+    details="`break layers.3.attn.* if step >= 12 and absmax > 50`, `break logits rank 1`, `break layers.2`. The"
+    " condition speaks of the tap's statistics (min max mean rms absmax nan inf zeros) and of step, rank, token,"
+    " position, kv_len (rows that the tap's layer has cached: `if kv_len != position + 1`); it is evaluated where the"
+    " tap is.",
+)  # fmt: skip
+def break_(debugger: Debugger, where: str) -> Result:
+    """A breakpoint."""
+    return _break(debugger, where, temporary=False)
+
+
+@command(
+    "tbreak", "tb", arguments=(WHERE,), group="breaking", changes=True,
+    help="stop at taps, once",
+)  # fmt: skip
+def tbreak(debugger: Debugger, where: str) -> Result:
+    """A breakpoint that goes with its first stop."""
+    return _break(debugger, where, temporary=True)
+
+
+@command(
+    "watch", "w", arguments=(
+        Argument("what", "text", required=True, form="TAP-GLOB PREDICATE [rank R]", help="taps, and what of them"),
+    ),
+    group="breaking", changes=True,
+    help="stop where a tap's statistics meet a predicate",
+    details="`watch layers.*.attn.q_proj absmax > 50`.",
+)  # fmt: skip
+def watch(debugger: Debugger, what: str) -> Result:
+    """A watchpoint."""
+    rest, rank = rank_of(debugger, what)
+    glob, _, predicate = rest.partition(" ")
+    if not predicate.strip():
+        raise CommandError("watch wants a predicate: for example `watch layers.*.attn.q_proj absmax > 50`")
+    made = debugger.breakpoints.add(
+        "watch", what.strip(), places=frozenset(debugger.timeline.places.matching(glob)), rank=rank,
+        when=expressions.parse_condition(predicate.strip()), condition=predicate.strip(),
+    )  # fmt: skip
+    return _set(made)
+
+
+@command(
+    "catch", arguments=(Argument("sentinel", "word", required=True, choices=SENTINELS),), group="breaking",
+    changes=True,
+    help="stop when something goes wrong: nan, inf, desync, golden, repetition, eos, error",
+    details="nan and inf are judged at every tap as it passes; desync (replicas that differ between ranks),"
+    " golden, repetition and eos after each step; error turns the loss of a rank into a stop, so that a script goes"
+    " on (`restart` starts the engine again).",
+)  # fmt: skip
+def catch(debugger: Debugger, sentinel: str) -> Result:
+    """A catchpoint."""
+    if sentinel == "golden" and debugger.settings.golden is None and not debugger.session.verdicts():
+        raise CommandError("there is no golden reference yet: `golden` records one")
+    at_taps = sentinel in AT_TAPS
+    made = debugger.breakpoints.add(
+        "catch", sentinel,
+        places=frozenset(range(len(debugger.timeline.places))) if at_taps else frozenset(),
+        when=[">", ["name", sentinel], 0.0] if at_taps else None,
+        condition=f"{sentinel} > 0" if at_taps else "",
+    )  # fmt: skip
+    return _set(made)
+
+
+@command(
+    "condition", arguments=(
+        Argument("number", "breakpoint", required=True), Argument("expression", "text", help="none: always"),
+    ),
+    group="breaking", changes=True, help="change a breakpoint's condition",
+)  # fmt: skip
+def condition(debugger: Debugger, number: str, expression: str | None) -> Result:
+    """Another condition."""
+    one = _get(debugger, number)
+    if not one.places:
+        raise CommandError(f"{one.describe()} looks at whole steps and takes no condition")
+    one.when = expressions.parse_condition(expression) if expression else None
+    one.condition = expression or ""
+    return Message(f"{one.describe()} {'if ' + one.condition if one.condition else 'stops always'}")
+
+
+@command(
+    "ignore", arguments=(
+        Argument("number", "breakpoint", required=True), Argument("count", "int", required=True),
+    ),
+    group="breaking", changes=True, help="let a breakpoint's next COUNT hits pass",
+)  # fmt: skip
+def ignore(debugger: Debugger, number: str, count: int) -> Result:
+    """So many hits without stopping."""
+    one = _get(debugger, number)
+    if count < 0:
+        raise CommandError(f"the count must be at least 0, not {count}")
+    one.ignore = count
+    return Message(f"the next {counted(count, 'hit')} of {one.describe()} will not stop")
+
+
+@command("enable", arguments=(NUMBER,), group="breaking", changes=True, help="let breakpoints stop again")
+def enable(debugger: Debugger, number: str | None) -> Result:
+    """Switch on."""
+    return _switch(debugger, number, True)
+
+
+@command(
+    "disable", arguments=(NUMBER,), group="breaking", changes=True, help="keep breakpoints from stopping"
+)
+def disable(debugger: Debugger, number: str | None) -> Result:
+    """Switch off."""
+    return _switch(debugger, number, False)
+
+
+@command("delete", "d", arguments=(NUMBER,), group="breaking", changes=True, help="forget breakpoints")
+def delete(debugger: Debugger, number: str | None) -> Result:
+    """Forget one, or all."""
+    chosen = [_get(debugger, number)] if number else list(debugger.breakpoints)
+    for one in chosen:
+        debugger.breakpoints.delete(one.id)
+    return Message(f"deleted {', '.join(one.describe() for one in chosen) or 'nothing'}")
+
+
+@command(
+    "commands", arguments=(
+        Argument("block", "text", required=True, form="NUMBER … end", help="then a command a line, then end"),
+    ),
+    group="breaking", changes=True,
+    help="what to do when a breakpoint stops",
+)  # fmt: skip
+def commands_(debugger: Debugger, block: str) -> Result:
+    """Commands that run at each stop."""
+    first, *lines = [line.strip() for line in block.splitlines()]
+    one = _get(debugger, first)
+    if not lines or lines[-1] != "end":
+        raise CommandError("commands NUMBER, a command a line, and `end`")
+    one.commands = [line for line in lines[:-1] if line]
+    return Message(f"{one.describe()} runs {counted(len(one.commands), 'command')} when it stops")
+
+
+def breakpoint_table(debugger: Debugger) -> Table:
+    """What `info breakpoints` shows."""
+    rows = [
+        [one.id, one.kind, one.what, one.condition or None, one.rank, one.enabled, one.ignore, one.hits,
+         "; ".join(one.commands) or None]
+        for one in debugger.breakpoints
+    ]  # fmt: skip
+    columns = ["number", "kind", "what", "condition", "rank", "enabled", "ignore", "hits", "commands"]
+    return Table("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
+
+
+def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:
+    rest, rank = rank_of(debugger, where)
+    location, _, condition = rest.partition(" ")
+    word, _, text = condition.strip().partition(" ")
+    if word not in ("", "if") or (word and not text.strip()):
+        wrong = "a condition follows `if`" if word == "if" else f"unexpected {clean(word, limit=40)!r}"
+        raise CommandError(
+            f"{wrong}: LOCATION [if CONDITION] [rank R]", where, where.find(word, len(location))
+        )
+    places = debugger.timeline.places.matching(location)
+    made = debugger.breakpoints.add(
+        "break", location, places=frozenset(places), rank=rank, temporary=temporary,
+        when=expressions.parse_condition(text.strip()) if word else None, condition=text.strip(),
+    )  # fmt: skip
+    return _set(made)
+
+
+def _set(made: Breakpoint) -> Message:
+    taps = f" at {counted(len(made.places), 'tap')}" if made.places else ""
+    condition = f" if {made.condition}" if made.condition and made.kind == "break" else ""
+    return Message(f"{made.describe()}{condition}{taps}", {"id": made.id, "places": sorted(made.places)})
+
+
+def _get(debugger: Debugger, number: str) -> Breakpoint:
+    if not number.isdigit():
+        raise CommandError(f"a breakpoint has a number: {number!r} is none")
+    return debugger.breakpoints.get(int(number))
+
+
+def _switch(debugger: Debugger, number: str | None, on: bool) -> Message:
+    chosen = [_get(debugger, number)] if number else list(debugger.breakpoints)
+    for one in chosen:
+        one.enabled = on
+    state = "enabled" if on else "disabled"
+    return Message(f"{state} {', '.join(one.describe() for one in chosen) or 'nothing'}")

@@ -1,0 +1,54 @@
+"""capture: what further steps leave behind, beside what they do already; this step is run again for it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from workbench.debugger.answers import Message
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import REPLAY_REASON, Argument, command
+from workbench.models.capture import parse_capture
+
+
+@command(
+    "capture", arguments=(Argument("what", "text", help="globs of taps, or stats, last, full, off; none: tell"),),
+    group="changing", changes=True, engine=True,
+    help="record the whole tensors of these taps too, in this step and in those to come",
+    details="`capture layers.*.attn.k_cache` adds to what is recorded; `capture stats` goes back to statistics and the"
+    " attention's last rows. The present step is run again, so that it has the tensors as well.",
+)  # fmt: skip
+def capture(debugger: Debugger, what: str | None) -> Message:
+    """Another capture policy."""
+    if debugger.executor is None:  # no error: a script that captured something is replayed all the same
+        return Message(f"nothing is captured: {REPLAY_REASON}")
+    engine = debugger.engine
+    inferior = engine.inferior
+    words = (what or "").split()
+    globs = [word for word in words if any(fnmatchcase(spec.name, word) for spec in inferior.specs)]
+    if words:
+        engine.land()
+        kept = inferior.capture.full if globs == words else ()
+        inferior.watch(parse_capture([*kept, *words], inferior.specs))
+    again = _again(debugger, globs) if globs else 0
+    now = inferior.capture
+    told = ["statistics"] * now.statistics + [f"whole: {' '.join(now.full)}"] * bool(now.full)
+    told += [f"last token's rows: {' '.join(now.last)}"] * bool(now.last)
+    added = f"; {again} taps of step {debugger.position.step} added" if again else ""
+    return Message(f"every step records {', '.join(told) or 'nothing'}{added}", {"full": list(now.full)})
+
+
+def _again(debugger: Debugger, globs: list[str]) -> int:
+    """Run the present step again for the tensors that it lacks; how many taps."""
+    at, timeline = debugger.position, debugger.timeline
+    if not 0 <= at.step <= timeline.last(at.branch):
+        return 0
+    debugger.session.refresh()
+    there = {key.tap for key in debugger.session.captured(at.step, at.branch) if not key.slice}
+    places = [
+        i
+        for i, name in enumerate(timeline.places.names)
+        if name not in there and any(fnmatchcase(name, glob) for glob in globs)
+    ]
+    if places:
+        debugger.engine.recapture(at.branch, at.step, places)
+    return len(places)

@@ -1,0 +1,194 @@
+"""Two runs side by side: branches, sessions, a session and its golden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions import Session, SessionError, TapDiff
+from sessions import diff as compare
+from sessions.records import STATISTICS
+from sessions.text import clean
+from workbench.debugger.answers import Result, Table, counted, number
+from workbench.debugger.core.backwards import land
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import DebuggerError, NotCaptured
+
+_ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
+_COUNTS = [STATISTICS.index("nan"), STATISTICS.index("inf")]
+
+
+@command(
+    "diff", arguments=(
+        Argument("a", "word", required=True, help="a branch, or a session file"),
+        Argument("b", "word", required=True, help="a branch, a session file, or golden"),
+    ),
+    group="checking", help="two branches, two sessions, or one and its golden, tap by tap",
+    details="A tap a row, the first that differs on top, over the steps that read the same tokens. Tensors are compared"
+    " where both sides hold them, otherwise checksums, and the statistic that has moved most is shown.",
+)  # fmt: skip
+def diff(debugger: Debugger, a: str, b: str) -> Result:
+    """What differs, and the first of it."""
+    land(debugger)
+    with _side(debugger, a) as first, _side(debugger, b) as second:
+        return compare_sessions(*first, *second)
+
+
+@dataclass(slots=True)
+class _Row:
+    """How one tap differs: first at `step`, in how many steps, on which ranks, by how much at worst."""
+
+    step: int
+    place: int
+    note: str
+    steps: set[int] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+    max_abs: float | None = None
+    rel_l2: float | None = None
+
+    def take(self, one: TapDiff) -> None:
+        self.steps.add(one.step)
+        self.ranks.update(one.differing_ranks if one.rank is None else (one.rank,))
+        if one.metrics is not None:
+            self.max_abs = float(np.fmax(self.max_abs or 0.0, one.metrics.max_abs))
+            self.rel_l2 = float(np.fmax(self.rel_l2 or 0.0, one.metrics.rel_l2))
+
+
+def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Table:
+    """Taps that differ, the first on top; where the tokens part, the steps before are compared."""
+    steps = _common_steps(a, branch_a, b, branch_b)
+    found = compare(a, b, branch_a=branch_a, branch_b=branch_b, steps=steps)
+    rows: dict[str, _Row] = {}
+    seen = set()
+    for one in found:
+        name = one.tap.name
+        seen.add(name)
+        if one.equal:
+            continue
+        if name not in rows:
+            note = one.note if one.metrics is not None else _moved(a, branch_a, b, branch_b, one) or one.note
+            rows[name] = _Row(one.step, one.tap.index, note)
+        rows[name].take(one)
+    ordered = sorted(rows.items(), key=lambda item: (item[1].step, item[1].place))
+    title = f"{len(rows)} of {counted(len(seen), 'tap')} differ over {counted(len(steps), 'step')} on the same tokens"
+    if ordered:
+        title += f"; the first: {ordered[0][0]} at step {ordered[0][1].step}"
+    if found.absent:
+        title += f"; {len(found.absent)} could not be compared ({clean(found.absent[0].reason, limit=80)})"
+    table = [
+        [
+            name,
+            row.step,
+            len(row.steps),
+            _ranks(row.ranks, a.ranks),
+            row.max_abs,
+            row.rel_l2,
+            row.note or None,
+        ]
+        for name, row in ordered
+    ]
+    columns = ["tap", "first step", "steps", "ranks", "max abs", "rel l2", "note"]
+    return Table(title, columns, table, empty="no difference")
+
+
+def _ranks(differing: set[int], count: int) -> str:
+    return "all" if len(differing) in (0, count) else ", ".join(map(str, sorted(differing)))
+
+
+def _moved(a: Session, branch_a: int, b: Session, branch_b: int, one: TapDiff) -> str:
+    """Where there are checksums only: how many elements are no longer finite, or the statistic that has moved
+    most, measured by the greatest element."""
+    ours, theirs = a.stats(one.step, branch_a), b.stats(one.step, branch_b)
+    if ours is None or theirs is None or a.ranks != b.ranks:
+        return ""
+    left, right = (
+        stats.astype(np.float64) for stats in (ours[one.tap.index], theirs[b.tap(one.tap.name).index])
+    )
+    with np.errstate(all="ignore"):
+        scale = np.maximum(left[:, _ABSMAX], right[:, _ABSMAX])[:, None]
+        by = np.nan_to_num(np.abs(left - right) / scale, nan=0.0)
+    by[:, _COUNTS] = np.where(left[:, _COUNTS] != right[:, _COUNTS], np.inf, 0.0)
+    by[:, _ZEROS] = 0.0
+    rank, which = (int(i) for i in np.unravel_index(int(by.argmax()), by.shape))
+    if by[rank, which] == 0:
+        return ""
+    was, now = number(float(left[rank, which])), number(float(right[rank, which]))
+    return f"{STATISTICS[which]} {was} → {now}{f' on rank {rank}' if a.ranks > 1 else ''}"
+
+
+def _common_steps(a: Session, branch_a: int, b: Session, branch_b: int) -> list[int]:
+    """The steps that both have, as long as they read the same ids."""
+    steps = []
+    for step in range(min(a.steps(branch_a).stop, b.steps(branch_b).stop)):
+        ids = [
+            {told.seq: list(told.ids) for told in session.step(step, branch).sequences}
+            for session, branch in ((a, branch_a), (b, branch_b))
+        ]
+        shared = ids[0].keys() & ids[1].keys()
+        if not shared or any(ids[0][seq] != ids[1][seq] for seq in shared):
+            break
+        steps.append(step)
+    if not steps:
+        raise DebuggerError(
+            "the two read different tokens from the first step on: no diff of them means anything"
+        )
+    return steps
+
+
+@contextmanager
+def _side(debugger: Debugger, name: str) -> Iterator[tuple[Session, int]]:
+    """A session and a branch of it, by what the user called it."""
+    if name == "golden":
+        with golden_session(debugger) as golden:
+            yield golden, 0
+    elif name.isdigit() or any(line.name == name for line in debugger.timeline.lines.values()):
+        debugger.session.refresh()
+        yield debugger.session, debugger.timeline.named(name).id
+    else:
+        path = Path(name)
+        if path.suffix != ".session":
+            raise DebuggerError(f"{clean(name, limit=80)!r} is neither a branch nor a .session file")
+        with Session.open(path) as session:
+            yield session, 0
+
+
+@contextmanager
+def golden_session(debugger: Debugger) -> Iterator[Session]:
+    """The golden session in use."""
+    path = debugger.settings.golden
+    if path is None:
+        raise NotCaptured("there is no golden reference: `golden` records one (it needs the model)")
+    try:
+        session = Session.open(Path(path))
+    except SessionError as error:
+        raise DebuggerError(f"the golden reference is gone: {error}") from error
+    with session:
+        yield session
+
+
+def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> NDArray[np.floating]:
+    """The golden's tensor at this tap and step; an error where there is none or it does not fit."""
+    at = debugger.position
+    with golden_session(debugger) as golden:
+        if at.step not in golden.steps(0) or not golden.has_tap(tap):
+            raise DebuggerError(f"the golden has no {tap} at step {at.step}: `golden` records it up to here")
+        ours = (
+            debugger.timeline.sequence(at.branch, at.step)
+            if at.step <= debugger.timeline.last(at.branch)
+            else None
+        )
+        told = next(iter(golden.step(at.step, 0).sequences))
+        if ours is not None and list(told.ids) != list(ours.ids):
+            raise DebuggerError(f"the golden read other ids at step {at.step}: `golden` records it for these")
+        found = golden.rebuilt(tap, step=at.step).array
+    if found is None or found.shape != shape:
+        raise DebuggerError(
+            f"the golden's {tap} has shape {None if found is None else found.shape}, not {shape}"
+        )
+    return np.asarray(found)

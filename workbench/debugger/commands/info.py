@@ -1,0 +1,176 @@
+"""`info`: ranks, kv, blocks, weights, toggles, breakpoints, checkpoints, taps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sessions.lengths import expected_rows, runs, span
+from sessions.text import clean
+from workbench.debugger.answers import Group, Result, Table, jsonable
+from workbench.debugger.commands.branches import checkpoint_table
+from workbench.debugger.commands.breakpoints import breakpoint_table
+from workbench.debugger.commands.rules import toggles_table
+from workbench.debugger.core import registry
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.motion import require_step
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import CommandError, NotCaptured
+from workbench.views.rank_weights import WEIGHT_COLUMNS
+
+
+def ranks(debugger: Debugger) -> Table:
+    """Where each rank stands."""
+    at = debugger.position
+    tap = "between steps" if at.place is None else debugger.timeline.places.names[at.place]
+    pids: list[Any] = [None] * debugger.timeline.ranks
+    standing: list[Any] = ["recorded"] * debugger.timeline.ranks
+    if debugger.live:
+        client = debugger.engine.inferior.client
+        pids, standing = list(client.pids), client.standing()
+    elif debugger.lost:
+        standing = [debugger.lost] * debugger.timeline.ranks
+    rows = [[rank, at.step, tap, pids[rank], standing[rank]] for rank in range(debugger.timeline.ranks)]
+    return Table("", ["rank", "step", "at", "pid", "engine"], rows)
+
+
+def kv(debugger: Debugger) -> Table:
+    """Rows of each sequence that each rank has cached, against its positions: neighbouring layers that hold as many
+    are one line."""
+    at = require_step(debugger)
+    step = min(at.step, debugger.timeline.last(at.branch))
+    rows = []
+    for told in debugger.timeline.record(at.branch, step).sequences:
+        expected = expected_rows(told)
+        for rank, lengths in enumerate(told.kv_lens):
+            for first, last, length in runs(lengths):
+                layers = "all" if len(lengths) == last - first + 1 else span(first, last)
+                fits = "" if expected in (None, length) else "MISALIGNED"
+                rows.append([told.seq, rank, layers, length, expected, fits])
+    return Table(f"step {step}", ["sequence", "rank", "layers", "cached", "positions", ""], rows)
+
+
+def blocks(debugger: Debugger) -> Table:
+    """Block tables and what the pool has left."""
+    at = require_step(debugger)
+    step = min(at.step, debugger.timeline.last(at.branch))
+    record = debugger.timeline.record(at.branch, step)
+    rows = [
+        [told.seq, len(told.block_table), " ".join(map(str, told.block_table))] for told in record.sequences
+    ]
+    title = f"step {step}: {record.used_blocks} blocks used, {record.free_blocks} free"
+    return Table(title, ["sequence", "blocks", "table"], rows)
+
+
+def weights(debugger: Debugger, glob: str) -> Table:
+    """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
+    "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
+    rows = [row for row in _weights(debugger) if fnmatchcase(str(row[0]), glob)]
+    return Table("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
+
+
+def _weights(debugger: Debugger) -> list[list[Any]]:
+    branch = debugger.position.branch
+    if debugger.live:
+        rows = _held(debugger, branch)
+        _keep(debugger, branch, rows)
+        return rows
+    kept = debugger.session.meta.get("weights")
+    found = kept.get(str(branch)) if isinstance(kept, dict) else None
+    if not isinstance(found, list):
+        raise NotCaptured(
+            f"the weights were not looked at while branch {branch} ran: `info weights` in the live run keeps them"
+        )
+    return found
+
+
+def _held(debugger: Debugger, branch: int) -> list[list[Any]]:
+    engine, rules = debugger.engine, debugger.timeline.line(branch).rules
+    if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
+        engine.stand_under(branch, max(debugger.position.step, 0))
+    answers = engine.inferior.client.call("weights", compare=True, timeout=None)
+    rows = [
+        [
+            name, rank, "×".join(map(str, told["shape"])), told["dtype"], *told["stats"],
+            f"{told['checksum']:016x}", _compared(told),
+        ]
+        for rank, answer in enumerate(answers)
+        for name, told in answer["weights"].items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row[0], row[1]))
+
+
+def _compared(told: Mapping[str, Any]) -> str:
+    if told["checkpoint"] is None:
+        return "absent"
+    return "equal" if told["checkpoint"] == told["checksum"] else "different"
+
+
+def _keep(debugger: Debugger, branch: int, rows: list[list[Any]]) -> None:
+    inferior = debugger.engine.inferior
+    writer = inferior.writer
+    if writer is not None:
+        debugger.session.refresh()
+        kept = debugger.session.meta.get("weights")
+        known = kept if isinstance(kept, dict) else {}
+        inferior.guard(lambda: writer.set_meta("weights", {**known, str(branch): jsonable(rows)}))
+
+
+def taps(debugger: Debugger, glob: str) -> Table:
+    """Every tap and its layout."""
+    rows = [[t.index, t.name, t.layout] for t in debugger.session.taps if fnmatchcase(t.name, glob)]
+    return Table("", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}")
+
+
+_SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
+    "ranks": ranks,
+    "kv": kv,
+    "blocks": blocks,
+    "toggles": toggles_table,
+    "breakpoints": breakpoint_table,
+    "checkpoints": checkpoint_table,
+}
+#: Long tables, which a glob makes shorter.
+_LISTS: dict[str, Callable[[Debugger, str], Table]] = {"weights": weights, "taps": taps}
+
+
+@command(
+    "info", "i", arguments=(
+        Argument("subject", "word", required=True, choices=(*_SUBJECTS, *_LISTS)),
+        Argument("glob", "word", help="of weights and taps: which of them"),
+    ),
+    group="looking", help="ranks, kv, blocks, toggles, breakpoints, checkpoints, weights, taps",
+    details="`info weights *.layers.0.self_attn.*.bias`",
+)  # fmt: skip
+def info(debugger: Debugger, subject: str, glob: str | None) -> Result:
+    """A table of a subject."""
+    if subject in _LISTS:
+        return _LISTS[subject](debugger, glob or "*")
+    if glob is not None:
+        raise CommandError(f"info {subject} takes no glob: only {' and '.join(_LISTS)} do")
+    return _SUBJECTS[subject](debugger)
+
+
+@command(
+    "help", "h", arguments=(Argument("name", "word", help="a command"),), group="session",
+    help="what commands there are, or how one is used",
+)  # fmt: skip
+def help_(debugger: Debugger, name: str | None) -> Result:
+    """The manual."""
+    if name is None:
+        return Group([_group(group) for group in registry.GROUPS])
+    one = registry.find(name)
+    rows = [[a.usage(), a.help or a.kind] for a in one.arguments]
+    greyed = " (needs the model)" if one.engine else ""
+    title = f"{one.usage}: {one.help}{greyed}" + (f"\n{one.details}" if one.details else "")
+    return Table(title, ["argument", "meaning"], rows, empty="no arguments")
+
+
+def _group(group: registry.Group) -> Table:
+    rows = [
+        [f"  {one.usage}", " ".join(one.aliases), one.key, one.help]
+        for one in registry.commands().values()
+        if one.group == group
+    ]
+    return Table(group, ["  command", "also", "key", "what it does"], rows)

@@ -1,0 +1,134 @@
+"""lens: what every layer would choose, if the final norm and the output head came right after it.
+
+The ranks reckon (the head may be gigabytes and stays where it is); what they answer goes into the session as an
+event of the step, so that a replay and the screens have it too:
+
+    {"seq": 0, "layers": [{"tap", "ids", "logits", "logsumexp", "entropy"}, …], "golden": the same | null}
+
+`golden` are the same rows of the golden reference, under the engine's own norm and head. Numbers that are not
+finite are null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.ranks.wire import pack_array, widen
+from workbench.debugger.answers import Position, Table
+from workbench.debugger.commands.diff import golden_tensor
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.motion import require_step
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import CommandError, DebuggerError, NotCaptured
+
+KIND = "lens"
+#: Candidates of a layer that are kept.
+TOP = 10
+
+
+@command(
+    "lens", arguments=(Argument("count", "int", default=1, help="how many candidates of a layer"),), group="looking",
+    help="the logit lens: what each layer would choose if the final norm and the head came next",
+    details="Takes the residual of the sequence's last position after each layer of this step. It is kept in the"
+    " session; a replay shows what was kept. Once `golden` has run, the reference's own rows stand beside.",
+)  # fmt: skip
+def lens(debugger: Debugger, count: int) -> Table:
+    """A layer a row: its best candidates, and how sure it is."""
+    at = require_step(debugger)
+    if at.step > debugger.timeline.last(at.branch):
+        raise CommandError(f"step {at.step} is not finished: `next` finishes it")
+    found = _measured(debugger, at) if debugger.live else recorded(debugger, at)
+    golden = found["golden"] or [None] * len(found["layers"])
+    rows = [
+        [
+            layer["tap"].removesuffix(".mlp_residual"),
+            *_first(debugger, layer, count),
+            layer["entropy"],
+            *(_first(debugger, beside, count)[:1] if beside else [None]),
+        ]
+        for layer, beside in zip(found["layers"], golden, strict=True)
+    ]
+    told = debugger.timeline.sequence(at.branch, at.step)
+    emitted = told.emitted if told is not None else None
+    chosen = "nothing" if emitted is None else debugger.token_text(emitted)
+    return Table(
+        f"step {at.step} → {chosen}", ["after", "would choose", "probability", "entropy", "golden"], rows
+    )
+
+
+def recorded(debugger: Debugger, at: Position) -> dict[str, Any]:
+    """What a session holds of the step's lens."""
+    owner = debugger.timeline.owner(at.branch, at.step).id
+    kept = [event for event in debugger.session.events(branch=owner, kind=KIND) if event.step == at.step]
+    if not kept or not isinstance(kept[-1].data, dict):
+        raise NotCaptured(f"no lens was recorded at step {at.step}: `lens` in the live run keeps it")
+    return dict(kept[-1].data)
+
+
+def residual_taps(layers: int) -> list[str]:
+    """The residual stream from its beginning on."""
+    return ["embed", *(f"layers.{i}.mlp_residual" for i in range(layers))]
+
+
+def _measured(debugger: Debugger, at: Position) -> dict[str, Any]:
+    """Run the step again for its residuals, have the ranks look at them, and keep it."""
+    engine = debugger.engine
+    engine.land()
+    names = residual_taps(engine.inferior.model.num_layers)
+    places = [debugger.timeline.places.exact(name) for name in names]
+    again = engine.recapture(at.branch, at.step, places, keep=False)
+    whole = {one.tap: widen(one.array, one.dtype) for one in again.tensors if one.rank == 0 and one.seq == 0}
+    rows = np.stack([whole[name][-1].astype(np.float32) for name in names])  # [1 + layers, H]
+    golden = _golden_rows(debugger, names, [whole[name].shape for name in names])
+    found = {
+        "seq": 0,
+        "layers": _looked(debugger, names, rows),
+        "golden": None if golden is None else _looked(debugger, names, golden),
+    }
+    owner = debugger.timeline.owner(at.branch, at.step).id
+    debugger.journal(KIND, f"logit lens over {len(names) - 1} layers", Position(owner, at.step), found)
+    return found
+
+
+def _golden_rows(
+    debugger: Debugger, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> NDArray[np.float32] | None:
+    """The reference's residuals at the same step; None where there is none of these very tokens."""
+    if debugger.settings.golden is None:
+        return None
+    try:
+        rows = [golden_tensor(debugger, name, shape)[-1] for name, shape in zip(names, shapes, strict=True)]
+    except DebuggerError:
+        return None  # it was recorded for another branch or not so far: the lens of this one stands alone
+    return np.stack(rows).astype(np.float32)
+
+
+def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32]) -> list[dict[str, Any]]:
+    client = debugger.engine.inferior.client
+    answer = client.call("lens", rows=pack_array(np.ascontiguousarray(rows), "float32"), top=TOP)[0]
+    return [
+        {
+            "tap": name,
+            "ids": told["top_ids"],
+            "logits": [_finite(logit) for logit in told["top_logits"]],
+            "logsumexp": _finite(told["logsumexp"]),
+            "entropy": _finite(told["entropy"]),
+        }
+        for name, told in zip(names, answer["layers"], strict=True)
+    ]
+
+
+def _first(debugger: Debugger, layer: dict[str, Any], count: int) -> list[Any]:
+    """The best candidates in words, and the probability of the best."""
+    words = "  ".join(debugger.token_text(token) for token in layer["ids"][: max(1, count)])
+    best, total = layer["logits"][0], layer["logsumexp"]
+    return [words, None if best is None or total is None else math.exp(min(0.0, best - total))]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

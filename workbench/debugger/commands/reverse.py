@@ -1,0 +1,76 @@
+"""Commands that go back. They read the record; the engine follows only when something new must be run."""
+
+from __future__ import annotations
+
+from workbench.debugger.answers import Position, Result
+from workbench.debugger.core import backwards
+from workbench.debugger.core.backwards import backward_to
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import CommandError, Interrupted
+
+COUNT = Argument("count", "int", default=1, help="how many times")
+
+
+@command(
+    "reverse-next", "rn", arguments=(COUNT,), group="reversing", changes=True, key="N",
+    help="back to the end of the previous token step",
+)  # fmt: skip
+def reverse_next(debugger: Debugger, count: int) -> Result:
+    """COUNT steps back."""
+    at = debugger.position
+    return backward_to(debugger, Position(at.branch, max(at.step - _positive(count), -1)))
+
+
+@command(
+    "reverse-step", "rs", arguments=(COUNT,), group="reversing", changes=True, key="S",
+    help="back to the first operation of this or the previous layer",
+)  # fmt: skip
+def reverse_step(debugger: Debugger, count: int) -> Result:
+    """COUNT layers back."""
+    places = debugger.timeline.places
+    for _ in range(_positive(count)):
+        at = debugger.position
+        if at.step < 0:
+            break
+        before = len(places) - 1 if at.place is None else at.place - 1
+        place = places.layer_start(before) if before >= 0 else None
+        backward_to(debugger, Position(at.branch, at.step if place is not None else at.step - 1, place))
+    return backward_to(debugger, debugger.position)
+
+
+@command(
+    "reverse-stepi", "rsi", "reverse-nexti", "rni", arguments=(COUNT,), group="reversing", changes=True, key="I",
+    help="back one operation",
+)  # fmt: skip
+def reverse_stepi(debugger: Debugger, count: int) -> Result:
+    """COUNT operations back."""
+    for _ in range(_positive(count)):
+        at = debugger.position
+        if at.step < 0:
+            break
+        before = len(debugger.timeline.places) - 1 if at.place is None else at.place - 1
+        debugger.position = (
+            Position(at.branch, at.step, before) if before >= 0 else Position(at.branch, at.step - 1)
+        )
+    return backward_to(debugger, debugger.position)
+
+
+@command(
+    "reverse-continue", "rc", group="reversing", changes=True, key="C",
+    help="back to the last breakpoint, or to where a catchpoint first fired",
+    details="`catch nan` then `reverse-continue` goes to the first operation of the branch that held NaN; a"
+    " breakpoint or watchpoint is gone back to as in gdb, the latest hit before here.",
+)  # fmt: skip
+def reverse_continue(debugger: Debugger) -> Result:
+    """Back to the last stop."""
+    try:
+        return backwards.reverse_continue(debugger)
+    except Interrupted:
+        return debugger.stop("pause", "interrupted")
+
+
+def _positive(count: int) -> int:
+    if count < 1:
+        raise CommandError(f"the count must be at least 1, not {count}")
+    return count

@@ -1,0 +1,161 @@
+"""Commands that change the run: each forks a branch, so that what was stays beside what is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of
+from engine.run.sampling import Sampling
+from sessions.text import clean
+from workbench.debugger.answers import Result, Table
+from workbench.debugger.commands.diff import golden_tensor
+from workbench.debugger.core import registry
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.forking import fork_at, fork_from_start, fork_here, recorded_fork
+from workbench.debugger.core.motion import require_step
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.tensors import parts_of, select, whole_of
+from workbench.debugger.errors import CommandError
+from workbench.debugger.language import expressions
+from workbench.inferior.patches import Bounds, Patch, cut
+
+
+@command(
+    "toggle", "t", arguments=(
+        Argument("rule", "rule", required=True), Argument("value", "word", required=True),
+        Argument("keep_cache", "flag", help="leave the KV cache as the old rules made it"),
+    ),
+    group="changing", changes=True, engine=True, key="x",
+    help="change a rule, on a new branch from here",
+    details="By default the steps up to here are run again under the new rules, on the same tokens, so that the KV"
+    " cache is consistent; --keep-cache leaves it as it is. `info toggles` lists the rules.",
+)  # fmt: skip
+def toggle(debugger: Debugger, rule: str, value: str, keep_cache: bool) -> Result:
+    """Another rule."""
+    if debugger.executor is None:
+        return recorded_fork(debugger, f"{rule}={value}")
+    line = debugger.timeline.line(debugger.position.branch)
+    rules = {
+        name: known for name, known in {**line.rules, rule: value}.items() if DEFAULTS.get(name) != known
+    }
+    faults_of({rule: value})
+    inferior = debugger.engine.inferior
+    faults = check_rules(rules, inferior.model, inferior.config.tp)
+    if keep_cache:
+        for fault in {*faults} ^ {*faults_of(line.rules)}:
+            if fault.level == "build":
+                raise CommandError(
+                    f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
+                )
+        return fork_here(debugger, f"{rule}={value}", rules=rules)
+    return fork_from_start(debugger, f"{rule}={value}", rules)
+
+
+@command(
+    "set", arguments=(
+        Argument("what", "word", required=True, choices=("seed", "temperature", "top-k", "top-p")),
+        Argument("value", "word", required=True),
+    ),
+    group="changing", changes=True, engine=True,
+    help="change how tokens are chosen, on a new branch from here: seed, temperature, top-k, top-p",
+)  # fmt: skip
+def set_(debugger: Debugger, what: str, value: str) -> Result:
+    """Another sampling."""
+    if debugger.executor is None:
+        return recorded_fork(debugger, f"{what}={value}")
+    line = debugger.timeline.line(debugger.position.branch)
+    name = what.replace("-", "_")
+    try:
+        changed: int | float = int(value) if name in ("seed", "top_k") else float(value)
+    except ValueError:
+        raise CommandError(f"set {what}: {clean(value, limit=40)!r} is no number") from None
+    sampling: dict[int, dict[str, Any]] = {}
+    for seq, first in debugger.engine.inferior.first_sampling.items():
+        sampling[seq] = {**line.sampling.get(seq, {}), name: changed}
+        Sampling(**{**asdict(first), **sampling[seq]})  # raises for a value out of range
+    return fork_here(debugger, f"{what}={value}", sampling=sampling)
+
+
+@command(
+    "patch", arguments=(
+        Argument(
+            "what", "text", required=True, form="TAP[index] = VALUE", help="VALUE is a number, nan, inf or golden"
+        ),
+    ),
+    group="changing", changes=True, engine=True,
+    help="overwrite part of a tensor in this step, on a new branch",
+    details="`patch layers.0.attn.q_proj[3, :8] = 0`, `patch layers.2.mlp.act = golden`. The step is run again with"
+    " the patch; indices are those of the tensor that one rank alone would have had.",
+)  # fmt: skip
+def patch(debugger: Debugger, what: str) -> Result:
+    """Another value."""
+    tap, index, rest = expressions.parse_reference(what)
+    if not rest.startswith("=") or not rest[1:].strip():
+        raise CommandError("patch TAP[index] = VALUE, or = golden", what, len(what) - len(rest))
+    at = require_step(debugger)
+    wanted = rest[1:].strip()
+    name = f"{tap}{expressions.show_index(index)}={wanted}"
+    if debugger.executor is None:
+        return recorded_fork(debugger, name)
+    place = debugger.timeline.places.exact(tap)
+    debugger.engine.land()  # the step is run again anyway, and what has not passed yet can be patched too
+    parts = parts_of(debugger, tap)
+    whole, _ = whole_of(debugger, parts)
+    bounds = _bounds(whole.shape, index, tap)
+    target = tuple(slice(*b) for b in bounds)
+    if wanted == "golden":
+        values = golden_tensor(debugger, tap, whole.shape)[target]
+    else:
+        values = np.full(whole[target].shape, _value(wanted, what), np.float32)
+    shapes = [parts.by_rank[rank].shape for rank in sorted(parts.by_rank)]
+    layout = debugger.session.tap(tap).layout
+    made = Patch(place, 0, at.step, cut(layout, shapes, bounds, values))
+    line = debugger.timeline.line(at.branch)
+    kept = [one for one in line.patches if one.step <= at.step]
+    return fork_at(debugger, name, at.step, patches=[*kept, made])
+
+
+def toggles_table(debugger: Debugger) -> Table:
+    """What `info toggles` shows: every rule, what it is now, what it could be, what that costs."""
+    rules = debugger.timeline.line(debugger.position.branch).rules
+    inferior = debugger.executor.inferior if debugger.executor is not None else None
+    rows = []
+    for fault in FAULTS:
+        reason = fault.acts_on(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
+        now = rules.get(fault.rule, DEFAULTS[fault.rule])
+        rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
+    return Table("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
+
+
+def _bounds(shape: tuple[int, ...], index: list[Any] | None, tap: str) -> Bounds:
+    """`[3, :8]` as (start, stop) of every dimension."""
+    whole = np.broadcast_to(np.zeros((), np.int8), shape)
+    if select(whole, index, tap).size == 0:
+        raise CommandError(f"{tap}{expressions.show_index(index)} is empty: shape {shape}")
+    found = []
+    for dim, size in enumerate(shape):
+        one = index[dim] if index is not None and dim < len(index) else [None, None]
+        if isinstance(one, int):
+            start = one + size if one < 0 else one
+            found.append((start, start + 1))
+        else:
+            start, stop, _ = slice(*one).indices(size)
+            found.append((start, stop))
+    return tuple(found)
+
+
+def _value(text: str, line: str) -> float:
+    tree = expressions.parse(text)
+    sign = -1.0 if isinstance(tree, list) and tree[0] == "-" and len(tree) == 2 else 1.0
+    number = tree[1] if sign < 0 else tree
+    special = {("name", "nan"): float("nan"), ("name", "inf"): float("inf")}
+    if isinstance(number, list):
+        number = special.get(
+            (number[0], number[1]) if len(number) == 2 and isinstance(number[1], str) else ("", "")
+        )
+    if not isinstance(number, float):
+        raise CommandError("a patch wants a number, nan, inf, or golden", line, max(line.find(text), 0))
+    return sign * number

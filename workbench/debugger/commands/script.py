@@ -1,0 +1,190 @@
+"""expect, note, source, export: the session as a test and as a script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engine.run.sampling import Sampling
+from sessions.text import clean
+from workbench.debugger.answers import Expectation, Group, Message, Result, number
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.language import expressions
+from workbench.debugger.language.operands import evaluate_fact
+from workbench.debugger.language.scripts import read_script, run_script
+from workbench.export.kinds import KINDS
+from workbench.models.capture import words_of
+from workbench.models.opening import DEMO
+
+
+@command(
+    "expect", arguments=(Argument("claim", "text", required=True),), group="checking", changes=True,
+    help="claim something about where the debugger stands; a run with a claim that fails exits with 1",
+    details="`expect golden == match`, `expect tokens == [12, 7]`, `expect text contains \"rain\"`, `expect"
+    " nan(layers.0.attn.scores) > 0`, `expect tap == layers.0.attn.scores and reason == exception`.",
+)  # fmt: skip
+def expect(debugger: Debugger, claim: str) -> Result:
+    """Judge a claim."""
+    tree = expressions.parse(claim)
+    holds = bool(evaluate_fact(debugger, tree, claim))
+    result = Expectation(claim, holds, "; ".join(_operands(debugger, tree, claim)))
+    debugger.journal("expect", claim, data={"holds": holds})
+    return result
+
+
+def _operands(debugger: Debugger, tree: Any, line: str) -> list[str]:
+    """What the claim's sides were, for those that are not literal."""
+    if not isinstance(tree, list) or tree[0] in ("string", "list"):
+        return []
+    if tree[0] in ("tap", "statistic"):
+        value = evaluate_fact(debugger, tree, line)
+        return [f"{expressions.show(tree)} = {number(value) if isinstance(value, float) else value}"]
+    if tree[0] == "name":
+        try:
+            value = evaluate_fact(debugger, tree, line)
+        except CommandError:
+            return []  # the word that a fact is compared with
+        shown = number(value) if isinstance(value, float) else clean(str(value), limit=200)
+        return [f"{tree[1]} = {shown}"]
+    if tree[0] in ("==", "!=", "contains") and isinstance(tree[2], list) and tree[2][0] == "name":
+        return _operands(debugger, tree[1], line)
+    return [words for child in tree[1:] for words in _operands(debugger, child, line)]
+
+
+@command(
+    "note", arguments=(Argument("text", "text", required=True),), group="session", changes=False,
+    help="write a note into the session's journal",
+)  # fmt: skip
+def note(debugger: Debugger, text: str) -> Result:
+    """A note at this step."""
+    if debugger.executor is None:
+        return Message("not noted: a replay only reads")
+    debugger.journal("note", text)
+    return Message(f"noted at step {max(debugger.position.step, 0)}")
+
+
+@command(
+    "source", arguments=(Argument("file", "file", required=True),), group="session",
+    help="carry out the commands of a file",
+)  # fmt: skip
+def source(debugger: Debugger, file: str) -> Result:
+    """A script."""
+    if debugger.settings.in_script:
+        raise CommandError("a script cannot carry out another")
+    path = Path(file)
+    debugger.settings.in_script = True
+    try:
+        results = [result for _, result in run_script(debugger, read_script(path), path.name)]
+    finally:
+        debugger.settings.in_script = False
+    return Group(results)
+
+
+@command(
+    "export", arguments=(
+        Argument("what", "word", required=True, choices=("script", "journal", *KINDS)),
+        Argument("file", "file", help="none: shown; an existing file is never replaced"),
+    ),
+    group="session", help="the session as a script or journal, or as `lockstep export` writes it",
+    details="`export script FILE` does the same again, `export journal FILE` has every event as a line of JSON;"
+    " `export html FILE` and the others are what `lockstep export` writes, of this branch at this step.",
+)  # fmt: skip
+def export(debugger: Debugger, what: str, file: str | None) -> Result:
+    """Write down what was done, or what there is."""
+    content = _content(debugger, what)
+    if file is None:
+        if isinstance(content, bytes):
+            raise CommandError(f"export {what} FILE: a picture needs a file")
+        return Message(content.rstrip("\n"), {"lines": content.rstrip("\n").count("\n") + 1})
+    path = _writable(debugger, file)
+    try:
+        with path.open("xb") as opened:
+            opened.write(content if isinstance(content, bytes) else content.encode())
+    except FileExistsError:
+        raise DebuggerError(f"{path} exists: choose another name") from None
+    except OSError as error:
+        raise DebuggerError(f"{path}: {error.strerror}") from error
+    return Message(f"wrote {path}", {"path": str(path)})
+
+
+def _content(debugger: Debugger, what: str) -> str | bytes:
+    if what in ("script", "journal"):
+        return (script_of(debugger) if what == "script" else journal_of(debugger)) + "\n"
+    # Not at the top: most sessions are driven without, and a page takes its templates with it.
+    from workbench.export.session_files import SessionFiles
+    from workbench.views.report.request import Request
+
+    debugger.session.refresh()
+    at = debugger.position
+    step = min(at.step, debugger.timeline.last(at.branch))
+    try:
+        return SessionFiles(
+            debugger.session, Request(branch=at.branch, step=None if step < 0 else step)
+        ).text(what)
+    except ValueError as problem:  # NothingToExport, or a machine without fonts
+        raise DebuggerError(f"export {what}: {problem}") from problem
+
+
+def _writable(debugger: Debugger, file: str) -> Path:
+    """A script may write new files below the working directory, and nothing else."""
+    path = Path(file)
+    if debugger.settings.in_script and (path.is_absolute() or ".." in path.parts or path.parent.is_symlink()):
+        raise DebuggerError(f"a script may only export to new files in the working directory, not to {path}")
+    return path
+
+
+def script_of(debugger: Debugger) -> str:
+    """The journalled commands. What was decided by chance is written as what it led to."""
+    debugger.session.refresh()
+    lines = [f"# {run_line(debugger.session.meta)}"]
+    for event in debugger.session.events():
+        if event.kind == "command":
+            amended = _dict(event.data).get("amended")
+            lines.append(amended if isinstance(amended, str) else event.text)
+        elif event.kind == "note":
+            lines.append(f"note {event.text}")
+    return "\n".join(clean(line, newlines=True) for line in lines)
+
+
+def run_line(meta: Mapping[str, Any]) -> str:
+    """The command line that starts the run of a session again."""
+    named = meta.get("model_name") == DEMO or meta.get("model_path") == DEMO
+    words = ["lockstep", "run", DEMO if named else str(meta.get("model_path", "MODEL"))]
+    for option in ("tp", "dtype", "device"):
+        if meta.get(option) is not None:
+            words += [f"--{option}", str(meta[option])]
+    words += [
+        word for name, value in _dict(meta.get("rules")).items() for word in ("--rule", f"{name}={value}")
+    ]
+    sequences = [_dict(told) for told in _dict(meta.get("sequences")).values()]
+    for told in sequences:
+        words += ["--ids", ",".join(str(token) for token in told.get("prompt_ids") or ())]
+    sampling = _dict(sequences[0].get("sampling")) if sequences else {}
+    usual = asdict(Sampling())
+    for name, value in sampling.items():
+        if name in usual and value != usual[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += [word for glob in words_of(meta.get("capture")) for word in ("--capture", glob)]
+    return clean(shlex.join(words))
+
+
+def journal_of(debugger: Debugger) -> str:
+    """Every event, a JSON object a line."""
+    debugger.session.refresh()
+    return "\n".join(
+        json.dumps({
+            "id": event.id, "branch": event.branch, "step": event.step, "kind": event.kind,
+            "text": event.text, "data": event.data,
+        })
+        for event in debugger.session.events()
+    )  # fmt: skip
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,258 @@
+"""The debugger: one object that prompt, scripts, screens and replays drive by commands.
+
+It stands at a `Position` of a `Timeline`. Moving about in what was recorded reads the session; what was not is
+run by the `Executor`, if there is one: a replay is a debugger without. Commands live in modules by group and are
+found through the registry; each returns a value, nothing prints.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import RankError
+from sessions import Session, SessionWriter
+from sessions.text import clean
+from workbench.debugger.answers import Position, Result, Stop
+from workbench.debugger.core import registry, stopping
+from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.registry import Command
+from workbench.debugger.core.timeline import Timeline
+from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
+from workbench.debugger.stops.breakpoints import Breakpoints
+from workbench.views.token_texts import Tokenizer
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A position to come back to."""
+
+    id: int
+    position: Position
+    note: str
+
+
+@dataclass(slots=True)
+class Settings:
+    """What `set` changes about the debugger itself."""
+
+    golden: str | None = None  # path of the golden session in use
+    in_script: bool = False
+    displays: list[str] = field(default_factory=list)
+
+
+class Debugger:
+    """See the module. `events(kind, body)` is told of finished passes and stops while a command still runs."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        executor: Executor | None = None,
+        *,
+        writer: SessionWriter | None = None,
+        tokenizer: Tokenizer | None = None,
+        events: Callable[[str, Mapping[str, Any]], None] = lambda kind, body: None,
+    ) -> None:
+        self.timeline, self.executor, self.tokenizer = timeline, executor, tokenizer
+        self.writer, self.events = writer, events
+        self.position = Position(0, -1)
+        self.breakpoints = Breakpoints()
+        self.checkpoints: list[Checkpoint] = []
+        self.settings = Settings()
+        self.judged: dict[int, dict[str, Any]] = {}  # what `golden` found last, by branch; see `checking`
+        self.lost = ""  # why the engine is gone
+        self.last_stop: Stop | None = None
+        self._interrupt = threading.Event()
+        self._sent_interrupt = False
+        self._quiet = 0  # commands run by others are not journalled
+        if executor is not None:
+            executor.poll = self.poll
+            executor.between = self.check_interrupted
+
+    # --- what it is ----------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """The session that is being written or replayed."""
+        if self.timeline.session is None:
+            raise NotCaptured("nothing is recorded: there is no session")
+        return self.timeline.session
+
+    @property
+    def live(self) -> bool:
+        """Whether there is an engine."""
+        return self.executor is not None and not self.lost
+
+    @property
+    def engine(self) -> Executor:
+        """The engine, or an error that says what to do."""
+        if self.executor is None:
+            raise NeedsEngine(registry.REPLAY_REASON)
+        if self.lost:
+            raise NeedsEngine(f"the engine is gone ({self.lost}): `restart` starts it again")
+        return self.executor
+
+    @property
+    def recording(self) -> bool:
+        """Whether what runs is still written to the session: a full disk ends that."""
+        return self.executor is not None and self.executor.inferior.writer is not None
+
+    @property
+    def at_frontier(self) -> bool:
+        """Whether nothing was run beyond where the debugger stands."""
+        ahead = self.timeline.last(self.position.branch)
+        flying = self.executor is not None and self.executor.flight is not None
+        return flying or (self.position.step == ahead and self.position.place is None)
+
+    def close(self) -> None:
+        """Finish the pass in flight, end the engine, fold the session."""
+        executor, self.executor = self.executor, None
+        if executor is not None:
+            try:
+                if executor.inferior.client.alive:
+                    executor.land()
+            finally:
+                executor.inferior.close()
+        if self.writer is not None:
+            if self.timeline.session is not None:
+                self.timeline.session.close()
+            self.writer.close()
+
+    def __enter__(self) -> Debugger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- commands ------------------------------------------------------------------------------------
+
+    def execute(self, line: str) -> Result:
+        """Carry out one command line. DebuggerError, EngineError or SessionError say why not."""
+        spec, arguments = registry.parse_line(line)
+        return self.perform(spec, arguments, line.strip())
+
+    def call(self, name: str, **arguments: Any) -> Result:
+        """Carry out a command given by name and arguments."""
+        spec = registry.find(name)
+        checked = registry.check_arguments(spec, arguments)
+        return self.perform(spec, checked, registry.line_of(spec, checked))
+
+    def perform(self, spec: Command, arguments: Mapping[str, Any], line: str) -> Result:
+        """Carry out a parsed command and write it into the journal."""
+        before, result, by_chance = self.position, None, True
+        try:
+            result = spec.run(self, **arguments)
+            by_chance = isinstance(result, Stop) and result.reason == "pause"
+        except RankError as error:
+            self._engine_lost(error)
+            result = stopping.caught(self, error)
+            if result is None:
+                raise
+        finally:
+            if not self.quiet:
+                self._settle_interrupt()
+                if spec.changes and (result is not None or self.position != before):
+                    amended = self._amended(line, before) if by_chance else None
+                    self.journal("command", line, before, {"amended": amended})
+        return stopping.arrive(self, result) if isinstance(result, Stop) else result
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the command that runs is another's doing (a breakpoint's, a display)."""
+        return self._quiet > 0
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Commands run meanwhile are another's doing: the journal holds only that other command."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def journal(self, kind: str, text: str, at: Position | None = None, data: Any = None) -> None:
+        """Append to the session's journal (a replay has none to write to, nor a recording that has stopped)."""
+        where = at or self.position
+        writer = self.executor.inferior.writer if self.executor is not None else None
+        if writer is not None and self.executor is not None:
+            step = max(where.step, 0)
+            self.executor.inferior.guard(lambda: writer.event(where.branch, step, kind, text, data))
+
+    # --- interrupting --------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Stop soon, at an operation boundary. From any thread, or a signal handler."""
+        self._interrupt.set()
+
+    def poll(self) -> None:
+        """Called some ten times a second while a pass runs: passes an interrupt on to the ranks."""
+        if self._interrupt.is_set() and not self._sent_interrupt and self.executor is not None:
+            self._sent_interrupt = True
+            self.executor.inferior.client.interrupt()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user wants what runs to stop."""
+        return self._interrupt.is_set()
+
+    def check_interrupted(self) -> None:
+        """Between passes: stop if asked to."""
+        if self.interrupted:
+            raise Interrupted("interrupted")
+
+    def _settle_interrupt(self) -> None:
+        self._interrupt.clear()
+        if self._sent_interrupt and self.executor is not None and self.executor.inferior.client.alive:
+            self.executor.inferior.client.clear_interrupt()
+        self._sent_interrupt = False
+
+    # --- stops ---------------------------------------------------------------------------------------
+
+    def stop(self, reason: str, description: str, **details: Any) -> Stop:
+        """A stop where the debugger stands now."""
+        at = self.position
+        tap = "" if at.place is None else self.timeline.places.names[at.place]
+        position, token = None, None
+        flight = self.executor.flight if self.executor is not None else None
+        if flight is not None and flight.step == at.step:
+            position = int(flight.stopped.names[0]["position"])
+        elif at.step >= 0 and at.step <= self.timeline.last(at.branch):
+            told = self.timeline.record(at.branch, at.step).sequences
+            position = int(told[0].positions[-1]) if told else None
+            emitted = told[0].emitted if told else None
+            token = None if emitted is None or at.place is not None else self.token_text(emitted)
+        return Stop(reason, description, at.branch, at.step, tap, position, token, **details)
+
+    def token_read(self) -> str | None:
+        """The last token that the present step reads, as it is shown; None before the first step."""
+        at = self.position
+        flight = self.executor.flight if self.executor is not None else None
+        if flight is not None and flight.step == at.step:
+            return self.token_text(int(flight.stopped.names[0]["token"]))
+        told = self.timeline.sequence(at.branch, at.step) if at.step >= 0 else None
+        return None if told is None else self.token_text(told.ids[-1])
+
+    def token_text(self, token: int) -> str:
+        """A token as it is shown."""
+        text = self.tokenizer.token(token) if self.tokenizer is not None else None
+        return str(token) if text is None else clean(repr(text)[1:-1] if not text.strip() else text, limit=60)
+
+    def _amended(self, line: str, before: Position) -> str:
+        """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank
+        was lost."""
+        at = self.position
+        tap = "" if at.place is None else self.timeline.places.names[at.place]
+        goto = f"goto {at.step} {tap}".strip()
+        return goto if at.branch == before.branch else f"{line}\n{goto}"
+
+    def _engine_lost(self, error: RankError) -> None:
+        self.lost = str(error)
+        if self.executor is not None:
+            self.executor.forget()
+        if self.position.step > self.timeline.last(self.position.branch):
+            self.position = Position(self.position.branch, self.timeline.last(self.position.branch))
+        self.journal("error", self.lost)
+        self.events("rankLost", {"message": self.lost})

@@ -1,0 +1,112 @@
+"""Forks: a new branch from where the debugger stands, brought to that very place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core import registry
+from workbench.debugger.core.backwards import backward_to
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.motion import Goal, forward
+from workbench.debugger.core.timeline import Line
+from workbench.debugger.errors import NeedsEngine
+from workbench.inferior.patches import Patch
+
+
+def recorded_fork(debugger: Debugger, name: str) -> Stop:
+    """In a replay: the branch that this very change made at this very step when the session was recorded."""
+    at = debugger.position
+    for line in debugger.timeline.lines.values():
+        if line.parent == at.branch and line.forked_at == at.step and line.name == name:
+            last = debugger.timeline.last(line.id)
+            place = at.place if at.step <= last else None
+            stop = backward_to(debugger, Position(line.id, min(at.step, last), place))
+            return replace(stop, reason="goto")
+    raise NeedsEngine(f"{name} was not tried here in this recording, and {registry.REPLAY_REASON}")
+
+
+def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> Stop:
+    """A branch whose steps up to here are run again under other rules, on the same tokens."""
+    engine, timeline = debugger.engine, debugger.timeline
+    engine.land()
+    at = debugger.position
+    old = timeline.line(at.branch)
+    made = _new_line(
+        debugger, name, fork_step=0, rules=dict(rules), patches=old.patches, sampling=old.sampling
+    )
+    again = at.step if at.place is not None else at.step + 1
+    debugger.position = Position(made.id, -1)
+    for step in range(again):
+        if debugger.interrupted:
+            return debugger.stop("pause", f"interrupted: the branch has {step} of {again} steps run again")
+        told = timeline.record(at.branch, step).sequences
+        forced = {one.seq: one.emitted for one in told if one.emitted is not None}
+        engine.start(made.id, {"stop": "never", "keep": False}, forced)
+        debugger.position = Position(made.id, step)
+        debugger.events("step", {"branch": made.id, "step": step})
+    return _arrive(debugger, at)
+
+
+def fork_here(
+    debugger: Debugger, name: str, rules: Mapping[str, str] | None = None,
+    sampling: Mapping[int, dict[str, Any]] | None = None,
+) -> Stop:  # fmt: skip
+    """A branch that shares everything up to here; inside a step, the step is run again."""
+    at = debugger.position
+    fork_step = at.step if at.place is not None else at.step + 1
+    return fork_at(debugger, name, fork_step, rules=rules, sampling=sampling)
+
+
+def fork_at(
+    debugger: Debugger, name: str, fork_step: int, rules: Mapping[str, str] | None = None,
+    sampling: Mapping[int, dict[str, Any]] | None = None, patches: list[Patch] | None = None,
+) -> Stop:  # fmt: skip
+    """A branch that shares the steps before `fork_step`; then go to where the debugger stood."""
+    debugger.engine.land()
+    at = debugger.position
+    old = debugger.timeline.line(at.branch)
+    made = _new_line(
+        debugger, name, fork_step=fork_step, rules=dict(old.rules if rules is None else rules),
+        patches=old.patches if patches is None else patches,
+        sampling=old.sampling if sampling is None else dict(sampling),
+    )  # fmt: skip
+    debugger.position = Position(made.id, fork_step - 1)
+    return _arrive(debugger, at)
+
+
+def _arrive(debugger: Debugger, at: Position) -> Stop:
+    """Stand on the new branch where the debugger stood on the old one."""
+    here = debugger.position
+    if at.place is not None:
+        return forward(debugger, Goal("place", at.place, quiet=True, reason="goto"))
+    if here.step < at.step:
+        return forward(debugger, Goal(last=at.step, quiet=True, reason="goto"))
+    return debugger.stop("goto", f"branch {here.branch}")
+
+
+def _new_line(
+    debugger: Debugger, name: str, *, fork_step: int, rules: dict[str, str], patches: list[Patch],
+    sampling: dict[int, dict[str, Any]],
+) -> Line:  # fmt: skip
+    timeline, at = debugger.timeline, debugger.position
+    inferior = debugger.engine.inferior
+    writer, unused = inferior.writer, max(timeline.lines) + 1
+    number = None
+    if writer is not None:
+        number = inferior.guard(
+            lambda: writer.branch(name, parent=at.branch, fork_step=fork_step, rules=rules)
+        )
+    made = Line(
+        unused if number is None else number, name, at.branch, fork_step, rules, list(patches), dict(sampling),
+        steps=fork_step, forked_at=at.step,
+    )  # fmt: skip
+    timeline.lines[made.id] = made
+    details = {
+        "at": at.step, "patches": [one.to_json() for one in patches],
+        "sampling": {str(seq): changes for seq, changes in sampling.items()},
+    }  # fmt: skip
+    debugger.journal("fork", name, Position(made.id, fork_step), details)
+    return made

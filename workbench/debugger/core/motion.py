@@ -1,0 +1,248 @@
+"""Motion: forwards through what was recorded and on into what was not.
+
+Both stop at the same things. A recorded step is judged from its statistics, a new one beside the taps while
+it runs; the two agree, so a replay stops where the run did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sessions import Session
+from sessions.records import StepRecord
+from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.executor import Flight
+from workbench.debugger.errors import DebuggerError, Divergence, Interrupted
+from workbench.debugger.stops import sentinels
+from workbench.debugger.stops.breakpoints import Hit, recorded_hits
+from workbench.debugger.stops.sentinels import Found
+
+#: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
+#: it spares a collective a tap.
+_QUICK, _SOON = 0.25, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where to stop if nothing else does: at the next operation or layer, at a place, after step `last`."""
+
+    stop: Literal["operation", "layer", "place", "never"] = "never"
+    place: int = -1
+    last: int | None = None
+    quiet: bool = False  # breakpoints and sentinels do not stop it (`goto`)
+    reason: str = "step"
+
+    def place_in(self, debugger: Debugger, after: int) -> int | None:
+        """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""
+        places = debugger.timeline.places
+        if self.stop == "operation":
+            return after + 1 if after + 1 < len(places) else None
+        if self.stop == "layer":
+            start = after + 1 if after < 0 else places.layer_end(after) + 1
+            return start if start < len(places) else None
+        if self.stop == "place" and self.place > after:
+            return self.place
+        return None
+
+
+def forward(debugger: Debugger, goal: Goal) -> Stop:
+    """Run until the goal, or until something stops it."""
+    try:
+        while True:
+            debugger.check_interrupted()
+            stop = _pass(debugger, goal)
+            if stop is not None:
+                return stop
+    except Interrupted:
+        return debugger.stop("pause", "interrupted")
+    except Divergence as error:
+        debugger.engine.forget_cache()
+        debugger.position = Position(error.branch, error.step, error.place)
+        return debugger.stop("divergence", str(error), thread_id=error.ranks[0])
+
+
+def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
+    """Go to the end of the present step, or through the next; None at its end."""
+    at = debugger.position
+    inside = at.place is not None
+    step = at.step if inside else at.step + 1
+    flying = debugger.executor is not None and debugger.executor.flight is not None
+    recorded = step <= debugger.timeline.last(at.branch) and not flying
+    if recorded:
+        stop = _recorded(debugger, goal, step)
+    elif debugger.executor is None:
+        return debugger.stop("end", "end of the recording")
+    else:
+        judged_after = not inside and _judged_after(debugger, goal)
+        stop = _new(debugger, goal, step, through=judged_after)
+        if stop is None and judged_after:
+            stop = _recorded(debugger, goal, step)
+    if stop is not None:
+        return stop
+    debugger.position = Position(at.branch, step)
+    debugger.events("step", {"branch": at.branch, "step": step})
+    # What a sentinel finds in a recorded step lies behind whoever has passed that place already.
+    passed = at.place if inside and recorded else None
+    return _after(debugger, goal, inside, passed)
+
+
+def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
+    """Through a recorded step."""
+    at, timeline = debugger.position, debugger.timeline
+    after = -1 if at.place is None else at.place
+    target = goal.place_in(debugger, after)
+    hits: Mapping[int, Hit] = {}
+    candidates = [] if goal.quiet else debugger.breakpoints.at_taps()
+    if candidates:
+        names = timeline.names(at.branch, step)
+        hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
+    for place in sorted(hits):
+        if place > after and (target is None or place <= target):
+            stopping = debugger.breakpoints.count(hits[place].ids)
+            if stopping:
+                debugger.position = Position(at.branch, step, place)
+                return hit_stop(debugger, stopping, hits[place].ranks)
+    if target is not None:
+        debugger.position = Position(at.branch, step, target)
+        return debugger.stop(goal.reason, f"at {timeline.places.names[target]}")
+    return None
+
+
+def _judged_after(debugger: Debugger, goal: Goal) -> bool:
+    """Whether conditions can be judged on a new step's statistics when it is over: asking the ranks at every tap
+    takes a collective each, many times what the step itself takes. Not where something stops the step inside,
+    nor where it is long enough for a user to want to see where it stands."""
+    breaks = [] if goal.quiet else debugger.breakpoints.at_taps()
+    conditional = bool(breaks) and all(one.when is not None for one in breaks)
+    statistics = debugger.engine.inferior.capture.statistics
+    soon = debugger.engine.over_within(debugger.position.branch, _SOON)
+    return goal.stop == "never" and conditional and statistics and soon
+
+
+def _new(debugger: Debugger, goal: Goal, step: int, *, through: bool) -> Stop | None:
+    """Through a step that is run now; with `through`, to its end whatever happens in it."""
+    engine, branch = debugger.engine, debugger.position.branch
+    while True:
+        flight = engine.flight
+        if flight is None:
+            end = _exhausted(debugger)
+            if end is not None:
+                return end
+            after = -1
+            outcome = engine.start(branch, None if through else _pause(debugger, goal, False))
+        else:
+            after = flight.stopped.place
+            outcome = engine.go_on(_pause(debugger, goal, True) or {"stop": "never"})
+        if isinstance(outcome, StepRecord):
+            return None
+        stop = _in_flight(debugger, goal, outcome, after)
+        if stop is not None:
+            return stop
+
+
+def _pause(debugger: Debugger, goal: Goal, inside: bool) -> dict[str, Any] | None:
+    """What the ranks are told to stop at. Stepping keeps what passes readable; running does not, because a
+    long prefill would cost memory (what is looked at later is computed again). None where nothing can stop
+    a pass that is over before anybody's patience is: then it costs nothing to be able to."""
+    breaks = [] if goal.quiet else [one.message() for one in debugger.breakpoints.at_taps()]
+    soon = debugger.engine.over_within(debugger.position.branch, _QUICK)
+    if not breaks and goal.stop == "never" and not inside and soon:
+        return None
+    keep = inside or goal.stop in ("operation", "layer", "place")
+    return {"stop": goal.stop, "place": goal.place, "breaks": breaks, "keep": keep}
+
+
+def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> Stop | None:
+    """What a stop inside a new step means; None: go on."""
+    stopped = flight.stopped
+    debugger.position = Position(flight.branch, flight.step, stopped.place)
+    if stopped.reason == "interrupt":
+        return debugger.stop("pause", "interrupted")
+    if stopped.reason == "breakpoint":
+        stopping = debugger.breakpoints.count(stopped.breaks)
+        if stopping:
+            return hit_stop(debugger, stopping, stopped.ranks)
+        if goal.place_in(debugger, after) != stopped.place:
+            return None
+    return debugger.stop(goal.reason, f"at {debugger.timeline.places.names[stopped.place]}")
+
+
+def hit_stop(debugger: Debugger, stopping: list[Any], ranks: tuple[int, ...]) -> Stop:
+    """A stop at breakpoints."""
+    words = "; ".join(one.describe() for one in stopping)
+    return debugger.stop(
+        stopping[0].reason, words, thread_id=ranks[0] if ranks else 0,
+        hit_breakpoint_ids=[one.id for one in stopping],
+    )  # fmt: skip
+
+
+def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> Stop | None:
+    """At the end of a step: sentinels (of those at a place, what lies behind `passed`), the goal, the end of
+    the text."""
+    at = debugger.position
+    if not goal.quiet:
+        for name, one in debugger.breakpoints.sentinels().items():
+            found = look(debugger, name, at.branch, at.step)
+            if found is not None and found.place is not None and passed is not None and found.place <= passed:
+                continue
+            stopping = debugger.breakpoints.count([one.id]) if found is not None else []
+            if found is not None and stopping:
+                if found.place is not None:
+                    debugger.position = Position(at.branch, at.step, found.place)
+                return debugger.stop(
+                    "exception", f"{one.describe()}: {found.words}",
+                    thread_id=found.ranks[0] if found.ranks else 0, hit_breakpoint_ids=[one.id],
+                )  # fmt: skip
+    if goal.last == at.step or (inside and goal.stop in ("operation", "layer")):
+        return debugger.stop(goal.reason, f"step {at.step} is done")
+    if not goal.quiet and sentinels.eos(debugger.timeline, at.branch, at.step, eos_ids(debugger)):
+        return debugger.stop("end", "end of the text")
+    return None
+
+
+def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Found | None:
+    """Whether a sentinel that looks at whole steps fires at one."""
+    timeline = debugger.timeline
+    if sentinel == "desync":
+        return sentinels.desync(timeline, branch, step)
+    if sentinel == "repetition":
+        return sentinels.repetition(timeline, branch, step)
+    if sentinel == "eos":
+        return sentinels.eos(timeline, branch, step, eos_ids(debugger))
+    if sentinel == "golden":
+        with ExitStack() as stack:
+            path = debugger.settings.golden
+            reference = None if path is None else stack.enter_context(Session.open(Path(path)))
+            return sentinels.golden(timeline, branch, step, reference)
+    return None
+
+
+def eos_ids(debugger: Debugger) -> list[int]:
+    """The ids that end a text."""
+    model = debugger.session.meta.get("model") if debugger.timeline.session is not None else None
+    found = model.get("eos_ids") if isinstance(model, dict) else None
+    return [int(i) for i in found] if isinstance(found, list) else []
+
+
+def _exhausted(debugger: Debugger) -> Stop | None:
+    """The context is full: no pass can follow."""
+    inferior = debugger.engine.inferior
+    context = int(inferior.loaded[0]["context"])
+    line = debugger.timeline.line(debugger.position.branch)
+    for seq in inferior.sequences:
+        told = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None
+        if told is not None and told.positions[-1] + 1 >= context:
+            return debugger.stop("end", f"the context is full ({context} tokens)")
+    return None
+
+
+def require_step(debugger: Debugger) -> Position:
+    """Where the debugger stands, if anything was run at all."""
+    if debugger.position.step < 0:
+        raise DebuggerError("nothing was run yet: `next` runs the first step")
+    return debugger.position

@@ -1,0 +1,125 @@
+"""Where something wrong came from: back along the data flow to the first operation whose inputs were clean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sessions.records import STATISTICS
+from workbench.debugger.answers import Position, Result
+from workbench.debugger.core.backwards import land
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.motion import require_step
+from workbench.debugger.errors import DebuggerError, NotCaptured
+from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, kind_of
+
+_NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
+
+
+@dataclass(frozen=True)
+class Origin(Result):
+    """The first operation of a chain of wrong ones: its output is wrong and its inputs are not."""
+
+    tap: str
+    step: int
+    ranks: tuple[int, ...]
+    what: str  # "NaN" | "inf" | "golden"
+    count: int  # non-finite elements over all ranks
+    path: tuple[str, ...]  # everything wrong on the way back, the last first
+    inputs: tuple[str, ...]
+    kind: ClassVar[str] = "origin"
+
+    def _text(self) -> str:
+        ranks = f"rank {', '.join(map(str, self.ranks))}"
+        clean = f"its inputs ({', '.join(self.inputs)}) are clean" if self.inputs else "it has no inputs"
+        head = f"{self.tap} at step {self.step} is the first: {clean}"
+        amount = f"{self.count} × {self.what}" if self.count else self.what
+        return f"{head}\n{amount} on {ranks}; found by walking back over {len(self.path)} operations"
+
+
+def find_origin(debugger: Debugger, tap: str | None) -> Origin:
+    """Walk back from a tap of the present step (default: the present one if it is wrong, else all that are)."""
+    at = require_step(debugger)
+    land(debugger)
+    search = _Search(debugger, at.branch)
+    names = debugger.timeline.places.names
+    if tap is not None:
+        debugger.timeline.places.exact(tap)
+        if not search.dirty(tap, at.step):
+            raise DebuggerError(
+                f"{tap} at step {at.step} holds neither NaN nor inf, and no verdict says it is wrong"
+            )
+        return search.back([tap], at.step)
+    if at.place is not None and search.dirty(names[at.place], at.step):
+        return search.back([names[at.place]], at.step)
+    wrong = [name for name in names if search.dirty(name, at.step)]
+    if not wrong:
+        raise DebuggerError(f"nothing at step {at.step} is wrong as far as was recorded: there is no origin")
+    return search.back(wrong, at.step)
+
+
+class _Search:
+    """What is wrong at which tap: non-finite elements, and where `golden` has judged, what it failed."""
+
+    def __init__(self, debugger: Debugger, branch: int) -> None:
+        self.debugger, self.branch = debugger, branch
+        timeline = debugger.timeline
+        self.places = {name: place for place, name in enumerate(timeline.places.names)}
+        self.layers = 1 + max(
+            (int(name.split(".")[1]) for name in self.places if name.startswith("layers.")), default=-1
+        )
+        self.failed: dict[tuple[int, str], None] = {}
+        if timeline.session is not None:
+            timeline.session.refresh()
+            for verdict in timeline.session.verdicts(branch=branch):
+                if verdict.verdict == "fail":
+                    self.failed[verdict.step, verdict.tap] = None
+
+    def non_finite(self, tap: str, step: int) -> tuple[tuple[int, ...], int, str]:
+        """Ranks that hold NaN or inf there, how many, and which of the two."""
+        stats = self.debugger.timeline.stats(self.branch, step)
+        if stats is None:
+            raise NotCaptured("origin needs statistics: run with `--capture stats`")
+        rows = stats[self.places[tap]]
+        bad = rows[:, _NAN] + rows[:, _INF]
+        ranks = tuple(rank for rank, value in enumerate(bad) if value > 0)
+        what = "NaN" if rows[:, _NAN].sum() > 0 else "inf"
+        return ranks, int(sum(bad[list(ranks)])) if ranks else 0, what
+
+    def dirty(self, tap: str, step: int) -> bool:
+        """Whether a tap is wrong at a step."""
+        return bool(self.non_finite(tap, step)[0]) or (step, tap) in self.failed
+
+    def inputs(self, tap: str) -> list[str]:
+        """The taps of this model that a tap is computed from."""
+        return [name for name in inputs_of(tap, self.layers) if name in self.places]
+
+    def back(self, taps: list[str], step: int) -> Origin:
+        """From wrong taps back over everything wrong that they are computed from; of the operations whose own
+        inputs are clean, the first that ran."""
+        seen = {(step, tap) for tap in taps}
+        waiting, origins = list(seen), []
+        while waiting:
+            at, name = waiting.pop()
+            before = [(at, one) for one in self.inputs(name) if self.dirty(one, at)]
+            if not before and kind_of(name) in REMEMBERING:
+                before = self._earlier(name, at)
+            if not before:
+                origins.append((at, name))
+            waiting += [one for one in before if one not in seen]
+            seen.update(before)
+        step, tap = min(origins, key=lambda one: (one[0], self.places[one[1]]))
+        path = [name for _, name in sorted(seen, key=lambda one: (one[0], self.places[one[1]]), reverse=True)]
+        ranks, count, what = self.non_finite(tap, step)
+        if not ranks:
+            ranks, what = tuple(range(self.debugger.timeline.ranks)), "differs from golden"
+        return Origin(tap, step, ranks, what, count, tuple(path), tuple(self.inputs(tap)))
+
+    def _earlier(self, tap: str, step: int) -> list[tuple[int, str]]:
+        """A cache whose newest rows are clean got its wrong ones in an earlier step: the first that left it so."""
+        return next(([(k, tap)] for k in range(step) if self.dirty(tap, k)), [])
+
+
+def stand_at(debugger: Debugger, origin: Origin) -> Position:
+    """Where the debugger stands when it has gone to an origin."""
+    return Position(debugger.position.branch, origin.step, debugger.timeline.places.exact(origin.tap))

@@ -1,0 +1,251 @@
+"""The timeline: every branch and every pass of it, from the session and, for the newest, from memory.
+
+Everything that looks backwards asks here first. What a running engine has just done is noted in memory as
+well as in the session, so that looking at the present costs no disk, and a full disk costs no history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions import Session, SessionError
+from sessions.errors import broken
+from sessions.layouts import parse, shard_groups
+from sessions.records import STATISTICS, StepRecord
+from workbench.debugger.answers import Position
+from workbench.debugger.errors import DebuggerError
+from workbench.debugger.stops.locations import Places
+from workbench.debugger.stops.predicates import cached
+from workbench.inferior.patches import Patch
+
+#: Recorded passes kept in memory beside the session; unrecorded ones are all kept.
+_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class Line:
+    """One branch: how its passes are run, and how many there are. It shares the passes before `fork_step` with
+    its parent. `sampling[seq]` are changes of how tokens are chosen."""
+
+    id: int
+    name: str
+    parent: int | None
+    fork_step: int
+    rules: dict[str, str]
+    patches: list[Patch] = field(default_factory=list)
+    sampling: dict[int, dict[str, Any]] = field(default_factory=dict)
+    steps: int = 0  # the branch goes on with this step
+    forked_at: int | None = (
+        None  # the step at which the user was; more than fork_step when a prefix ran again
+    )
+
+
+class Timeline:
+    """The branches of one session and what every pass left behind."""
+
+    def __init__(self, session: Session | None, places: Places, ranks: int, rules: Mapping[str, str]) -> None:
+        self.session, self.places, self.ranks = session, places, ranks
+        self.lines: dict[int, Line] = {0: Line(0, "main", None, 0, dict(rules))}
+        self._memory: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
+        self._unrecorded: dict[tuple[int, int], StepRecord] = {}
+        if session is not None:
+            self._load(session)
+
+    def _load(self, session: Session) -> None:
+        """Take over the branches of a session that was recorded before."""
+        for branch in session.branches():
+            line = Line(branch.id, branch.name, branch.parent, branch.fork_step, dict(branch.rules))
+            line.steps = session.steps(branch.id).stop
+            self.lines[branch.id] = line
+        for event in session.events(kind="fork"):
+            if event.branch not in self.lines:
+                raise broken(f"event {event.id}", f"it forks branch {event.branch}, which is not there")
+            self._fork(self.lines[event.branch], event.data, f"event {event.id}")
+
+    def _fork(self, line: Line, data: Any, where: str) -> None:
+        """What the journal says of a fork beside what the branch does: patches, sampling, where the user was."""
+        data = data if isinstance(data, dict) else {}
+        patches, sampling, at = data.get("patches", []), data.get("sampling", {}), data.get("at")
+        if not isinstance(patches, list) or not isinstance(sampling, dict) or not isinstance(at, int | None):
+            raise broken(where, "a fork is not told like this")
+        line.patches = [Patch.from_json(one) for one in patches]
+        for seq, changes in sampling.items():
+            if not seq.isdecimal() or len(seq) > 9 or not isinstance(changes, dict):
+                raise broken(where, "a fork does not change sampling like this")
+            line.sampling[int(seq)] = dict(changes)
+        line.forked_at = at
+
+    # --- branches ------------------------------------------------------------------------------------
+
+    def line(self, branch: int) -> Line:
+        """A branch. DebuggerError for one that is not there."""
+        if branch not in self.lines:
+            raise DebuggerError(f"there is no branch {branch}: `branches` lists {len(self.lines)}")
+        return self.lines[branch]
+
+    def named(self, name: str) -> Line:
+        """The branch of that number or name."""
+        if name.isdigit():
+            return self.line(int(name))
+        for line in self.lines.values():
+            if line.name == name:
+                return line
+        raise DebuggerError(f"there is no branch {name!r}: `branches` lists {len(self.lines)}")
+
+    def owner(self, branch: int, step: int) -> Line:
+        """The branch that ran this step of `branch`."""
+        line = self.line(branch)
+        while line.parent is not None and step < line.fork_step:
+            line = self.lines[line.parent]
+        return line
+
+    def last(self, branch: int) -> int:
+        """The last step that was run, -1 for none."""
+        return self.line(branch).steps - 1
+
+    # --- passes --------------------------------------------------------------------------------------
+
+    def note(self, branch: int, record: StepRecord, *, recorded: bool) -> None:
+        """A new pass, the branch's next."""
+        line = self.line(branch)
+        assert record.step == line.steps, (
+            f"step {record.step} noted, branch {branch} goes on with {line.steps}"
+        )
+        line.steps += 1
+        kept = replace(record, tensors=()) if recorded else record
+        self._remember((branch, record.step), kept, recorded)
+
+    def record(self, branch: int, step: int) -> StepRecord:
+        """What happened at a step, its statistics and checksums included."""
+        key = (self.owner(branch, step).id, step)
+        if key in self._unrecorded:
+            return self._unrecorded[key]
+        if key not in self._memory:
+            if step < 0 or step > self.last(branch) or self.session is None:
+                raise DebuggerError(f"step {step} of branch {branch} was not run yet")
+            self.session.refresh()
+            found = self.session.step(step, key[0])
+            stats, sums = self.session.stats(step, key[0]), self.session.checksums(step, key[0])
+            self._remember(key, replace(found, stats=stats, checksums=sums), True)
+        self._memory.move_to_end(key)
+        return self._memory[key]
+
+    def stats(self, branch: int, step: int) -> NDArray[np.float32] | None:
+        """Every tap's statistics at a step, [taps, ranks, 8]."""
+        return self.record(branch, step).stats
+
+    def names(self, branch: int, step: int) -> dict[str, Any] | None:
+        """What conditions may speak of, for all taps and ranks of a step at once: arrays [taps, ranks] or
+        [ranks], and numbers. None where statistics were not recorded."""
+        record = self.record(branch, step)
+        if record.stats is None:
+            return None
+        told = record.sequences[-1]
+        names: dict[str, Any] = {
+            name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
+        }
+        return names | {
+            "step": float(step),
+            "rank": np.arange(self.ranks, dtype=np.float64),
+            "position": float(told.positions[-1]),
+            "token": float(told.ids[-1]),
+            "kv_len": cached(told.kv_lens, self.places.layers, self.ranks),
+        }
+
+    def tokens(self, branch: int, seq: int = 0, stop: int | None = None) -> list[int]:
+        """The tokens that the steps before `stop` (default: all) have emitted."""
+        count = self.line(branch).steps if stop is None else stop
+        found = (self.sequence(branch, step, seq) for step in range(count))
+        return [told.emitted for told in found if told is not None and told.emitted is not None]
+
+    def sequence(self, branch: int, step: int, seq: int = 0) -> Any:
+        """What a step did to one sequence; None when it took no part."""
+        return next((one for one in self.record(branch, step).sequences if one.seq == seq), None)
+
+    def sequences(self) -> list[int]:
+        """The numbers of the sequences that the run began with."""
+        told = self.session.meta.get("sequences") if self.session is not None else None
+        return sorted(int(seq) for seq in told if seq.isdecimal()) if isinstance(told, dict) else []
+
+    def prompt(self, seq: int = 0) -> list[int]:
+        """The ids that a sequence began with."""
+        meta = self.session.meta if self.session is not None else {}
+        told = meta.get("sequences")
+        known = told.get(str(seq)) if isinstance(told, dict) else None
+        if not isinstance(known, dict) or not isinstance(known.get("prompt_ids"), list):
+            raise DebuggerError("the session does not say what its prompt was")
+        return [int(i) for i in known["prompt_ids"]]
+
+    def backwards(self, at: Position) -> Iterator[tuple[int, int]]:
+        """(step, places to look at) of everything before a position, newest step first."""
+        if at.step >= 0:
+            yield at.step, len(self.places) if at.place is None else at.place
+        for step in range(at.step - 1, -1, -1):
+            yield step, len(self.places)
+
+    def patches(self, branch: int, step: int) -> list[Patch]:
+        """The patches in force in one step."""
+        return [patch for patch in self.owner(branch, step).patches if patch.step == step]
+
+    def first_difference(self, expected: StepRecord, got: StepRecord) -> tuple[int, tuple[int, ...]] | None:
+        """The first place, and the ranks, at which two runs of one pass differ; None where they are equal or
+        one has no checksums."""
+        if expected.checksums is None or got.checksums is None:
+            return None
+        different = expected.checksums != got.checksums
+        if not different.any():
+            return None
+        place = int(np.flatnonzero(different.any(axis=1))[0])
+        return place, tuple(int(rank) for rank in np.flatnonzero(different[place]))
+
+    def desynchronised(self, branch: int, step: int) -> tuple[int, tuple[int, ...]] | None:
+        """The first place whose replicas differ between ranks, and the ranks that differ from the majority."""
+        sums = self.record(branch, step).checksums
+        if sums is None or self.session is None:
+            return None
+        for place, groups in enumerate(self._replicas()):
+            for group in groups:
+                values = sums[place, group]
+                if len(group) > 1 and len(set(values.tolist())) > 1:
+                    kinds, counts = np.unique(values, return_counts=True)
+                    usual = kinds[int(counts.argmax())] if counts.max() > 1 else values[0]
+                    return place, tuple(r for r, v in zip(group, values, strict=True) if v != usual)
+        return None
+
+    def _replicas(self) -> list[Sequence[Sequence[int]]]:
+        """For each place the groups of ranks that must hold the same bits."""
+
+        assert self.session is not None
+        found: list[Sequence[Sequence[int]]] = []
+        for tap in self.session.taps:
+            layout = parse(tap.layout)
+            if layout.kind == "replicate":
+                found.append([list(range(self.ranks))])
+            elif layout.kind == "shard" and layout.replicas > 1:
+                found.append([list(group) for group in shard_groups(layout, self.ranks)])
+            else:
+                found.append([])
+        return found
+
+    def _remember(self, key: tuple[int, int], record: StepRecord, recorded: bool) -> None:
+        if not recorded:
+            self._unrecorded[key] = record
+            return
+        self._memory[key] = record
+        while len(self._memory) > _REMEMBERED:
+            self._memory.popitem(last=False)
+
+
+def open_timeline(session: Session) -> Timeline:
+    """The timeline of a session alone."""
+    rules = session.meta.get("rules")
+    names = [tap.name for tap in session.taps]
+    if not names:
+        raise SessionError(f"{session.path.name} has no taps: there is nothing to step through.")
+    return Timeline(session, Places(names), session.ranks, rules if isinstance(rules, dict) else {})

@@ -1,0 +1,46 @@
+"""Which error ends the program with which exit code."""
+
+from __future__ import annotations
+
+from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
+from sessions import IdsMismatch, SessionError, SessionWriteError, clean
+from workbench.debugger.errors import DebuggerError, Interrupted
+from workbench.diagnosis.judgement import DiagnosisError
+from workbench.exit_codes import Exit, UsageError
+from workbench.references.request import ReferenceFailure
+
+#: The first class that fits decides, so subclasses come before their bases.
+_CODES: tuple[tuple[type[BaseException], Exit], ...] = (
+    (UsageError, Exit.USAGE),
+    (Interrupted, Exit.INTERRUPTED),
+    (KeyboardInterrupt, Exit.INTERRUPTED),
+    (DebuggerError, Exit.USAGE),
+    (ConfigError, Exit.USAGE),
+    (RequestError, Exit.USAGE),
+    (FileExistsError, Exit.USAGE),
+    (IdsMismatch, Exit.USAGE),
+    (DiagnosisError, Exit.CANNOT_LOAD),
+    (SessionWriteError, Exit.USAGE),
+    (CheckpointError, Exit.CANNOT_LOAD),
+    (SessionError, Exit.CANNOT_LOAD),
+    (RankTimeout, Exit.TIMEOUT),
+    (RankError, Exit.RANK_LOST),
+    (EngineError, Exit.CANNOT_LOAD),
+    (OSError, Exit.CANNOT_LOAD),
+)
+
+
+def exit_code(error: BaseException) -> Exit:
+    """What the error means to whoever started the program."""
+    if isinstance(error, ReferenceFailure):
+        return Exit(error.exit_code)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.DEFECT)
+
+
+def explain(error: Exception) -> tuple[Exit, str]:
+    """The exit code and the one line, safe for a terminal, that says what to do."""
+    code = exit_code(error)
+    if code is not Exit.DEFECT:
+        return code, clean(str(error))
+    said = clean(f"{type(error).__name__}: {error}")
+    return code, f"{said} (a defect of lockstep: --debug shows where)"

@@ -1,0 +1,55 @@
+"""Starting a live debugger: engine, sequences, session, timeline, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig, ModelConfig
+from engine.run.sampling import Sampling
+from sessions import Session
+from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.timeline import Timeline
+from workbench.debugger.stops.locations import Places
+from workbench.inferior.inferior import Inferior
+from workbench.models.capture import STATS, Capture
+from workbench.views.token_texts import Tokenizer
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be debugged. `prompts` are token ids; `session` is where it is recorded."""
+
+    path: Path
+    model: ModelConfig
+    config: EngineConfig
+    prompts: Sequence[Sequence[int]]
+    session: Path
+    sampling: Sampling = field(default_factory=Sampling)
+    rules: Mapping[str, str] | None = None
+    capture: Capture = STATS
+    tokenizer: Tokenizer | None = None
+    meta: Mapping[str, Any] | None = None  # what else the session is to say of itself
+    overwrite: bool = False
+
+
+def start(run: Run, on_warning: Callable[[str], None] = lambda text: None) -> Debugger:
+    """A debugger before the first step. EngineError and SessionError say what is wrong; nothing is left then."""
+    inferior = Inferior(run.path, run.model, run.config, run.rules, run.capture, on_warning)
+    try:
+        for ids in run.prompts:
+            inferior.add(list(ids), run.sampling)
+        writer = inferior.create_session(run.session, overwrite=run.overwrite, **dict(run.meta or {}))
+        session = Session.open(run.session)
+    except BaseException:
+        inferior.close()
+        raise
+    timeline = Timeline(
+        session, Places([spec.name for spec in inferior.specs]), run.config.tp, inferior.rules
+    )
+    executor = Executor(inferior, timeline)
+    return Debugger(timeline, executor, writer=writer, tokenizer=run.tokenizer)

@@ -1,0 +1,104 @@
+"""Replay: the same debugger on a saved session, without engine, model, torch or GPU; and its verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.run.sampling import Sampling
+from sessions import Session, SessionError
+from workbench.debugger.answers import Result
+from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.timeline import open_timeline
+from workbench.debugger.errors import Divergence
+from workbench.inferior.identity import identity
+from workbench.inferior.inferior import Inferior
+from workbench.views.token_texts import Tokenizer
+
+
+def open_replay(path: Path, tokenizer: Tokenizer | None = None) -> Debugger:
+    """A debugger before the first step of a saved session. SessionError says what is wrong with the file."""
+    session = Session.open(path)
+    try:
+        return Debugger(open_timeline(session), tokenizer=tokenizer)
+    except BaseException:
+        session.close()
+        raise
+
+
+@dataclass(frozen=True)
+class Verification(Result):
+    """Every pass of every branch run again and held against the recording."""
+
+    passes: int
+    unverifiable: int  # passes without checksums
+    divergences: tuple[str, ...]  # the first of each branch, in words
+    other_checkpoint: bool  # the session was recorded from another one
+    kind: ClassVar[str] = "verification"
+
+    def _text(self) -> str:
+        if self.divergences:
+            other = "the session was recorded from another checkpoint"
+            return "\n".join([*self.divergences, *[other] * self.other_checkpoint])
+        rest = f"; {self.unverifiable} have no checksums" if self.unverifiable else ""
+        return f"{self.passes} passes run again, every checksum equal{rest}"
+
+
+def verify(
+    session: Session, path: Path, model: ModelConfig, progress: Callable[[int], None] = lambda done: None
+) -> Verification:
+    """Run a whole session again on `model` (the checkpoint at `path`) and compare every checksum."""
+    timeline = open_timeline(session)
+    passes = unverifiable = 0
+    divergences = []
+    rules = timeline.lines[0].rules
+    with Inferior(path, model, engine_config(session), rules) as inferior:
+        for ids, sampling in recorded_sequences(session):
+            inferior.add(ids, sampling)
+        executor = Executor(inferior, timeline)
+        for line in timeline.lines.values():
+            try:
+                for step in range(line.fork_step, line.steps):
+                    executor.reach(line.id, step)
+                    executor.rerun(line.id, step)
+                    unverifiable += timeline.record(line.id, step).checksums is None
+                    passes += 1
+                    progress(passes)
+            except Divergence as error:
+                divergences.append(f"branch {line.id} ({line.name}): {error}")
+                executor.forget_cache()
+    other = session.meta.get("checkpoint") not in (None, identity(path)["checkpoint"])
+    return Verification(passes, unverifiable, tuple(divergences), other)
+
+
+def engine_config(session: Session) -> EngineConfig:
+    """How a session's engine was run. ConfigError for a session that does not say, or says nonsense."""
+    told = session.meta.get("config")
+    if not isinstance(told, dict):
+        raise ConfigError(f"{session.path.name} does not say how its engine was run: it cannot be run again")
+    known = {name: told[name] for name in EngineConfig.__dataclass_fields__ if name in told}
+    try:
+        return EngineConfig(**known)
+    except TypeError as error:
+        raise ConfigError(f"{session.path.name}: its engine configuration makes no sense: {error}") from error
+
+
+def recorded_sequences(session: Session) -> list[tuple[list[int], Sampling]]:
+    """Prompt ids and first sampling of each sequence."""
+    told = session.meta.get("sequences")
+    try:
+        assert isinstance(told, dict)
+        return [
+            ([int(i) for i in one["prompt_ids"]], Sampling(**one.get("sampling", {})))
+            for _, one in sorted(told.items(), key=lambda item: int(item[0]))
+        ]
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise SessionError(
+            f"{session.path.name} does not say what was run: its sequences are unreadable."
+        ) from error

@@ -1,0 +1,135 @@
+"""What a debugger is to be started on, from words on a command line: the host's, and `lockstep run`'s."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.run.sampling import Sampling
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.host.launch import Run, start
+from workbench.debugger.host.replay import open_replay
+from workbench.demo import MODEL_DIR
+from workbench.inferior.destination import may_write
+from workbench.inferior.generation import plan
+from workbench.models import requests
+from workbench.models.opening import DEMO, open_model
+from workbench.models.tokenizer import Tokenizer, find_tokenizer
+from workbench.paths import new_session_path
+from workbench.views.token_texts import RecordedTokens
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A live run as the user asked for it. `room`: tokens that the cache must have room for after the prompt."""
+
+    model: str
+    prompts: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    chat: bool = False
+    tp: int = 1
+    device: str = "cpu"
+    dtype: str = "auto"
+    rules: Sequence[str] = ()
+    capture: Sequence[str] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    timeout: float = 60.0
+    session: Path | None = None
+    listen: str = ""
+    room: int = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """The host's command line: a replay or a launch."""
+
+    socket: Path
+    replay: Path | None = None
+    launch: Launch | None = None
+
+
+def run_of(launch: Launch) -> Run:
+    """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
+    model = open_model(launch.model)
+    texts, chat = requests.texts_of(model, launch.prompts, launch.ids, launch.chat)
+    prompts = requests.prompt_ids(model, texts, launch.ids, chat)
+    config = requests.engine_config(
+        model,
+        tp=launch.tp,
+        device=launch.device,
+        dtype=launch.dtype,
+        timeout=launch.timeout,
+        listen=launch.listen,
+    )
+    config = plan(model.config, config, prompts, launch.room)
+    rules = requests.rules_of(launch.rules, model, launch.tp)
+    return Run(
+        model.path, model.config, config, prompts,
+        session=may_write(launch.session) if launch.session else new_session_path(model.name),
+        sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
+        capture=requests.capture_of(launch.capture, model, launch.tp),
+        meta={"source": "lockstep run", "model_name": model.name, "prompts": list(texts) or None, "chat": chat},
+    )  # fmt: skip
+
+
+def tokenizer_of(model_path: object) -> Tokenizer | None:
+    """The tokenizer of the checkpoint that a session was recorded from, where it is still there."""
+    path = MODEL_DIR if model_path == DEMO else Path(str(model_path or ""))
+    if not model_path or not path.exists():
+        return None
+    try:
+        return find_tokenizer(path if path.is_dir() else path.parent)
+    except ConfigError:
+        return None  # the session's own texts do
+
+
+def replay_of(path: Path) -> Debugger:
+    """The replay of a session, with the texts of its tokens."""
+    debugger = open_replay(path)
+    meta = debugger.session.meta
+    debugger.tokenizer = tokenizer_of(meta.get("model_path")) or RecordedTokens.of(meta)
+    return debugger
+
+
+def start_debugger(options: Options, on_warning: Callable[[str], None]) -> Debugger:
+    """What the host's command line asks for."""
+    if options.launch is not None:
+        return start(run_of(options.launch), on_warning)
+    assert options.replay is not None, "the parser lets nothing else through"
+    return replay_of(options.replay)
+
+
+def parse_options(words: Sequence[str]) -> Options:
+    """The host's command line; ends the process on a wrong one, as argparse does."""
+    parser = argparse.ArgumentParser(prog="workbench.debugger.host")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--replay", type=Path)
+    parser.add_argument("model", nargs="?")
+    for name in ("prompt", "ids", "rule", "capture"):
+        parser.add_argument(f"--{name}", action="append", default=[])
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--listen", default="")
+    parser.add_argument("--session", type=Path)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    found = parser.parse_args(words)
+    if (found.replay is None) == (found.model is None):
+        parser.error("give a MODEL or --replay FILE")
+    if found.replay is not None:
+        return Options(found.socket, replay=found.replay)
+    sampling = Sampling(found.temperature, found.top_k, found.top_p, found.seed)
+    launch = Launch(
+        found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
+        found.capture, sampling, found.timeout, found.session,
+        found.listen,
+    )  # fmt: skip
+    return Options(found.socket, launch=launch)

@@ -1,0 +1,129 @@
+"""Run an inferior until its sequences have ended: what `generate` and the demo share (torch-free)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+from engine.config import DType, EngineConfig, ModelConfig, check_fit
+from engine.run.prompts import check_prompt
+from engine.run.sampling import Sampling
+from sessions.records import StepRecord
+from workbench.inferior.inferior import Inferior
+
+FinishReason = Literal["eos", "length"]
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(slots=True)
+class Generated:
+    """One sequence: `ids` are the new tokens, an end-of-sequence token included."""
+
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Speed:
+    """What decoding achieved: tokens and forward passes after the prefill, and seconds of both parts."""
+
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    bytes_per_step: int = 0  # weights that all ranks together read in one pass
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; 0 where nothing was decoded."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes of weights read a second, which bounds decoding (the batch reads them once a step)."""
+        return self.bytes_per_step * self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def add_prompts(
+    inferior: Inferior, prompts: Sequence[Sequence[int]], sampling: Sampling
+) -> dict[int, Generated]:
+    """Add one sequence a prompt; returns them by sequence number."""
+    return {inferior.add(list(prompt), sampling): Generated(list(prompt)) for prompt in prompts}
+
+
+def run_to_end(
+    inferior: Inferior,
+    sequences: dict[int, Generated],
+    max_tokens: int,
+    on_token: Callable[[int, int, FinishReason | None], None] = lambda seq, token, finished: None,
+) -> Speed:
+    """Decode until every sequence has met an end-of-sequence token, `max_tokens` or the end of the context.
+
+    `on_token(seq, token, finished)` is called as each token comes. A sequence that has ended leaves the batch.
+    """
+    context = int(inferior.loaded[0]["context"])
+    speed = Speed(bytes_per_step=_bytes_per_step(inferior))
+    running = dict(sequences)
+    while running:
+        started = time.perf_counter()
+        record = inferior.step()
+        _count(speed, record, time.perf_counter() - started)
+        for told in record.sequences:
+            if told.emitted is None:  # inside a chunked prefill
+                continue
+            sequence = running[told.seq]
+            sequence.ids.append(told.emitted)
+            if told.emitted in inferior.model.eos_ids:
+                sequence.finish_reason = "eos"
+            elif len(sequence.ids) >= min(max_tokens, max(1, context - len(sequence.prompt_ids))):
+                sequence.finish_reason = "length"
+            on_token(told.seq, told.emitted, sequence.finish_reason)
+            if sequence.finish_reason is not None:
+                del running[told.seq]
+                inferior.remove(told.seq)
+    return speed
+
+
+def _count(speed: Speed, record: StepRecord, seconds: float) -> None:
+    if record.phase == "prefill":
+        speed.prefill_seconds += seconds
+        return
+    speed.decode_seconds += seconds
+    speed.decode_steps += 1
+    speed.decode_tokens += len(record.sequences)
+
+
+def _bytes_per_step(inferior: Inferior) -> int:
+    """Weights read in one pass over all ranks: all, but of an embedding of its own only a few rows."""
+    model = inferior.model
+    total = sum(int(answer["weight_bytes"]) for answer in inferior.loaded)
+    if model.tie_embeddings:
+        return total
+    return total - model.vocab_size * model.hidden_size * _BYTES[inferior.config.dtype]
+
+
+def plan(
+    model: ModelConfig, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> EngineConfig:
+    """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches.
+
+    ConfigError and RequestError for what cannot run, before any rank is started.
+    """
+    check_fit(model, config)
+    for prompt in prompts:
+        check_prompt(prompt, vocab_size=model.vocab_size, context=model.max_position)
+    longest = max(len(prompt) for prompt in prompts)
+    return replace(
+        config, max_tokens=min(longest + max_tokens, model.max_position), max_sequences=max(1, len(prompts))
+    )
+
+
+def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:
+    """`auto` is float32 on the CPU, where half precision gains nothing, and the checkpoint's on a GPU."""
+    if asked == "auto":
+        return "float32" if device == "cpu" else model.dtype
+    return cast(DType, asked)  # EngineConfig refuses what is none

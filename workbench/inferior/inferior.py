@@ -1,0 +1,299 @@
+"""The inferior: a model under way. Everything that runs a model goes through here and is recorded.
+
+It drives the engine one forward pass at a time, keeps what is needed to go back (tokens, seed, rules),
+and writes every pass to a session when it has one. Torch-free, like the host that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import RankError, RequestError
+from engine.faults.catalogue import check_rules
+from engine.parallel import shards
+from engine.ranks.client import Answer, Client
+from engine.run.sampling import Sampling
+from engine.taps.names import TapSpec, tap_specs
+from sessions import SessionWriteError, SessionWriter
+from sessions.budget import fit
+from sessions.records import StepRecord, TensorRecord
+from workbench.inferior.identity import session_meta
+from workbench.inferior.patches import Patch
+from workbench.inferior.recorder import misaligned, step_record, taps_of
+from workbench.models.capture import STATS, Capture
+from workbench.models.tokenizer import find_tokenizer
+from workbench.views.token_texts import TokenTextRecorder
+
+T = TypeVar("T")
+
+#: The rank program: it knows the whole fault catalogue.
+RANK_PROGRAM = "engine.faults.rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """All ranks stand at one tap inside a pass."""
+
+    place: int
+    reason: str  # "step" | "breakpoint" | "interrupt"
+    breaks: tuple[int, ...]  # ids of the breaks that hit
+    ranks: tuple[int, ...]  # ranks on which one hit
+    names: tuple[Mapping[str, float], ...] = ()  # each rank's statistics of that tap, and where it stands
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What the host knows of one sequence: enough to run it again from the start."""
+
+    ids: list[int]  # prompt and emitted tokens
+    prompt_length: int
+    sampling: Sampling
+    lengths: list[tuple[int, int, int]] = field(default_factory=list)  # (ids, computed, cached) after each
+
+
+class Inferior:
+    """One engine, its sequences, its rules, and the session it is recorded in."""
+
+    def __init__(
+        self,
+        path: Path,
+        model: ModelConfig,
+        config: EngineConfig,
+        rules: Mapping[str, str] | None = None,
+        capture: Capture = STATS,
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.path, self.model, self.config = path, model, config
+        self.rules = dict(rules or {})
+        self.faults = check_rules(self.rules, model, config.tp)
+        self.capture = capture
+        self.on_warning = on_warning
+        self.specs: tuple[TapSpec, ...] = tap_specs(
+            num_layers=model.num_layers,
+            qk_norm=model.qk_norm,
+            kv_replicas=shards.kv_replicas(model, config.tp),
+        )
+        self.sequences: dict[int, SequenceState] = {}
+        self.step_number = 0
+        self.writer: SessionWriter | None = None
+        self.branch: int | None = 0  # where passes are recorded; None: not at all
+        self.texts: TokenTextRecorder | None = None
+        self.patches: list[Patch] = []
+        self.first_sampling: dict[int, Sampling] = {}
+        self.extra_tensors: Sequence[
+            TensorRecord
+        ] = ()  # recorded with the next pass, beside what it captures
+        self.paused: Paused | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the ranks and load the model (again, after a rank was lost)."""
+        self.client = Client(self.config, self.specs, program=RANK_PROGRAM)
+        try:
+            self.loaded = self.client.load(self.path, self.rules)
+            self.watch(self.capture)
+        except BaseException:
+            self.close()
+            raise
+
+    def restart(self) -> None:
+        """Start again after a rank was lost: every sequence is back at its prompt."""
+        self.client.close()
+        self.patches, self.paused, self.step_number = [], None, 0
+        self.start()
+        for seq, state in self.sequences.items():
+            del state.ids[state.prompt_length :]
+            state.lengths.clear()
+            self.client.call("add", seq=seq, ids=state.ids, sampling=asdict(state.sampling))
+
+    def __enter__(self) -> Inferior:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine. The session stays open: it is its owner's."""
+        self.client.close()
+
+    def record_to(self, writer: SessionWriter, branch: int = 0) -> None:
+        """Write every further pass to `writer`."""
+        self.writer, self.branch = writer, branch
+
+    def create_session(self, path: Path, *, overwrite: bool = False, **meta: Any) -> SessionWriter:
+        """Start a session at `path` with all that a replay needs to know, and record to it."""
+        writer = SessionWriter.create(
+            path,
+            taps=taps_of(self.specs),
+            ranks=self.config.tp,
+            meta=session_meta(self) | meta,
+            overwrite=overwrite,
+        )
+        self.record_to(writer)
+        tokenizer = find_tokenizer(self.path if self.path.is_dir() else self.path.parent)
+        self.texts = None if tokenizer is None else TokenTextRecorder(writer, tokenizer.token)
+        return writer
+
+    def watch(self, capture: Capture) -> None:
+        """Set what every further pass leaves behind."""
+        self.capture = capture
+        self.client.call("watch", **capture.resolve(self.specs))
+
+    def add(self, ids: list[int], sampling: Sampling | None = None) -> int:
+        """A new sequence; returns its number."""
+        seq = max(self.sequences, default=-1) + 1
+        chosen = sampling or Sampling()
+        self.client.call("add", seq=seq, ids=ids, sampling=asdict(chosen))
+        self.sequences[seq] = SequenceState(list(ids), len(ids), chosen)
+        self.first_sampling[seq] = chosen
+        return seq
+
+    def remove(self, seq: int) -> None:
+        """A sequence is done: it takes no part in further passes."""
+        self.client.call("remove", seq=seq)
+        del self.sequences[seq]
+
+    def step(self, forced: Mapping[int, int] | None = None) -> StepRecord:
+        """One whole forward pass; `forced[seq]` is the token that follows (teacher forcing)."""
+        outcome = self.begin_step(forced, None)
+        assert isinstance(outcome, StepRecord), "a pass without a pause specification cannot pause"
+        return outcome
+
+    def begin_step(
+        self,
+        forced: Mapping[int, int] | None,
+        pause: Mapping[str, Any] | None,
+        poll: Callable[[], None] | None = None,
+    ) -> StepRecord | Paused:
+        """Start a pass that stops where `pause` says (see `engine.taps.pausing.PauseSpec`)."""
+        self.client.send("step", forced=dict(forced or {}), pause=pause)
+        return self._outcome(self.client.collect(self.config.timeout_seconds, poll))
+
+    def resume(self, pause: Mapping[str, Any], poll: Callable[[], None] | None = None) -> StepRecord | Paused:
+        """Go on inside a paused pass, to its end or to the next stop."""
+        self.client.send("resume", pause=dict(pause))
+        return self._outcome(self.client.collect(self.config.timeout_seconds, poll))
+
+    def abandon(self) -> None:
+        """Break a paused pass off: it never happened."""
+        self.client.call("abandon")
+        self.paused = None
+
+    def read(self, place: int, seq: int = 0) -> list[dict[str, Any]]:
+        """While paused: each rank's tensor at a tap that has passed in this pass (packed)."""
+        return [answer["tensor"] for answer in self.client.call("read", place=place, seq=seq)]
+
+    def rewind(self, step: int) -> None:
+        """Go back to where `step` is the next pass to run; the cache keeps what was computed before it."""
+        lengths = {}
+        for seq, state in self.sequences.items():
+            kept = state.lengths[step - 1] if step else (state.prompt_length, 0, 0)
+            lengths[seq] = kept
+            del state.ids[kept[0] :]
+            del state.lengths[step:]
+        self.client.call("rewind", lengths={seq: list(kept) for seq, kept in lengths.items()}, step=step)
+        self.step_number = step
+
+    def set_rules(self, rules: Mapping[str, str]) -> None:
+        """Put other rules in force, from an empty cache: every sequence is back at its prompt."""
+        faults = check_rules(rules, self.model, self.config.tp)
+        reload = any(
+            fault.level == "load" for fault in {*faults, *self.faults} - ({*faults} & {*self.faults})
+        )
+        self.client.call("rules", rules=dict(rules), reload=reload, timeout=None)
+        self.rules, self.faults = dict(rules), faults
+        self.step_number, self.paused = 0, None
+        for seq, state in self.sequences.items():
+            del state.ids[state.prompt_length :]
+            state.lengths.clear()
+            self.client.call("add", seq=seq, ids=state.ids, sampling=asdict(state.sampling))
+
+    def keep_cache(self, rules: Mapping[str, str]) -> None:
+        """Put other rules in force for the passes to come and leave the cache as it is.
+
+        RequestError for a rule that changes the cache's own shape.
+        """
+        faults = check_rules(rules, self.model, self.config.tp)
+        changed = {*faults} ^ {*self.faults}
+        for fault in changed:
+            if fault.level == "build":
+                raise RequestError(
+                    f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
+                )
+        reload = any(fault.level == "load" for fault in changed)
+        self.client.call("rebind", rules=dict(rules), reload=reload, timeout=None)
+        self.rules, self.faults = dict(rules), faults
+
+    def set_patches(self, patches: Sequence[Patch]) -> None:
+        """Replace the patches in force."""
+        self.patches = list(patches)
+        per_rank = [
+            [patch.message(rank) for patch in patches if rank in patch.parts]
+            for rank in range(self.config.tp)
+        ]
+        self.client.call("patch", patches=per_rank)
+
+    def set_sampling(self, seq: int, sampling: Sampling) -> None:
+        """Change how a sequence's further tokens are chosen."""
+        self.client.call("sampling", seq=seq, sampling=asdict(sampling))
+        self.sequences[seq].sampling = sampling
+
+    def _outcome(self, answers: list[Answer]) -> StepRecord | Paused:
+        if any(answer.get("paused") for answer in answers):
+            places = {answer.get("place") for answer in answers}
+            if len(places) != 1:
+                where = "; ".join(self.client.standing())
+                self.client.close()
+                raise RankError(f"the ranks stopped at different operations ({where}); the engine was ended")
+            hit = tuple(rank for rank, answer in enumerate(answers) if answer["here"])
+            first = answers[0]
+            names = tuple(answer["names"] for answer in answers)
+            self.paused = Paused(first["place"], first["reason"], tuple(first["breaks"]), hit, names)
+            return self.paused
+        self.paused = None
+        record = step_record(self.step_number, answers, self.specs)
+        lost = "" if self.faults else misaligned(answers, record)
+        if lost:
+            self.client.close()
+            raise RankError(lost)
+        self._advance(answers)
+        self._write(record)
+        return record
+
+    def _advance(self, answers: list[Answer]) -> None:
+        for told in answers[0]["sequences"]:
+            state = self.sequences[told["seq"]]
+            if told["emitted"] is not None:
+                state.ids.append(told["emitted"])
+            state.lengths.append((len(state.ids), told["expected_kv_len"], told["kv_len"]))
+        self.step_number += 1
+
+    def _write(self, record: StepRecord) -> None:
+        """Record a pass, if it is one to record."""
+        writer, branch = self.writer, self.branch
+        if writer is not None and branch is not None:
+            tensors, dropped = record.tensors, record.dropped
+            if self.capture.budget_bytes is not None:
+                tensors, dropped = fit(tensors, self.capture.budget_bytes)
+            whole = replace(record, tensors=(*tensors, *self.extra_tensors), dropped=dropped)
+            self.guard(lambda: self._write_step(writer, branch, whole))
+
+    def _write_step(self, writer: SessionWriter, branch: int, record: StepRecord) -> None:
+        writer.step(branch, record)
+        if self.texts is not None:
+            self.texts.note(record)
+
+    def guard(self, write: Callable[[], T], otherwise: T | None = None) -> T | None:
+        """Write to the session. A disk that is full ends the recording, not the run."""
+        writer = self.writer
+        try:
+            return write()
+        except SessionWriteError as error:
+            self.writer = None
+            lost = writer.next_step(self.branch or 0) if writer is not None else self.step_number
+            self.on_warning(f"recording stopped at step {lost}: {error} The run goes on unrecorded.")
+            return otherwise

@@ -1,0 +1,100 @@
+"""Patches: part of a tensor overwritten at a tap, in one step, on one branch.
+
+The user speaks of the global tensor, the one that a single rank would have had; a rank is told what to
+overwrite in its own part. `cut` does the translation from the tap's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import RequestError
+from engine.ranks.wire import pack_array
+from sessions.layouts import parse, shard_groups
+
+Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Overwrite `parts[rank] = (bounds, values)` of the tensor at tap `place`, at `step` of sequence `seq`.
+
+    `after`: once it was recorded. The user's own patches never are, so the journal does not speak of it.
+    """
+
+    place: int
+    seq: int
+    step: int
+    parts: Mapping[int, tuple[Bounds, NDArray[np.float32]]]
+    after: bool = False
+
+    def message(self, rank: int) -> dict[str, Any]:
+        """What `rank`, one of `parts`, is told."""
+        bounds, values = self.parts[rank]
+        return {
+            "tap": self.place, "seq": self.seq, "step": self.step,
+            "index": [list(b) for b in bounds], "value": pack_array(np.ascontiguousarray(values), "float32"),
+            "after": self.after,
+        }  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """For the session's journal."""
+        return {
+            "place": self.place, "seq": self.seq, "step": self.step,
+            "parts": {
+                str(rank): {"bounds": [list(b) for b in bounds], "shape": list(values.shape),
+                            "hex": values.astype("<f4").tobytes().hex()}
+                for rank, (bounds, values) in self.parts.items()
+            },
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Any) -> Patch:
+        """The patch that `to_json` wrote. RequestError for anything else."""
+        try:
+            parts = {
+                int(rank): (
+                    tuple((int(a), int(b)) for a, b in part["bounds"]),
+                    np.frombuffer(bytes.fromhex(part["hex"]), "<f4").reshape(part["shape"]),
+                )
+                for rank, part in data["parts"].items()
+            }
+            return cls(int(data["place"]), int(data["seq"]), int(data["step"]), parts)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RequestError(f"the session holds a malformed patch: {error}") from error
+
+
+def cut(
+    layout: str, shapes: Sequence[tuple[int, ...]], bounds: Bounds, values: NDArray[np.float32]
+) -> dict[int, tuple[Bounds, NDArray[np.float32]]]:
+    """Each rank's share of a patch of the global tensor.
+
+    `shapes[rank]` are the ranks' own shapes, `bounds` the patched part in global coordinates, `values`
+    broadcast to it. A sum takes the values on rank 0 and zeros on the others, which adds up to them.
+    """
+    target = tuple(stop - start for start, stop in bounds)
+    whole = np.broadcast_to(np.asarray(values, np.float32), target)
+    kind = parse(layout)
+    if kind.kind == "partial":
+        zeros = np.zeros(target, np.float32)
+        return {rank: (bounds, whole if rank == 0 else zeros) for rank in range(len(shapes))}
+    if kind.kind == "replicate":
+        return dict.fromkeys(range(len(shapes)), (bounds, whole))
+    found, offset = {}, 0
+    for group in shard_groups(kind, len(shapes)):
+        length = shapes[group.start][kind.dim]
+        start, stop = (min(max(at - offset, 0), length) for at in bounds[kind.dim])
+        if start < stop:
+            own = (*bounds[: kind.dim], (start, stop), *bounds[kind.dim + 1 :])
+            skipped = start + offset - bounds[kind.dim][0]
+            picked = [slice(None)] * whole.ndim
+            picked[kind.dim] = slice(skipped, skipped + stop - start)
+            for rank in group:
+                found[rank] = (own, whole[tuple(picked)])
+        offset += length
+    return found

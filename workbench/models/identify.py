@@ -1,0 +1,135 @@
+"""What a path or a name is that somebody wants to open: a session, a model, neither, and why."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.checkpoint.resolve import open_checkpoint
+from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.errors import EngineError
+from sessions.errors import SessionError
+from sessions.session import Session
+from sessions.text import clean
+from workbench.demo import MODEL_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found. `told` is one line; `tps` are degrees of parallelism that a model may have."""
+
+    kind: Literal["session", "model", "directory", "nothing"]
+    path: Path
+    told: str
+    tps: tuple[int, ...] = ()
+    needs_prompt: bool = True
+
+
+def identify(text: str) -> Found:
+    """What `text` names. Reads headers only."""
+    name = text.strip()
+    path = MODEL_DIR if name == "demo" else Path(name).expanduser()
+    if not name:
+        return Found("nothing", path, "a session file, or a model's directory")
+    if not path.exists():
+        hub = "; a hub id is opened with `lockstep tui OWNER/NAME`" if name.count("/") == 1 else ""
+        return Found("nothing", path, f"there is no {clean(name, limit=80)}{hub}")
+    if path.is_file() and path.suffix == ".session":
+        return _session(path)
+    if path.is_dir() and not (path / "config.json").exists():
+        return Found("directory", path, "a directory")
+    return _model(path)
+
+
+def _session(path: Path) -> Found:
+    try:
+        with Session.open(path) as session:
+            return Found("session", path, told_of(session))
+    except SessionError as error:
+        return Found("nothing", path, clean(str(error), limit=200))
+
+
+def told_of(session: Session) -> str:
+    """A session in one line."""
+    branches = session.branches()
+    steps = max((len(session.steps(branch.id)) for branch in branches), default=0)
+    name = clean(str(session.meta.get("model_name") or "session"), limit=30)
+    forks = "" if len(branches) == 1 else f", {len(branches)} branches"
+    return f"{name}: {steps} steps, {session.ranks} ranks{forks}"
+
+
+def _model(path: Path) -> Found:
+    try:
+        model, checkpoint = open_checkpoint(path)
+        checkpoint.close()
+    except (EngineError, OSError) as error:
+        return Found("nothing", path, clean(str(error), limit=200))
+    tps = tuple(tp for tp in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 28, 32) if _fits(model, tp))
+    told = (
+        f"{model.family}: {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} KV heads, "
+        f"hidden {model.hidden_size}; tp {', '.join(map(str, tps[:6]))}"
+    )
+    return Found("model", path, told, tps, needs_prompt=path != MODEL_DIR)
+
+
+def _fits(model: ModelConfig, tp: int) -> bool:
+    try:
+        check_fit(model, EngineConfig(tp=tp))
+    except EngineError:
+        return False
+    return True
+
+
+def completions(text: str, limit: int = 40) -> list[str]:
+    """Paths that begin with `text`: directories, sessions, model files."""
+    if not text or text.startswith("-"):
+        return []
+    typed = Path(text).expanduser()
+    directory, start = (typed, "") if text.endswith("/") else (typed.parent, typed.name)
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        if not entry.name.startswith(start) or (entry.name.startswith(".") and not start.startswith(".")):
+            continue
+        head = text[: len(text) - len(start)]
+        if entry.is_dir():
+            found.append(f"{head}{entry.name}/")
+        elif entry.suffix in (".session", ".safetensors", ".gguf"):
+            found.append(f"{head}{entry.name}")
+        if len(found) >= limit:
+            break
+    return found
+
+
+def ago(seconds: float) -> str:
+    """How long ago, in the largest unit that makes sense."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            many = int(seconds // size)
+            return f"{many} {unit}{'s' if many > 1 else ''} ago"
+    return "just now"
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """One line of the recent list."""
+
+    path: Path
+    told: str
+    when: str
+
+
+def recents(paths: list[Path]) -> list[Recent]:
+    """What the recent paths are, as far as they can be read."""
+    found = []
+    for path in paths:
+        what = identify(str(path))
+        if what.kind in ("session", "model"):
+            age = max(0.0, time.time() - path.stat().st_mtime)
+            found.append(Recent(path, what.told, ago(age) if what.kind == "session" else "model"))
+    return found

@@ -1,0 +1,51 @@
+"""From the MODEL that a user names to what can be run (torch-free)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoint.resolve import open_checkpoint, resolve
+from engine.config import ModelConfig
+from engine.errors import CheckpointError, ConfigError
+from workbench.demo import MODEL_DIR
+from workbench.models.tokenizer import Tokenizer, find_tokenizer
+
+DEMO = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A checkpoint that was found and whose headers were read; `name` is short and for people."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+
+    @property
+    def offers_prompt(self) -> bool:
+        """Whether there is a question to put to it when nobody asks one."""
+        return self.name == DEMO
+
+    @property
+    def directory(self) -> Path:
+        """The checkpoint's directory, where its configuration and tokenizer are."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+def open_model(name: str) -> OpenedModel:
+    """Find MODEL: a directory or file, a hub id, or `demo`.
+
+    CheckpointError says what is wrong with it, its configuration or its tokenizer.
+    """
+    path = MODEL_DIR if name == DEMO else resolve(name)
+    try:
+        config, source = open_checkpoint(path)
+        source.close()
+        directory = path if path.is_dir() else path.parent
+        tokenizer = find_tokenizer(directory)
+    except ConfigError as error:  # the files' fault, not the command line's
+        raise CheckpointError(str(error)) from error
+    short = DEMO if path == MODEL_DIR else directory.resolve().name
+    return OpenedModel(short, path, config, tokenizer)

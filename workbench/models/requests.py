@@ -1,0 +1,101 @@
+"""What a user's words mean to the engine: prompts as ids, rules, a capture, an EngineConfig (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, RequestError
+from engine.faults.catalogue import check_rules, parse_rule
+from engine.parallel import shards
+from engine.taps.names import tap_specs
+from workbench.demo import DEFAULT_PROMPT
+from workbench.inferior.generation import pick_dtype
+from workbench.models.capture import STATS, Capture, parse_capture
+from workbench.models.opening import OpenedModel
+from workbench.models.tokenizer import need_tokenizer
+
+
+def texts_of(
+    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
+) -> tuple[Sequence[str], bool]:
+    """The texts to run and whether they are a chat's: those given, or where there is nothing the demo's question.
+
+    RequestError for a model that has none to offer.
+    """
+    if texts or ids:
+        return texts or (), chat
+    if not model.offers_prompt:
+        raise RequestError("nothing to run: give --prompt TEXT or --ids 1,2,3")
+    return [DEFAULT_PROMPT], True
+
+
+def prompt_ids(
+    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
+) -> list[list[int]]:
+    """The prompts as token ids: those given as text, then those given as ids. RequestError for what is none."""
+    texts, chat = texts_of(model, texts, ids, chat)
+    return [*(_encoded(model, text, chat) for text in texts), *map(_numbers, ids or ())]
+
+
+def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[str, str]:
+    """The rules given as NAME=VALUE.
+
+    ConfigError for one that does not exist, cannot act on this model, or is given two values.
+    """
+    rules: dict[str, str] = {}
+    for name, value in map(parse_rule, words or ()):
+        if rules.setdefault(name, value) != value:
+            raise ConfigError(f"rule {name} is given as {rules[name]} and as {value}: choose one")
+    check_rules(rules, model.config, tp)
+    return rules
+
+
+def engine_config(
+    model: OpenedModel,
+    *,
+    tp: int,
+    device: str,
+    dtype: str,
+    load: str = "direct",
+    timeout: float = 60.0,
+    listen: str = "",
+) -> EngineConfig:
+    """The options as an EngineConfig; ConfigError for values that are none."""
+    if load not in ("direct", "rank0"):
+        raise ConfigError(f"--load is direct or rank0, not {load!r}")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ConfigError(f"--device is cpu or cuda (or cuda:N), not {device!r}")
+    return EngineConfig(
+        tp=tp,
+        device=device,
+        dtype=pick_dtype(dtype, model.config, kind),
+        load="rank0" if load == "rank0" else "direct",
+        timeout_seconds=timeout,
+        listen=listen,
+    )
+
+
+def capture_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> Capture:
+    """What to record: statistics, unless words say more. RequestError for a glob that selects no tap."""
+    specs = tap_specs(
+        num_layers=model.config.num_layers,
+        qk_norm=model.config.qk_norm,
+        kv_replicas=shards.kv_replicas(model.config, tp),
+    )
+    return parse_capture(words, specs) if words else STATS
+
+
+def _encoded(model: OpenedModel, text: str, chat: bool) -> list[int]:
+    tokenizer = need_tokenizer(model.tokenizer, model.directory)
+    if not text:
+        raise RequestError("the prompt is empty: give at least one character")
+    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+
+
+def _numbers(words: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",")] if words.strip() else []
+    except ValueError:
+        raise RequestError(f"--ids takes whole numbers with commas between them, not {words!r}") from None

@@ -1,0 +1,216 @@
+"""What the judgements say: the map of a step, the first divergence and its named cause, the error over depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from engine.taps.names import layer_of
+from sessions import Session, Verdict
+from workbench.views.report.words import figure_of, mapping, operation_of, said
+
+State = Literal["pass", "suspect", "fail", "inherited", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One judged tap. Numbers are None where they could not be taken."""
+
+    branch: int
+    step: int
+    tap: str
+    layer: int | None
+    operation: str
+    state: State
+    rel_l2: float | None
+    max_abs: float | None
+    cosine: float | None
+    floor: float | None
+    ratio: float | None
+    reason: str
+    ranks: tuple[int, ...]  # those that are wrong; empty: all, or not told
+    injected: float | None = None  # relative L2 error on golden inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A named cause. `residual` is the share of the error that it leaves unexplained."""
+
+    name: str
+    text: str
+    residual: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """One judged step: how many taps of each state, and the first that failed."""
+
+    step: int
+    counts: tuple[tuple[State, int], ...]
+    first: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A step at which the engine's likeliest token is not the reference's. `tie`: the reference could not tell
+    the two apart either."""
+
+    step: int
+    seq: int
+    engine: str
+    reference: str
+    tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The judgements of one branch. `map` is of the step in focus, in execution order; `ledger` names the
+    operations that are wrong by themselves, "" where that was not asked."""
+
+    branch: int
+    step: int | None
+    map: tuple[Judged, ...]
+    first: Judged | None
+    causes: tuple[Cause, ...]
+    steps: tuple[StepVerdict, ...]
+    misses: tuple[Miss, ...]
+    notes: tuple[str, ...]
+    ledger: str
+
+    def of(self, state: State) -> list[Judged]:
+        """The taps of the map in that state."""
+        return [one for one in self.map if one.state == state]
+
+
+def first_failure(session: Session) -> Judged | None:
+    """The first failed tap of the session: of the lowest branch that has one."""
+    return next((one for one in judged_of(session) if one.state == "fail"), None)
+
+
+def judged_of(session: Session, branch: int | None = None, step: int | None = None) -> list[Judged]:
+    """The session's verdicts, all or some, by branch, step and execution order."""
+    return [_judged(verdict) for verdict in session.verdicts(branch=branch, step=step)]
+
+
+def judgement(session: Session, branch: int, step: int | None, label: Callable[[int], str]) -> Judgement:
+    """What was judged of a branch. `step` None: the step of the first divergence, else the last judged. `label`
+    turns token ids into text."""
+    judged = judged_of(session, branch)
+    known = {one.step for one in judged}
+    first = next((one for one in judged if one.state == "fail"), None)
+    if step not in known:
+        step = first.step if first else max(known, default=None)
+    if first is not None and not first.ranks:
+        first = _with_ranks(session, branch, first)
+    return Judgement(
+        branch,
+        step,
+        tuple(one for one in judged if one.step == step),
+        first,
+        _causes(session, branch, first) if first else (),
+        tuple(_step(k, [one for one in group if one.step == k]) for k, group in _by_step(judged)),
+        tuple(_misses(session, branch, label)),
+        tuple(_notes(session, branch)),
+        next((said(told.get("ledger") or "", 400) for told in _told(session, branch)), ""),
+    )
+
+
+def _judged(verdict: Verdict) -> Judged:
+    detail = verdict.detail
+    inherited = mapping(detail).get("inherited") is True
+    state: State = "absent"
+    if verdict.verdict == "fail":
+        state = "inherited" if inherited else "fail"
+    elif verdict.verdict == "pass":
+        state = "pass"
+    elif verdict.verdict == "suspect":
+        state = "suspect"
+    ranks = mapping(detail).get("ranks")
+    tap = said(verdict.tap, 100)
+    return Judged(
+        branch=verdict.branch,
+        step=verdict.step,
+        tap=tap,
+        layer=layer_of(tap),
+        operation=operation_of(tap),
+        state=state,
+        rel_l2=figure_of(detail, "rel_l2"),
+        max_abs=figure_of(detail, "max_abs"),
+        cosine=figure_of(detail, "cosine"),
+        floor=figure_of(detail, "floor"),
+        ratio=figure_of(detail, "ratio"),
+        reason=said(mapping(detail).get("reason") or "", 300),
+        ranks=tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else (),
+        injected=figure_of(detail, "injected"),
+    )
+
+
+def _by_step(judged: Sequence[Judged]) -> Iterable[tuple[int, list[Judged]]]:
+    groups: dict[int, list[Judged]] = {}
+    for one in judged:
+        groups.setdefault(one.step, []).append(one)
+    return groups.items()
+
+
+def _step(step: int, group: Sequence[Judged]) -> StepVerdict:
+    states: tuple[State, ...] = ("pass", "suspect", "fail", "inherited", "absent")
+    counts = tuple((state, sum(one.state == state for one in group)) for state in states)
+    return StepVerdict(step, counts, next((one.tap for one in group if one.state == "fail"), None))
+
+
+def _told(session: Session, branch: int) -> Iterable[Mapping[str, Any]]:
+    """Summaries of judgements, which say more than their verdicts: the newest event's first, then `check`'s."""
+    for event in reversed(session.events(branch=branch)):
+        if isinstance(event.data, dict) and "verdict" in event.data:
+            yield event.data
+    check = session.meta.get("check")
+    if branch == 0 and isinstance(check, dict):
+        yield check
+
+
+def _with_ranks(session: Session, branch: int, first: Judged) -> Judged:
+    """The first divergence with the ranks that a summary names for it."""
+    for told in _told(session, branch):
+        summary = mapping(told.get("first_divergence"))
+        ranks = summary.get("ranks")
+        if (summary.get("tap"), summary.get("step")) == (first.tap, first.step) and isinstance(ranks, list):
+            wrong = tuple(rank for rank in ranks if type(rank) is int)
+            return replace(first, ranks=wrong if len(wrong) < session.ranks else ())
+    return first
+
+
+def _causes(session: Session, branch: int, first: Judged) -> tuple[Cause, ...]:
+    """The causes named for the first divergence: with its verdict, or with the event of the judgement."""
+    verdicts = session.verdicts(branch=branch, step=first.step, tap=first.tap)
+    for told in (*(mapping(verdict.detail) for verdict in verdicts), *_told(session, branch)):
+        causes = told.get("causes")
+        if isinstance(causes, list) and causes:
+            return tuple(
+                Cause(
+                    said(mapping(one).get("name") or "", 80),
+                    said(mapping(one).get("text") or "", 400),
+                    figure_of(one, "residual"),
+                )
+                for one in causes[:5]
+            )
+    return ()
+
+
+def _misses(session: Session, branch: int, label: Callable[[int], str]) -> Iterable[Miss]:
+    for told in _told(session, branch):
+        found = told.get("token_mismatches")
+        for one in found if isinstance(found, list) else ():
+            ids = [mapping(one).get(key) for key in ("step", "seq", "engine", "reference")]
+            numbers = [value for value in ids if type(value) is int]
+            if len(numbers) == len(ids):
+                step, seq, engine, reference = numbers
+                yield Miss(step, seq, label(engine), label(reference), mapping(one).get("tie") is True)
+        return
+
+
+def _notes(session: Session, branch: int) -> Iterable[str]:
+    for told in _told(session, branch):
+        if isinstance(told.get("notes"), list):
+            yield from (said(note, 200) for note in told["notes"][:5])
+            return

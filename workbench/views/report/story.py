@@ -1,0 +1,220 @@
+"""All that a report tells of a session, as plain values: read here, written by `html`, `json` and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+from sessions import Branch, Event, Session
+from workbench.views.report.attention import Attention, attention
+from workbench.views.report.biases import Bias, biases
+from workbench.views.report.identity import Identity, identify
+from workbench.views.report.judged import Judgement, first_failure, judgement
+from workbench.views.report.labels import Labels
+from workbench.views.report.request import Limits, Request
+from workbench.views.report.sentinels import Sentinel, left_golden, sentinels
+from workbench.views.report.series import History, choose, history
+from workbench.views.report.tokens import Tokens, tokens_of
+from workbench.views.report.trail import Trail, follow
+from workbench.views.report.words import plural, said
+
+
+@dataclass(frozen=True, slots=True)
+class BranchLine:
+    """One branch: where it left its parent, under which rules. `rules` are NAME=VALUE."""
+
+    id: int
+    name: str
+    parent: str
+    fork_step: int
+    steps: int
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal."""
+
+    id: int
+    branch: str
+    step: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Story:
+    """`branch` and `step` are in focus (step None: nothing ran). `cut` says, in words, what was left out."""
+
+    identity: Identity
+    branch: BranchLine
+    step: int | None
+    branches: tuple[BranchLine, ...]
+    tokens: tuple[Tokens, ...]
+    judgement: Judgement
+    sentinels: tuple[Sentinel, ...]
+    histories: tuple[History, ...]
+    attention: tuple[Attention, ...]
+    biases: tuple[tuple[int, tuple[Bias, ...]], ...]
+    journal: tuple[Entry, ...]
+    journal_gap: int  # this many entries are left out after the first half of `journal`
+    cut: tuple[str, ...]
+
+
+def tell(session: Session, request: Request) -> Story:
+    """Read the session. RequestError where the request names a branch or step that it does not have."""
+    return _Teller(session, request).story()
+
+
+class _Teller:
+    """Gathers the parts; `cut` grows as they are cut."""
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self.session, self.request, self.limits = session, request, request.limits
+        self.cut: list[str] = []
+        self.name = said(session.path.name, 60)
+        self.all = {branch.id: branch for branch in session.branches()}
+        failure = first_failure(session)
+        self.branch = request.branch if request.branch is not None else failure.branch if failure else 0
+        if self.branch not in self.all:
+            raise RequestError(f"{self.name} has no branch {self.branch}: it has 0 to {max(self.all)}")
+        self.shown = self._branches_shown()
+        self.trail: Trail = follow(session, [branch.id for branch in self.shown])
+        self.seqs = self._sequences()
+        self.looked = [one for branch in self.shown for one in self._sentinels(branch)]
+        hit = next((one.branch for one in self.looked if one.step is not None), None)
+        if request.branch is None and failure is None and hit is not None:
+            self.branch = hit  # nothing was judged: the trouble is where something fired
+        self.labels = Labels(session.meta)
+        self.judgement = judgement(session, self.branch, request.step, self.labels.label)
+        if self.judgement.first is not None:
+            self.looked.append(left_golden(self.judgement.first))
+
+    def story(self) -> Story:
+        """All of it."""
+        step = self._focus()
+        journal, gap = self._journal()
+        return Story(
+            identity=identify(self.session, self.trail),
+            branch=self._line(self.all[self.branch]),
+            step=step,
+            branches=tuple(self._line(branch) for branch in self.all.values()),
+            tokens=self._tokens(step),
+            judgement=self.judgement,
+            sentinels=tuple(self.looked),
+            histories=self._histories(step),
+            attention=self._attention(step),
+            biases=tuple(
+                (layer, tuple(biases(self.session, layer, self.branch))) for layer in self.request.biases
+            ),
+            journal=journal,
+            journal_gap=gap,
+            cut=tuple(self.cut),
+        )
+
+    def _sentinels(self, branch: Branch) -> list[Sentinel]:
+        """Over the branch's own steps; those of a parent that is not looked at itself count as its own."""
+        shared = branch.parent in {line.id for line in self.shown}
+        steps = range(branch.fork_step if shared else 0, len(self.session.steps(branch.id)))
+        return sentinels(self.session, self.trail, branch.id, steps, self.seqs, self.limits.scan)
+
+    def _branches_shown(self) -> list[Branch]:
+        """The branch in focus beside those it came from and those that left it, main first."""
+        lines = list(self.all.values())
+        if len(lines) <= self.limits.branches:
+            return lines
+        family = [self.branch]
+        while (parent := self.all[family[-1]].parent) is not None:
+            family.append(parent)
+        near = [line.id for line in lines if line.parent == self.branch]
+        order = [*family, *near, *self.all]
+        kept = list(dict.fromkeys(order))[: self.limits.branches]
+        self.cut.append(f"the tokens of {len(lines) - len(kept)} further branches")
+        return [self.all[branch] for branch in sorted(kept)]
+
+    def _sequences(self) -> list[int]:
+        seqs = sorted({seq for told in self.trail.emitted.values() for seq in told})
+        if len(seqs) > self.limits.sequences:
+            self.cut.append(f"the tokens of {plural(len(seqs) - self.limits.sequences, 'sequence')}")
+        return seqs[: self.limits.sequences]
+
+    def _focus(self) -> int | None:
+        """The step asked for, else that of the first divergence, of the first NaN, or the last."""
+        steps = self.session.steps(self.branch)
+        if self.request.step is not None:
+            if self.request.step not in steps:
+                has = f"steps 0 to {steps.stop - 1}" if steps else "no steps"
+                raise RequestError(f"branch {self.branch} of {self.name} has {has}, not {self.request.step}")
+            return self.request.step
+        if self.judgement.first is not None:
+            return self.judgement.first.step
+        own = [one.step for one in self.looked if one.branch == self.branch and one.step is not None]
+        hit = min(own, default=None)
+        return hit if hit is not None else steps.stop - 1 if steps else None
+
+    def _tokens(self, step: int | None) -> tuple[Tokens, ...]:
+        sides = [(branch.id, said(branch.name, 40)) for branch in self.shown]
+        marks = [] if step is None else [step]
+        marks += [one.step for one in self.looked if one.step is not None]
+        found = tuple(
+            tokens_of(self.session, self.trail, self.labels, seq, sides, marks, self.limits)
+            for seq in self.seqs
+        )
+        for tokens in found:
+            missing = sum(count for _, count in tokens.gaps)
+            if missing:
+                self.cut.append(f"the tokens of {plural(missing, 'step')} of sequence {tokens.seq}")
+            if tokens.prompt_cut:
+                self.cut.append(f"{plural(tokens.prompt_cut, 'prompt token')} of sequence {tokens.seq}")
+        return found
+
+    def _histories(self, step: int | None) -> tuple[History, ...]:
+        also = [self.judgement.first.tap] if self.judgement.first else []
+        taps, left = choose(self.session, self.request.taps, also, self.limits.series)
+        if left:
+            self.cut.append(f"the statistics of {plural(left, 'tap')} that --tap selects")
+        points = self.limits.series_points
+        return tuple(history(self.session, tap, self.branch, step, points) for tap in taps)
+
+    def _attention(self, step: int | None) -> tuple[Attention, ...]:
+        if step is None:
+            return ()
+        seq = self.seqs[0] if self.seqs else 0
+        found: list[Attention] = []
+        room = self.limits.heatmaps
+        for layer, head in self.request.attention:
+            rows = self.limits.attention_rows
+            one = attention(self.session, self.branch, step, seq, layer, head, rows)
+            if len(one.heads) > room:
+                self.cut.append(f"the attention of {plural(len(one.heads), 'head')} of layer {layer}")
+                continue
+            room -= len(one.heads)
+            found.append(one)
+        return tuple(found)
+
+    def _journal(self) -> tuple[tuple[Entry, ...], int]:
+        events = self.session.events()
+        left = max(0, len(events) - self.limits.events)
+        if left:
+            half = self.limits.events // 2
+            self.cut.append(f"{left} entries of the journal")
+            events = [*events[:half], *events[-half:]]
+        return tuple(self._entry(event) for event in events), left
+
+    def _entry(self, event: Event) -> Entry:
+        branch = self.all.get(event.branch)
+        name = said(branch.name, 40) if branch else f"branch {event.branch}"
+        return Entry(event.id, name, event.step, said(event.kind, 20), said(event.text, 500))
+
+    def _line(self, branch: Branch) -> BranchLine:
+        return BranchLine(
+            branch.id,
+            said(branch.name, 40),
+            "" if branch.parent is None else said(self.all[branch.parent].name, 40),
+            branch.fork_step,
+            len(self.session.steps(branch.id)),
+            tuple(f"{said(name, 40)}={said(value, 40)}" for name, value in branch.rules.items()),
+        )
+
+
+__all__ = ["Limits", "Request", "Story", "tell"]

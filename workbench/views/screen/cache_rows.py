@@ -1,0 +1,180 @@
+"""The cached rows themselves: their norms by layer, rank and position, their error to golden's, and what is odd about
+them: slots that hold nothing, that were overwritten, that hold another slot's row or another head's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
+
+#: Findings that are told in words; the map marks all of them.
+_TOLD = 12
+
+Rows = NDArray[np.float32]  # [positions, heads, head_dim] of one layer on one rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheRows:
+    """What was captured of the cache after a step. `values[layers × ranks, positions]`: L2 norms, or the error
+    relative to golden's norm; NaN where a layer was not captured. `findings` are (words, cells of the map)."""
+
+    values: NDArray[np.float32] | None
+    ranks: int
+    against_golden: bool
+    has_golden: bool
+    findings: tuple[str, ...] = ()
+    marks: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(slots=True)
+class _Odd:
+    """What was found, gathered: the same words once, for all layers that they are true of."""
+
+    layers: dict[str, list[int]] = field(default_factory=dict)
+    marks: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, words: str, layer: int, row: int, positions: NDArray[np.intp]) -> None:
+        found = self.layers.setdefault(words, [])
+        if layer not in found:
+            found.append(layer)
+        self.marks |= {(row, int(position)) for position in positions}
+
+    def told(self) -> tuple[str, ...]:
+        return tuple(f"{words}, layer{_spans(layers)}" for words, layers in list(self.layers.items())[:_TOLD])
+
+
+def cache_rows(source: Source, where: Where, layers: int, kind: str, error: bool) -> CacheRows:
+    """The rows of `kind` ("k_cache" or "v_cache") at `where`."""
+    ranks = source.session.ranks
+    now = _captured(source, where, layers, kind)
+    length = max((len(rows) for rows in now.values()), default=0)
+    golden = source.golden(where)
+    if not length:
+        return CacheRows(None, ranks, False, golden is not None)
+    before = _captured(source, replace(where, step=where.step - 1), layers, kind) if where.step else {}
+    theirs = _golden(golden, where, layers, kind, ranks) if golden is not None else {}
+    sequence = source.sequence(where.step, where.branch, where.seq)
+    written = set(sequence.positions) if sequence is not None else set()
+    values = np.full((layers * ranks, length), np.nan, np.float32)
+    odd = _Odd()
+    for (layer, rank), rows in now.items():
+        y = layer * ranks + rank
+        norms = _norms(rows)
+        reference = theirs.get((layer, rank))
+        if error and reference is not None:
+            values[y, : len(rows)] = _error(rows, reference)
+        elif not error:
+            values[y, : len(rows)] = norms
+        _look(odd, layer, y, rows, norms, kind)
+        _compare(odd, layer, y, rows, before.get((layer, rank)), written)
+    return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), frozenset(odd.marks))
+
+
+def _captured(source: Source, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:
+    """The whole rows of each layer and rank, as far as they were captured."""
+    found: dict[tuple[int, int], Rows] = {}
+    for layer in range(layers):
+        for rank in range(source.session.ranks):
+            try:
+                rows = source.session.tensor(
+                    f"layers.{layer}.attn.{kind}", step=where.step, rank=rank, seq=where.seq, branch=where.branch,
+                    slice="",
+                )  # fmt: skip
+            except SessionError:
+                return found
+            if rows is not None and rows.ndim == 3:
+                found[layer, rank] = rows.astype(np.float32)
+    return found
+
+
+def _golden(golden: Source, where: Where, layers: int, kind: str, ranks: int) -> dict[tuple[int, int], Rows]:
+    """The reference's rows, cut into the ranks' heads."""
+    found: dict[tuple[int, int], Rows] = {}
+    for layer in range(layers):
+        tap = f"layers.{layer}.attn.{kind}"
+        if not golden.session.has_tap(tap):
+            continue
+        whole = golden.session.rebuilt(tap, step=where.step, seq=where.seq).array
+        if whole is not None and whole.ndim == 3:
+            heads = max(1, whole.shape[1] // ranks)
+            for rank in range(ranks):
+                first = rank * whole.shape[1] // ranks
+                found[layer, rank] = whole[:, first : first + heads].astype(np.float32)
+    return found
+
+
+def _norms(rows: Rows) -> NDArray[np.float32]:
+    norms: NDArray[np.float32] = np.sqrt((rows**2).sum(axis=(1, 2)))
+    return norms
+
+
+def _error(rows: Rows, golden: Rows) -> NDArray[np.float32]:
+    """‖row − golden‖ / ‖golden‖ by position; infinite where there is no such row or its shape is another."""
+    found = np.full(len(rows), np.inf, np.float32)
+    if rows.shape[1:] == golden.shape[1:]:
+        both = min(len(rows), len(golden))
+        scale = np.maximum(_norms(golden[:both]), 1e-12)
+        found[:both] = _norms(rows[:both] - golden[:both]) / scale
+    return found
+
+
+def _look(odd: _Odd, layer: int, y: int, rows: Rows, norms: NDArray[np.float32], kind: str) -> None:
+    """What is odd about the rows by themselves."""
+    nothing = np.flatnonzero(norms == 0)
+    if nothing.size:
+        odd.add(f"slot{_spans(nothing)}: nothing but zeros", layer, y, nothing)
+    for heads in _equal_heads(rows):
+        odd.add(f"head{_spans(heads)}: the same rows", layer, y, np.arange(0))
+    if kind == "k_cache":  # values of equal tokens are equal in the first layer; their keys are not, for RoPE
+        flat = np.ascontiguousarray(rows.reshape(len(rows), -1))
+        _, group, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
+        twice = np.flatnonzero((counts[group.reshape(-1)] > 1) & (norms > 0))
+        if twice.size:
+            odd.add(f"slot{_spans(twice)}: the same key as in another slot", layer, y, twice)
+
+
+def _equal_heads(rows: Rows) -> list[list[int]]:
+    """Neighbouring heads that hold the very same rows, in groups."""
+    groups = [[0]]
+    for head in range(1, rows.shape[1]):
+        if np.array_equal(rows[:, head], rows[:, head - 1]):
+            groups[-1].append(head)
+        else:
+            groups.append([head])
+    return [group for group in groups if len(group) > 1]
+
+
+def _compare(odd: _Odd, layer: int, y: int, rows: Rows, before: Rows | None, written: set[int]) -> None:
+    """What changed since the step before: only the slots of the new tokens may."""
+    if before is None or before.shape[1:] != rows.shape[1:]:
+        return
+    both = min(len(before), len(rows))
+    changed = np.flatnonzero((rows[:both] != before[:both]).any(axis=(1, 2)))
+    if changed.size:
+        odd.add(f"slot{_spans(changed)}: overwritten, an older token's row is lost", layer, y, changed)
+    if len(rows) < len(before):
+        odd.add("rows of the step before are gone", layer, y, np.arange(0))
+    stale = np.array(sorted(p for p in written if p >= len(rows)), np.intp)
+    if stale.size or (written and len(rows) == len(before) and not changed.size):
+        odd.add("nothing was written by this step: the rows are stale", layer, y, np.arange(0))
+
+
+def _spans(numbers: NDArray[np.intp] | list[int]) -> str:
+    """ "s 0–3, 7" or " 5"."""
+    values = [int(n) for n in numbers]
+    spans: list[list[int]] = []
+    for value in values:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    text = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans[:6]) + (
+        " …" if len(spans) > 6 else ""
+    )
+    return f" {text}" if len(values) == 1 else f"s {text}"

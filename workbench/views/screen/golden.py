@@ -1,0 +1,87 @@
+"""The verdicts of one step as a map: which operation of which layer left the golden reference, how far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessions.text import clean
+from workbench.views.screen.operations import Judged
+from workbench.views.screen.overview import layer_of, short_name
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenTap:
+    """One judged tap: its place in the map, and all that the judge said, as (name, value) pairs."""
+
+    tap: int
+    name: str
+    judged: Judged
+    details: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The judged taps in execution order, by tap index; the first that failed; steps that have verdicts; what is
+    known to cause the branch's first divergence, best first."""
+
+    step: int
+    taps: dict[int, GoldenTap]
+    first: GoldenTap | None
+    judged_steps: tuple[int, ...]
+    causes: tuple[str, ...] = ()
+
+
+def golden(source: Source, where: Where) -> Golden:
+    """The verdicts at `where`."""
+    everything = source.session.verdicts(branch=where.branch)
+    index = {tap.name: tap.index for tap in source.session.taps}
+    taps: dict[int, GoldenTap] = {}
+    for verdict in everything:
+        if verdict.step == where.step and verdict.tap in index:
+            tap = index[verdict.tap]
+            name, told = clean(verdict.tap, limit=120), details(verdict.detail)
+            taps[tap] = GoldenTap(tap, name, Judged.of(verdict), told)
+    ordered = dict(sorted(taps.items()))
+    return Golden(
+        where.step,
+        ordered,
+        next((tap for tap in ordered.values() if tap.judged.verdict == "fail"), None),
+        tuple(sorted({verdict.step for verdict in everything})),
+        _causes(source, where.branch),
+    )
+
+
+def _causes(source: Source, branch: int) -> tuple[str, ...]:
+    """What the newest comparison of the branch gave as causes."""
+    events = source.session.events(branch=branch, kind="golden")
+    data = events[-1].data if events else None
+    told = data.get("causes") if isinstance(data, dict) else None
+    texts = (one.get("text") for one in told if isinstance(one, dict)) if isinstance(told, list) else ()
+    return tuple(clean(text, limit=200) for text in texts if isinstance(text, str))[:8]
+
+
+def details(detail: object) -> tuple[tuple[str, str], ...]:
+    """A verdict's detail as short (name, value) pairs, nested ones with a dot between."""
+    if not isinstance(detail, dict):
+        return () if detail is None else (("", clean(str(detail), limit=120)),)
+    found: list[tuple[str, str]] = []
+    for key, value in list(detail.items())[:40]:
+        name = clean(str(key), limit=30)
+        if isinstance(value, dict):
+            found += [(f"{name}.{inner}", text) for inner, text in details(value)]
+        else:
+            text = f"{value:.3g}" if isinstance(value, float) else clean(str(value), limit=120)
+            found.append((name, text))
+    return tuple(found)
+
+
+def operations_of(taps: tuple[str, ...]) -> tuple[str, ...]:
+    """The rows of the map: each operation of a layer once, those outside the layers in their places."""
+    rows: list[str] = []
+    for name in taps:
+        short = short_name(name) if layer_of(name) >= 0 else name
+        if short not in rows:
+            rows.append(short)
+    return tuple(rows)

@@ -1,0 +1,157 @@
+"""What is always on screen: what runs, where it stands, and its tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sessions.records import SequenceStep
+from sessions.text import clean
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
+
+
+@dataclass(frozen=True, slots=True)
+class BranchLine:
+    """One branch: its name, its parent's id, where it left it, its rules."""
+
+    id: int
+    name: str
+    parent: int | None
+    fork_step: int
+    rules: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The session as a whole; changes only when it grows."""
+
+    name: str
+    model: str
+    ranks: int
+    device: str
+    dtype: str
+    block_size: int
+    taps: tuple[str, ...]
+    layouts: tuple[str, ...]
+    layers: int
+    branches: tuple[BranchLine, ...]
+    growing: bool
+
+    def branch(self, branch: int) -> BranchLine:
+        """The branch of that id."""
+        return next(line for line in self.branches if line.id == branch)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The present step."""
+
+    steps: range
+    phase: str
+    position: int | None
+    tokens_per_second: float | None
+    emitted: str | None
+    probability: float | None
+    entropy: float | None
+    sequences: tuple[int, ...]
+    verdict: str | None  # the worst of this step; None: nothing judged
+    first_wrong: str | None
+
+
+def overview(source: Source) -> Overview:
+    """What the session is."""
+    session, meta = source.session, source.meta
+    recorded = meta.get("config")
+    config: dict[str, object] = recorded if isinstance(recorded, dict) else {}
+    names = tuple(clean(tap.name, limit=120) for tap in session.taps)
+    path = str(meta.get("model_name") or meta.get("model_path") or session.path.stem)
+    return Overview(
+        name=clean(session.path.name, limit=60),
+        model=clean(path.rstrip("/").rsplit("/", 1)[-1], limit=40),
+        ranks=session.ranks,
+        device=_device(config.get("device", "cpu"), meta.get("backend")),
+        dtype=_short_dtype(clean(str(meta.get("dtype", config.get("dtype", ""))), limit=20)),
+        block_size=_block_size(config.get("block_size")),
+        taps=names,
+        layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
+        layers=1 + max((layer_of(name) for name in names), default=-1),
+        branches=tuple(
+            BranchLine(
+                b.id,
+                clean(b.name, limit=60),
+                b.parent,
+                b.fork_step,
+                tuple((clean(str(k), limit=40), clean(str(v), limit=40)) for k, v in b.rules.items()),
+            )
+            for b in session.branches()
+        ),
+        growing=session.growing,
+    )
+
+
+def _device(device: object, backend: object) -> str:
+    """Where the ranks run, and that they share GPUs where they do: their sums then pass through the host."""
+    shared = str(device).startswith("cuda") and backend == "gloo"
+    return clean(f"{device} over gloo" if shared else str(device), limit=20)
+
+
+def _block_size(recorded: object) -> int:
+    return recorded if isinstance(recorded, int) and recorded > 0 else 16
+
+
+def layer_of(name: str) -> int:
+    """The layer a tap belongs to; -1 outside the layers."""
+    head, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if head == "layers" and number.isdigit() else -1
+
+
+def short_name(name: str) -> str:
+    """A tap's name within its layer."""
+    return name.split(".", 2)[2] if layer_of(name) >= 0 and name.count(".") >= 2 else name
+
+
+def _short_dtype(name: str) -> str:
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+
+
+def present(source: Source, where: Where) -> Present | None:
+    """The present step of a branch; None while it has none."""
+    steps = source.session.steps(where.branch)
+    if where.step not in steps:
+        return None
+    record = source.record(where.step, where.branch)
+    sequence = source.sequence(where.step, where.branch, where.seq)
+    verdicts = source.session.verdicts(branch=where.branch, step=where.step)
+    wrong = next((v for v in verdicts if v.verdict == "fail"), None)
+    worst = "fail" if wrong else max((v.verdict for v in verdicts), default=None)
+    emitted = sequence.emitted if sequence else None
+    return Present(
+        steps=steps,
+        phase=record.phase,
+        position=sequence.positions[-1] if sequence and len(sequence.positions) else None,
+        tokens_per_second=1 / record.wall_seconds
+        if record.wall_seconds > 0 and record.phase == "decode"
+        else None,
+        emitted=source.texts.label(emitted) if emitted is not None else None,
+        probability=probability(source, where, emitted),
+        entropy=sequence.entropy if sequence else None,
+        sequences=tuple(s.seq for s in record.sequences),
+        verdict=worst,
+        first_wrong=clean(wrong.tap, limit=120) if wrong else None,
+    )
+
+
+def chances(sequence: SequenceStep | None) -> dict[int, float]:
+    """The probabilities of the recorded candidates; none where the normaliser was not recorded."""
+    if sequence is None or sequence.logsumexp is None:
+        return {}
+    pairs = zip(sequence.topk_ids, sequence.topk_logits, strict=False)
+    return {token: math.exp(min(0.0, logit - sequence.logsumexp)) for token, logit in pairs}
+
+
+def probability(source: Source, where: Where, token: int | None) -> float | None:
+    """The probability the model gave `token` at a step, if it is among the recorded top-k."""
+    found = chances(source.sequence(where.step, where.branch, where.seq))
+    return None if token is None else found.get(token)

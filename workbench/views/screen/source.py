@@ -1,0 +1,156 @@
+"""A session as the snapshots read it: with the arrays of recent steps kept, and token ids turned to text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from sessions.layouts import Rebuilt
+from sessions.records import SequenceStep, StepRecord
+from sessions.session import Session
+from workbench.references.cache import golden_directory
+from workbench.views.screen.texts import TokenTexts, model_path
+from workbench.views.screen.where import Where
+
+#: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
+_KEPT_BYTES = 8 << 20
+#: Steps of which is kept what happened: somewhat more than attention goes back. A long text's have long block tables.
+_KEPT_RECORDS = 320
+#: Steps whose statistics are kept: as many as the widest sparkline shows, a few times over.
+_KEPT = 256
+
+
+class Source:
+    """What one session answers. Used from one thread only."""
+
+    def __init__(self, session: Session, texts: TokenTexts | None = None) -> None:
+        self.session = session
+        self.texts = texts or TokenTexts.of(session.meta)
+        self._golden: dict[int, Source | None] = {}
+        self._opened: dict[Path, Source] = {}
+        self._stats: OrderedDict[tuple[int, int], NDArray[np.float32] | None] = OrderedDict()
+        self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
+        self._rebuilt: OrderedDict[tuple[Hashable, ...], Rebuilt] = OrderedDict()
+        self._rebuilt_bytes = 0
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The session's meta table."""
+        return self.session.meta
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self.session.path
+
+    @property
+    def model_path(self) -> Path | None:
+        """The checkpoint that the session was made from, if it is on this machine. "demo" is the embedded model."""
+        return model_path(self.meta)
+
+    def owner(self, step: int, branch: int) -> int:
+        """The branch that ran a step of `branch`: itself, or the one it shares the step with."""
+        known = {one.id: one for one in self.session.branches()}
+        while step < known[branch].fork_step and (parent := known[branch].parent) is not None:
+            branch = parent
+        return branch
+
+    def stats(self, step: int, branch: int) -> NDArray[np.float32] | None:
+        """Statistics [taps, ranks, 8] of a step, kept for the neighbouring questions."""
+        key = (branch, step)
+        if key not in self._stats:
+            self._stats[key] = self.session.stats(step, branch)
+            if len(self._stats) > _KEPT:
+                self._stats.popitem(last=False)
+        self._stats.move_to_end(key)
+        return self._stats[key]
+
+    def record(self, step: int, branch: int) -> StepRecord:
+        """What happened at a step."""
+        key = (branch, step)
+        if key not in self._records:
+            self._records[key] = self.session.step(step, branch)
+            if len(self._records) > _KEPT_RECORDS:
+                self._records.popitem(last=False)
+        self._records.move_to_end(key)
+        return self._records[key]
+
+    def sequence(self, step: int, branch: int, seq: int) -> SequenceStep | None:
+        """What a step did to one sequence; None if it took no part."""
+        return next((s for s in self.record(step, branch).sequences if s.seq == seq), None)
+
+    def back_from(self, tap: str, where: Where, first: int) -> Iterator[tuple[int, Rebuilt]]:
+        """(step, the tap rebuilt) from `where` back to step `first`; what was read before is not read again."""
+        stored = self.session.stored(
+            tap, first=first, stop=where.step + 1, seq=where.seq, branch=where.branch
+        )
+        for step in range(where.step, first - 1, -1):
+            key = (tap, step, where.branch, where.seq, stored.get(step))
+            found = self._rebuilt.get(key)
+            if found is None:
+                found = self.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch)
+                self._keep(key, found)
+            yield step, found
+
+    def _keep(self, key: tuple[Hashable, ...], found: Rebuilt) -> None:
+        self._rebuilt[key] = found
+        self._rebuilt_bytes += _size(found)
+        while self._rebuilt_bytes > _KEPT_BYTES:
+            self._rebuilt_bytes -= _size(self._rebuilt.popitem(last=False)[1])
+
+    def golden(self, where: Where) -> Source | None:
+        """The golden reference that the branch was last held against, if it is on this machine and read the same
+        ids up to this step."""
+        if where.branch not in self._golden:
+            self._golden[where.branch] = self._find_golden(where.branch)
+        found = self._golden[where.branch]
+        if found is None or where.step not in found.session.steps(0):
+            return None
+        ours, theirs = (
+            self.sequence(where.step, where.branch, where.seq),
+            found.sequence(where.step, 0, where.seq),
+        )
+        same = ours is not None and theirs is not None and list(ours.ids) == list(theirs.ids)
+        return found if same else None
+
+    def _find_golden(self, branch: int) -> Source | None:
+        events = self.session.events(branch=branch, kind="golden")
+        data = events[-1].data if events else None
+        named = data.get("golden_session") if isinstance(data, dict) else None
+        if not isinstance(named, str) or not Path(named).name:
+            return None
+        # A name, not a path: a session from elsewhere opens nothing but what was recorded for this machine.
+        for directory in (self.path.parent, golden_directory()):
+            path = directory / Path(named).name
+            if path not in self._opened and path.is_file():
+                try:
+                    self._opened[path] = Source(Session.open(path), self.texts)
+                except SessionError:
+                    continue  # the verdicts are in this session; only the differences are not to be had
+            if path in self._opened:
+                return self._opened[path]
+        return None
+
+    def refresh(self) -> bool:
+        """Take notice of what was written since; whether there was anything."""
+        if not self.session.refresh():
+            return False
+        self._golden.clear()  # there may be a newer one
+        self._stats = OrderedDict((key, kept) for key, kept in self._stats.items() if kept is not None)
+        return True
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for golden in self._opened.values():
+            golden.close()
+        self.session.close()
+
+
+def _size(rebuilt: Rebuilt) -> int:
+    return 256 + (rebuilt.array.nbytes if rebuilt.array is not None else 0)

@@ -1,0 +1,112 @@
+"""The token strip of a branch, read a little at a time: 10,000 steps must not hold up the next question."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from workbench.tui.widgets.token_strip import Cell, Tokens
+from workbench.views.screen.overview import chances, probability
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
+
+#: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.
+_PROMPT_CELLS = 4096
+#: Nats at which a token is coloured as strongly as can be.
+_HIGH_ENTROPY = 4.0
+#: Seconds that one question may take.
+_BUDGET = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """The strip of one branch; `prompt` cells come before that of step 0. `complete`: nothing left to read."""
+
+    tokens: Tokens = field(default_factory=Tokens)
+    prompt: int = 0
+    complete: bool = True
+    skipped: int = 0  # tokens of the prompt that the strip leaves out at its beginning
+
+    def at(self, step: int) -> int | None:
+        """The cell of a step."""
+        index = self.prompt + step
+        return index if index < len(self.tokens.cells) else None
+
+    def label(self, position: int) -> str:
+        """The token at a position: the prompt begins at 0, its end is what the strip keeps."""
+        index = position - self.skipped
+        return self.tokens.cells[index].label if 0 <= index < len(self.tokens.cells) else ""
+
+
+@dataclass(slots=True)
+class _Growing:
+    """What has been read of a branch's tokens."""
+
+    cells: list[Cell] = field(default_factory=list)
+    prompt: int = 0
+    next_step: int = 0
+    skipped: int = 0
+
+
+class TokenLines:
+    """Keeps what was read of each branch, so that a growing session costs only its new steps."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[object, ...], _Growing] = {}
+
+    def line(self, source: Source, branch: int, seq: int, against: int | None = None) -> TokenLine:
+        """A branch's tokens as far as a budget of time reads. They diverge from the golden reference's choices, or
+        else from those of the branch `against`."""
+        branches = source.session.branches()
+        golden = source.golden(Where(branch, source.session.steps(branch).start, seq))
+        key = (branch, seq, against, len(branches), None if golden is None else golden.path)
+        growing = self._lines.setdefault(key, _Growing())
+        steps = source.session.steps(branch)
+        forks = {b.fork_step for b in branches if b.parent == branch}
+        deadline = time.monotonic() + _BUDGET
+        while growing.next_step < steps.stop and time.monotonic() < deadline:
+            self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
+            growing.next_step += 1
+        complete = growing.next_step >= steps.stop
+        return TokenLine(Tokens.of(growing.cells), growing.prompt, complete, growing.skipped)
+
+    def _read(
+        self, source: Source, where: Where, growing: _Growing, against: int | None, forks: set[int]
+    ) -> None:
+        sequence = source.sequence(where.step, where.branch, where.seq)
+        if where.step == 0 and sequence is not None:
+            growing.cells += [Cell(source.texts.label(t)) for t in list(sequence.ids)[-_PROMPT_CELLS:]]
+            growing.prompt = len(growing.cells)
+            growing.skipped = len(sequence.ids) - growing.prompt
+        emitted = sequence.emitted if sequence is not None else None
+        if emitted is None:  # inside a chunked prefill, or the sequence took no part
+            growing.cells.append(Cell("…", where.step))
+            return
+        chance = probability(source, where, emitted)
+        entropy = sequence.entropy if sequence is not None else None
+        growing.cells.append(
+            Cell(
+                source.texts.label(emitted),
+                where.step,
+                None if chance is None else 1 - chance,
+                None if entropy is None else min(1.0, entropy / _HIGH_ENTROPY),
+                _divergence(source, where, against),
+                fork=where.step in forks and where.step > 0,
+            )
+        )
+
+
+def _divergence(source: Source, where: Where, against: int | None) -> float | None:
+    """Total variation between the choice at `where` and the reference's (or another branch's), by the candidates
+    that both recorded; None where there is nothing to hold it against."""
+    golden = source.golden(where)
+    theirs = None
+    if golden is not None:
+        theirs = golden.sequence(where.step, 0, where.seq)
+    elif against is not None and where.step in source.session.steps(against):
+        theirs = source.sequence(where.step, against, where.seq)
+    ours = source.sequence(where.step, where.branch, where.seq)
+    p, q = (chances(one) for one in (ours, theirs))
+    if not p or not q:
+        return None
+    return min(1.0, sum(abs(p.get(token, 0.0) - q.get(token, 0.0)) for token in p.keys() | q.keys()) / 2)

@@ -1,0 +1,225 @@
+"""Parameters as the checkpoint has them and as the ranks hold them. Read without torch: bytes, numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.checkpoint.header import Entry, read_header
+from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT, survey
+from engine.config import ModelConfig
+from engine.errors import CheckpointError, EngineError
+from engine.parallel.shards import Shard
+from sessions.text import clean
+from workbench.views.rank_weights import Held, held
+from workbench.views.screen.source import Source
+from workbench.views.screen.where import Where
+
+#: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
+_MOST = 8_000_000
+_BINS = 60
+_EXTREMES = 12
+#: How the file's dtypes lie in numpy, which has no bfloat16.
+NUMPY = {"float32": "<f4", "float16": "<f2", "float64": "<f8", "bfloat16": "<u2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: its global shape, which part each rank is to hold ("rows 0:128", "whole"), and what it does
+    hold, as far as anybody has looked."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[str, ...]
+    held: Mapping[int, Held] = field(default_factory=dict)
+
+    @property
+    def differs(self) -> bool:
+        """Whether a rank holds something else than the checkpoint has, or nothing."""
+        return bool(self.held) and sum(share.equal for share in self.held.values()) < max(
+            len(self.parts), len(self.held)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All parameters, by the checkpoint or else by what the ranks held; `problem` says why the checkpoint cannot be
+    read. `compared`: what the ranks hold is known."""
+
+    parameters: tuple[Parameter, ...]
+    compared: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """An element far from its neighbours."""
+
+    index: int
+    value: float
+    place: str
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """One parameter's values: statistics, histogram (`counts` between `edges`), extremes; `strip[heads,
+    head_dim]` for a q/k/v bias; `matrix` of what was read (2-D) for a heatmap."""
+
+    name: str
+    minimum: float
+    maximum: float
+    mean: float
+    deviation: float
+    nan: int
+    zeros: int
+    counts: tuple[int, ...]
+    edges: tuple[float, float]
+    extremes: tuple[Extreme, ...]
+    matrix: NDArray[np.float32]
+    is_strip: bool
+    sampled: str
+    note: str
+
+
+def weights(source: Source, where: Where) -> Weights:
+    """The parameters of the checkpoint that the session was made from, and what the ranks hold of them on this
+    branch. Without the checkpoint: what was kept of the ranks."""
+    known = held(source.meta, where.branch)
+    try:
+        listed, problem = _surveyed(source), ""
+    except EngineError as error:
+        listed, problem = [], clean(str(error), limit=400)
+    named = {parameter.name for parameter in listed}
+    found = [replace(parameter, held=known.get(parameter.name, {})) for parameter in listed]
+    for name, shares in known.items():
+        if name not in named:  # the checkpoint is gone, or it holds no such tensor
+            dtype = "" if problem else "-"
+            found.append(Parameter(name, (), dtype, tuple(share.shape for share in shares.values()), shares))
+    return Weights(tuple(found), bool(known), problem)
+
+
+def _surveyed(source: Source) -> list[Parameter]:
+    path = source.model_path
+    if path is None:
+        raise CheckpointError("The checkpoint of this session is not on this machine.")
+    model, checkpoint = open_checkpoint(path)
+    with checkpoint:
+        return [
+            Parameter(
+                clean(item.name, limit=120),
+                item.info.shape,
+                item.info.dtype,
+                tuple(map(share_text, item.shards)),
+            )
+            for item in survey(checkpoint, model, tp=source.session.ranks, statistics=False)
+        ]
+
+
+def share_text(shard: Shard) -> str:
+    """A rank's part in words."""
+    return (
+        "whole"
+        if shard.dim is None
+        else f"{'rows' if shard.dim == 0 else 'cols'} {shard.span.start}:{shard.span.stop}"
+    )
+
+
+def measured(source: Source, where: Where, name: str) -> Measured | None:
+    """The values of one parameter; None where they cannot be read."""
+    path = source.model_path
+    if path is None:
+        return None
+    try:
+        model, checkpoint = open_checkpoint(path)
+        with checkpoint:
+            info = checkpoint.info(name)
+        entry = read_header(info.file).entries[name]
+    except (EngineError, KeyError):
+        return None
+    if info.dtype not in NUMPY or not info.numel:
+        return None
+    values, sampled = read_values(info.file, entry, info.dtype)
+    flat = values.reshape(-1)
+    finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    counts, _ = np.histogram(finite, bins=_BINS, range=(low, high if high > low else low + 1))
+    head_dim = _head_dim(model, name, info.shape)
+    rows = flat.size // head_dim if head_dim else values.shape[0] if values.ndim > 1 else 1
+    extremes = _extremes(flat, head_dim, source.session.ranks) if len(info.shape) == 1 else _rows(values)
+    return Measured(
+        name=clean(name, limit=120),
+        minimum=low,
+        maximum=high,
+        mean=float(finite.mean()),
+        deviation=float(finite.std()),
+        nan=int(np.isnan(flat).sum()),
+        zeros=int((flat == 0).sum()),
+        counts=tuple(int(c) for c in counts),
+        edges=(low, high),
+        extremes=extremes,
+        matrix=flat.reshape(rows, -1),
+        is_strip=bool(head_dim),
+        sampled=sampled,
+        note=(QKV_NOTE if head_dim else NOTE) if extremes else "",
+    )
+
+
+def _head_dim(model: ModelConfig, name: str, shape: tuple[int, ...]) -> int:
+    """The width of a head where `name` is a q/k/v bias, else 0."""
+    projection = any(part in name for part in ("q_proj.bias", "k_proj.bias", "v_proj.bias"))
+    return model.head_dim if projection and len(shape) == 1 and shape[0] % model.head_dim == 0 else 0
+
+
+def read_values(file: Path, entry: Entry, dtype: str) -> tuple[NDArray[np.float32], str]:
+    """The values as float32, of evenly spaced rows where there are too many."""
+    kind = np.dtype(NUMPY[dtype])
+    mapped: NDArray[np.generic] = np.memmap(file, kind, "r", entry.start, entry.shape)
+    sampled = ""
+    if mapped.size > _MOST:
+        step = -(-mapped.size // _MOST)
+        sampled = f"of every {step}th row"
+        mapped = mapped[::step]
+    raw = np.array(mapped)
+    if dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32), sampled
+    return raw.astype(np.float32), sampled
+
+
+def _rows(values: NDArray[np.float32]) -> tuple[Extreme, ...]:
+    """The rows of a matrix whose rms stands out."""
+    level = np.sqrt((values.reshape(len(values), -1).astype(np.float64) ** 2).mean(axis=1))
+    return tuple(
+        Extreme(i, value, f"rms of row {i}", None) for i, value in _standing_out(level.astype(np.float32))
+    )
+
+
+def _extremes(flat: NDArray[np.float32], head_dim: int, ranks: int) -> tuple[Extreme, ...]:
+    """The elements of a vector that stand out."""
+    return tuple(
+        Extreme(
+            i,
+            value,
+            f"head {i // head_dim}, channel {i % head_dim}" if head_dim else f"index {i}",
+            i * ranks // flat.size if head_dim and (flat.size // head_dim) % ranks == 0 else None,
+        )
+        for i, value in _standing_out(flat)
+    )
+
+
+def _standing_out(flat: NDArray[np.float32]) -> list[tuple[int, float]]:
+    """Index and value of those whose modified z-score is out of the ordinary, strongest first."""
+    middle = float(np.median(flat))
+    spread = float(np.median(np.abs(flat - middle))) or float(np.abs(flat - middle).mean()) * 0.8
+    if spread == 0:
+        return []
+    score = 0.6745 * np.abs(flat - middle) / spread
+    return [(int(i), float(flat[i])) for i in np.argsort(-score)[:_EXTREMES] if score[i] >= STANDS_OUT]
