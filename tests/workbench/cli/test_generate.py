@@ -18,7 +18,7 @@ import torch
 
 from sessions import Session, clean
 from tests.checkpoints import tiny_checkpoint, tiny_model
-from tests.workbench.test_tokens import write_tokenizer
+from tests.workbench.models.test_tokenizer import write_tokenizer
 from workbench.cli.main import run
 from workbench.models.tokenizer import find_tokenizer, need_tokenizer
 

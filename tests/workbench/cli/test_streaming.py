@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.workbench.test_tokens import byte_tokenizer
+from tests.workbench.models.test_tokenizer import byte_tokenizer
 from workbench.cli import streaming
 from workbench.cli.streaming import Lines, Panels, Running, Silent, display
 from workbench.models.tokenizer import Tokenizer

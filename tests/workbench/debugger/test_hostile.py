@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import EngineError
 from sessions import SessionError
-from tests.workbench.debugger.test_replay import RECORDED
+from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.replay import engine_config, recorded_sequences

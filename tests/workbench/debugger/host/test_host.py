@@ -21,7 +21,7 @@ from sessions import Session, verify
 from tests.checkpoints import tiny_checkpoint
 from workbench.debugger.host.client import HostClient, HostError, HostLost
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Heard:

@@ -15,7 +15,7 @@ from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.errors import ConfigError
 from tests.checkpoints import CLASSES, OWN, SIZES, VARIANTS, tiny_config
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 LLAMA = SIZES | OWN["llama"] | {"model_type": "llama"}
 

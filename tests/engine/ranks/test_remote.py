@@ -27,9 +27,9 @@ from engine.ranks.remote import RemoteRank, accept_ranks
 from engine.ranks.wire import Disconnected
 from engine.run.loading import model_config
 from tests.engine.harness import Engine, Pass, specs_of
-from tests.engine.test_lifecycle import O_PROJ, reach
+from tests.engine.ranks.test_lifecycle import O_PROJ, reach
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRET = "a secret of the tests"
 PROGRAM = "tests.engine.troubled_rank"
 PROMPT = [3, 130, 17, 99]

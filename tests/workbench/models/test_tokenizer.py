@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from engine.errors import ConfigError, RequestError
 from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
 
-QWEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen2.5-0.5b-instruct"
+QWEN = Path(__file__).resolve().parents[4] / "shared" / "data" / "qwen2.5-0.5b-instruct"
 
 TEXTS = [
     "Hello, world! It's 42 o'clock.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from sessions import Session, verify
 from tests.workbench.debugger.conftest import Live, finish, texts
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path) -> None:

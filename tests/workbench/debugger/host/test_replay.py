@@ -24,7 +24,7 @@ from workbench.debugger.host.replay import open_replay, verify
 from workbench.debugger.host.requests import replay_of
 from workbench.demo.record_faults import STORIES, Story, file_name
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 RECORDED = ROOT / "sessions" / "recorded"
 
 #: The debugger's main job: catch NaN, walk to its origin, toggle the fix, expect a match.

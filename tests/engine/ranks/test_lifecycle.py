@@ -22,7 +22,7 @@ from engine.ranks.client import Client
 from engine.run.loading import model_config
 from tests.engine.harness import specs_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 O_PROJ = "layers.0.attn.o_proj"  # where the troubled rank gets into trouble
 
 
