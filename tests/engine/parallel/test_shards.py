@@ -165,6 +165,8 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def test_configuration_and_arithmetic_load_no_torch() -> None:
-    modules = "engine.config, engine.parallel.shards, engine.errors, engine.checkpoint.resolve, engine.checkpoint.survey"
-    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    modules = (
+        "config, engine.parallel.shards, engine.errors, engine.checkpoint.resolve, engine.checkpoint.survey"
+    )
+    check = f"import sys, engine.{modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
