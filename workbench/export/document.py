@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from workbench.views.report.attention import Attention
-from workbench.views.report.biases import Bias
-from workbench.views.report.series import STATISTIC, History
+from workbench.views.biases import Bias
+from workbench.views.heads import Attention
 from workbench.views.report.story import Story
+from workbench.views.series import STATISTIC, History
 
 #: Counts up when a field changes its meaning or goes away.
 VERSION = 1

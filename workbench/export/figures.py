@@ -10,9 +10,9 @@ from workbench.export.heatmap_svg import heatmap, scale_bar
 from workbench.export.numbers import number
 from workbench.export.plots import sparkline
 from workbench.export.svg import Picture, el
-from workbench.views.report.attention import Attention, Head
-from workbench.views.report.biases import Bias
-from workbench.views.report.series import STATISTIC, History
+from workbench.views.biases import Bias
+from workbench.views.heads import Attention, Head
+from workbench.views.series import STATISTIC, History
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0
 _STRIP = 12.0  # the height of one head of a bias

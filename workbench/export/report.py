@@ -23,7 +23,7 @@ from workbench.export.palette import css_variables
 from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_view import percent, token_class, token_data, token_title
-from workbench.views.report.alignment import blocks_of
+from workbench.views.alignment import blocks_of
 from workbench.views.report.judged import Judged, State, StepVerdict
 from workbench.views.report.request import Limits
 from workbench.views.report.sentinels import Sentinel

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from workbench.export.json import jsonable
 from workbench.export.numbers import number
-from workbench.views.report.tokens import Choice, Line, Tokens
+from workbench.views.tokens import Choice, Line, Tokens
 
 
 def token_data(tokens: Tokens, now: int | None) -> Markup:

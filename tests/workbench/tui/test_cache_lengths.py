@@ -12,7 +12,7 @@ from sessions.format import codec
 from tests.workbench.tui.conftest import Bench, press, text_of
 from tests.workbench.tui.synthetic import build
 from workbench.tui.panes.cache_lengths import layered, length_lines
-from workbench.views.screen.cache import CachedSequence
+from workbench.views.kv_cache import CachedSequence
 
 
 def _lines(lengths: Sequence[Sequence[int]], width: int = 76) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from sessions import SessionWriter
 from sessions.session import Session
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
+from workbench.views.attention import attention
 from workbench.views.screen import source as sources
-from workbench.views.screen.attention import attention
 from workbench.views.screen.source import Source
 from workbench.views.screen.where import Where
 

@@ -14,8 +14,8 @@ from engine.errors import RequestError
 from sessions import STATISTICS, Session
 from tests.workbench.export import made
 from workbench.views.report.request import Limits, Request
-from workbench.views.report.series import history
 from workbench.views.report.story import Story, tell
+from workbench.views.series import history
 
 
 def _tell(path: Path, request: Request | None = None) -> Story:

@@ -21,7 +21,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
-from workbench.views.screen.attention import Attention, attention, figures
+from workbench.views.attention import Attention, attention, figures
 from workbench.views.screen.overview import layer_of
 
 _MODES = ("heads", "head", "query")

@@ -21,8 +21,8 @@ from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.screen.overview import Overview
-from workbench.views.screen.tokens import TokenLine
 from workbench.views.screen.where import Where
+from workbench.views.token_line import TokenLine
 
 
 class Pane(Drawn):

@@ -19,7 +19,7 @@ from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.shading import Matrix
-from workbench.views.screen.cache import Cache, CachedSequence, cache
+from workbench.views.kv_cache import Cache, CachedSequence, cache
 
 #: The widest pool bar.
 _BAR = 60

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sessions.lengths import runs, span
 from workbench.tui.widgets.lines import TextLine
-from workbench.views.screen.cache import CachedSequence
+from workbench.views.kv_cache import CachedSequence
 
 #: More ranks than this are told together where they hold the same; more lines of layers than this are cut.
 _RANKS, _LINES = 4, 16

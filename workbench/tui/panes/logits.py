@@ -20,8 +20,8 @@ from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.sparkline import sparkline
-from workbench.views.screen.lens import Guess, Lens, lens
-from workbench.views.screen.logits import Candidate, Logits, logits
+from workbench.views.lens import Guess, Lens, lens
+from workbench.views.logits import Candidate, Logits, logits
 from workbench.views.screen.source import Source
 from workbench.views.screen.where import Where
 

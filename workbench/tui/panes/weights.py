@@ -21,7 +21,7 @@ from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
 from workbench.views.rank_weights import Held
-from workbench.views.screen.weights import Measured, Parameter, Weights, measured, weights
+from workbench.views.weights import Measured, Parameter, Weights, measured, weights
 
 
 class WeightsPane(FilteredPane):

@@ -20,8 +20,8 @@ from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.screen.overview import overview
 from workbench.views.screen.source import Source
-from workbench.views.screen.weight_tensor import Held
 from workbench.views.screen.where import Where
+from workbench.views.weight_tensor import Held
 
 #: Seconds after which what runs is said to run.
 _SAY_AFTER = 0.2

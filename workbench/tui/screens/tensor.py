@@ -28,8 +28,8 @@ from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.screen.overview import Overview
-from workbench.views.screen.tensor import Tensor, figures, plane, tensor
 from workbench.views.screen.where import Where
+from workbench.views.tensor import Tensor, figures, plane, tensor
 
 _CELL = 10  # cells that a number takes
 

@@ -9,9 +9,9 @@ from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.widgets.lines import TextLine
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.screen.overview import Overview
-from workbench.views.screen.tensor import Tensor
-from workbench.views.screen.weight_tensor import Held, weight_tensor
 from workbench.views.screen.where import Where
+from workbench.views.tensor import Tensor
+from workbench.views.weight_tensor import Held, weight_tensor
 
 
 class WeightScreen(TensorScreen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-from workbench.views.report.tokens import Tokens
+from workbench.views.tokens import Tokens
 
 #: Characters that fit beside each other, the branches' names left of them.
 _WIDTH = 128

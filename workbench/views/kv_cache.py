@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from workbench.views.screen.cache_rows import CacheRows, cache_rows
+from workbench.views.cache_rows import CacheRows, cache_rows
 from workbench.views.screen.source import Source
 from workbench.views.screen.where import Where
 

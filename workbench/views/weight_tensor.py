@@ -14,9 +14,9 @@ from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.screen.source import Source
-from workbench.views.screen.tensor import Tensor
-from workbench.views.screen.weights import NUMPY, read_values, share_text
 from workbench.views.screen.where import Where
+from workbench.views.tensor import Tensor
+from workbench.views.weights import NUMPY, read_values, share_text
 
 Held = Mapping[int, NDArray[np.float32]]
 

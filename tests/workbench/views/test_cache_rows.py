@@ -10,11 +10,11 @@ import pytest
 
 from sessions import Session, SessionWriter
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
-from workbench.views.screen.cache import cache
-from workbench.views.screen.cache_rows import cache_rows
+from workbench.views.cache_rows import cache_rows
+from workbench.views.kv_cache import cache
 from workbench.views.screen.source import Source
-from workbench.views.screen.texts import TokenTexts
 from workbench.views.screen.where import Where
+from workbench.views.token_display import TokenTexts
 
 TAP = "layers.0.attn.k_cache"
 RANDOM = np.random.default_rng(3)

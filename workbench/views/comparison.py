@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 from workbench.tui.widgets.token_strip import Cell, Tokens
-from workbench.views.screen.tokens import TokenLine
+from workbench.views.token_line import TokenLine
 
 
 @dataclass(frozen=True, slots=True)
