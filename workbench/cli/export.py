@@ -17,7 +17,7 @@ from workbench.export.kinds import KINDS
 from workbench.export.numbers import bytes_text
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
 from workbench.export.statistics import select
-from workbench.views.report.request import Request
+from workbench.views.request import Request
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

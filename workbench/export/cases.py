@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sessions import Session
 from workbench.export.junit import Case, Result
 from workbench.export.plots import told
-from workbench.views.report.judged import Judged, State, judged_of
+from workbench.views.verdicts import Judged, State, judged_of
 
 _RESULTS: dict[State, Result] = {
     "pass": "pass",

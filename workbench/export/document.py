@@ -7,8 +7,8 @@ from typing import Any
 
 from workbench.views.biases import Bias
 from workbench.views.heads import Attention
-from workbench.views.report.story import Story
 from workbench.views.series import STATISTIC, History
+from workbench.views.story import Story
 
 #: Counts up when a field changes its meaning or goes away.
 VERSION = 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workbench.export.numbers import number
 from workbench.export.palette import RANK_HUES
 from workbench.export.svg import Picture, el, path_of
-from workbench.views.report.judged import Judged
+from workbench.views.verdicts import Judged
 
 _WIDTH, _HEIGHT = 960.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 26.0, 34.0

@@ -24,11 +24,11 @@ from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_view import percent, token_class, token_data, token_title
 from workbench.views.alignment import blocks_of
-from workbench.views.report.judged import Judged, State, StepVerdict
-from workbench.views.report.request import Limits
-from workbench.views.report.sentinels import Sentinel
-from workbench.views.report.story import Story
-from workbench.views.report.words import plural
+from workbench.views.request import Limits
+from workbench.views.session_sentinels import Sentinel
+from workbench.views.story import Story
+from workbench.views.verdicts import Judged, State, StepVerdict
+from workbench.views.words import plural
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -18,8 +18,8 @@ from workbench.export.png import rasterised
 from workbench.export.report import render
 from workbench.export.statistics import COLUMNS, MOST_ROWS, rows, select
 from workbench.export.svg import standalone
-from workbench.views.report.request import Request
-from workbench.views.report.story import Story, tell
+from workbench.views.request import Request
+from workbench.views.story import Story, tell
 
 Content = str | bytes | Callable[[TextIO], None]
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from engine.errors import RequestError
 from sessions import STATISTICS, Session, Tap
-from workbench.views.report.words import said
+from workbench.views.words import said
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
 

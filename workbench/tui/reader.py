@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sessions.session import Session
-from workbench.views.screen.source import Source
+from workbench.views.source import Source
 
 Answer = TypeVar("Answer")
 

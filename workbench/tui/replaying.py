@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.views.screen.where import Where
+from workbench.views.where import Where
 
 if TYPE_CHECKING:
     from workbench.debugger.core.debugger import Debugger

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: How many steps back the rows of the last token are gathered into one matrix.
 _ROWS = 256

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sessions import Session
 from workbench.views.rank_weights import Held, held
-from workbench.views.report.words import mapping
+from workbench.views.words import mapping
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LONGEST = 1_000_000

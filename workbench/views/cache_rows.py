@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: Findings that are told in words; the map marks all of them.
 _TOLD = 12

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions import Session, SessionError
-from workbench.views.report.words import mapping
+from workbench.views.words import mapping
 
 #: The largest matrix of one layer that is put together, in elements.
 _LARGEST = 32_000_000

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from workbench.views.cache_rows import CacheRows, cache_rows
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

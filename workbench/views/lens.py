@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sessions.text import clean
-from workbench.views.screen.overview import layer_of
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.overview import layer_of
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: The most layers and candidates of one that are believed of a foreign session.
 _LAYERS, _CANDIDATES = 1024, 20

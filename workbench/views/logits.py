@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

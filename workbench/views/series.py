@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions import STATISTICS, Session, Tap
-from workbench.views.report.words import operation_of, said
+from workbench.views.words import operation_of, said
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: The most elements that are turned into float32 for a look.
 _MOST = 64_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from sessions.text import token_texts
-from workbench.views.report.words import token_label
+from workbench.views.words import token_label
 
 
 class Labels:

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from workbench.tui.widgets.token_strip import Cell, Tokens
-from workbench.views.screen.overview import chances, probability
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.overview import chances, probability
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.
 _PROMPT_CELLS = 4096

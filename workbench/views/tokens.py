@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessions import SequenceStep, Session
-from workbench.views.report.request import Limits
-from workbench.views.report.trail import Trail
+from workbench.views.request import Limits
 from workbench.views.token_labels import Labels
+from workbench.views.trail import Trail
 
 #: Steps shown around each place of interest where not all can be.
 _AROUND = 24

@@ -13,10 +13,10 @@ from engine.errors import EngineError
 from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
 from workbench.views.tensor import Tensor
 from workbench.views.weights import NUMPY, read_values, share_text
+from workbench.views.where import Where
 
 Held = Mapping[int, NDArray[np.float32]]
 

@@ -17,8 +17,8 @@ from engine.errors import CheckpointError, EngineError
 from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.rank_weights import Held, held
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
 _MOST = 8_000_000

@@ -16,7 +16,7 @@ from workbench.export.colormap import SHADES, shades
 from workbench.export.heatmap_svg import heatmap
 from workbench.export.plots import depth_plot, sparkline
 from workbench.export.svg import Picture, el, path_of, standalone
-from workbench.views.report.judged import Judged
+from workbench.views.verdicts import Judged
 
 
 def _pixels(markup: str) -> tuple[np.ndarray, list[tuple[int, ...]], bytes]:

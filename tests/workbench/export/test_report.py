@@ -16,8 +16,8 @@ from sessions import Session, SessionWriter, Verdict
 from tests.workbench.export import made
 from workbench.export.palette import DARK, LIGHT
 from workbench.export.report import render
-from workbench.views.report.request import Request
-from workbench.views.report.story import tell
+from workbench.views.request import Request
+from workbench.views.story import tell
 
 
 class Page(HTMLParser):

@@ -23,9 +23,9 @@ from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
-from workbench.views.screen.overview import BranchLine, Overview
-from workbench.views.screen.sentinels import collapsed, first_desync, replica_groups
-from workbench.views.screen.where import Where
+from workbench.views.overview import BranchLine, Overview
+from workbench.views.sentinels import collapsed, first_desync, replica_groups
+from workbench.views.where import Where
 
 
 @given(st.text(max_size=40))

@@ -12,9 +12,9 @@ from sessions import Session, SessionWriter
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
 from workbench.views.cache_rows import cache_rows
 from workbench.views.kv_cache import cache
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
 from workbench.views.token_display import TokenTexts
+from workbench.views.where import Where
 
 TAP = "layers.0.attn.k_cache"
 RANDOM = np.random.default_rng(3)

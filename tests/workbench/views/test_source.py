@@ -11,10 +11,10 @@ import pytest
 from sessions import SessionWriter
 from sessions.session import Session
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
+from workbench.views import source as sources
 from workbench.views.attention import attention
-from workbench.views.screen import source as sources
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 TAP = "layers.1.attn.probs"
 

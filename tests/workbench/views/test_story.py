@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from sessions import STATISTICS, Session
 from tests.workbench.export import made
-from workbench.views.report.request import Limits, Request
-from workbench.views.report.story import Story, tell
+from workbench.views.request import Limits, Request
 from workbench.views.series import history
+from workbench.views.story import Story, tell
 
 
 def _tell(path: Path, request: Request | None = None) -> Story:

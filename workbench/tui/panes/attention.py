@@ -22,7 +22,7 @@ from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
 from workbench.views.attention import Attention, attention, figures
-from workbench.views.screen.overview import layer_of
+from workbench.views.overview import layer_of
 
 _MODES = ("heads", "head", "query")
 

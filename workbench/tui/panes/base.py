@@ -20,9 +20,9 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.status_line import Fact
-from workbench.views.screen.overview import Overview
-from workbench.views.screen.where import Where
+from workbench.views.overview import Overview
 from workbench.views.token_line import TokenLine
+from workbench.views.where import Where
 
 
 class Pane(Drawn):

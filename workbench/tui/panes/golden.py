@@ -18,8 +18,8 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.verdict_map import MapRow, VerdictMap
-from workbench.views.screen.golden import Golden, GoldenTap, golden, operations_of
-from workbench.views.screen.overview import layer_of, short_name
+from workbench.views.overview import layer_of, short_name
+from workbench.views.verdict_map import Golden, GoldenTap, golden, operations_of
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _FLOOR = 1e-9

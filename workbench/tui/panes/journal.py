@@ -12,7 +12,7 @@ from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.views.screen.journal import Journal, journal
+from workbench.views.journal import Journal, journal
 
 _ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
 

@@ -22,8 +22,8 @@ from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.views.lens import Guess, Lens, lens
 from workbench.views.logits import Candidate, Logits, logits
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 #: Cells from which the candidates and the lens stand side by side.

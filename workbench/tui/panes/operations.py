@@ -19,8 +19,8 @@ from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
-from workbench.views.screen.operations import INF, NAN, Judged, Operations, operations
-from workbench.views.screen.overview import layer_of, short_name
+from workbench.views.operations import INF, NAN, Judged, Operations, operations
+from workbench.views.overview import layer_of, short_name
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")

@@ -13,7 +13,7 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Column, Grid, GridCell
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.lines import Lines
-from workbench.views.screen.sentinels import Sentinel, Sentinels, Watch
+from workbench.views.sentinels import Sentinel, Sentinels, Watch
 
 
 class SentinelsPane(Pane):

@@ -23,7 +23,7 @@ from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.views.screen.where import Where
+from workbench.views.where import Where
 
 #: The panes' titles in the order of their numbers.
 TITLES = tuple(pane.TITLE for pane in PANES)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.faults.catalogue import FAULTS
 from workbench.tui.export import FORMATS
-from workbench.views.screen.overview import Overview
+from workbench.views.overview import Overview
 
 #: First words that are the screen's, with what follows them; every other line is the debugger's.
 OWN = {"pane": "a pane", "theme": "a theme", "quit": "", "help": "", "export": "a file, e.g. pane.svg"}

@@ -18,10 +18,10 @@ from workbench.tui.screens import keys
 from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.views.screen.overview import overview
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.overview import overview
+from workbench.views.source import Source
 from workbench.views.weight_tensor import Held
+from workbench.views.where import Where
 
 #: Seconds after which what runs is said to run.
 _SAY_AFTER = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.views.screen.overview import layer_of, short_name
-from workbench.views.screen.where import Where
+from workbench.views.overview import layer_of, short_name
+from workbench.views.where import Where
 
 
 def next_operation(taps: Sequence[str], where: Where, by: int, steps: range) -> Where:

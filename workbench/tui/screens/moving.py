@@ -9,9 +9,9 @@ from textual.reactive import var
 from workbench.tui.reader import Reader
 from workbench.tui.screens import moves
 from workbench.tui.screens.exporting import Exporting
-from workbench.views.screen.journal import stops
-from workbench.views.screen.overview import Overview, Present
-from workbench.views.screen.where import Where
+from workbench.views.journal import stops
+from workbench.views.overview import Overview, Present
+from workbench.views.where import Where
 
 
 class Moving(Exporting):

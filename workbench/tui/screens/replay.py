@@ -11,7 +11,7 @@ from workbench.tui.reader import Reader
 from workbench.tui.replaying import Refused, Replay, Reply
 from workbench.tui.screens import keys
 from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.views.screen.where import Where
+from workbench.views.where import Where
 
 
 class ReplayWorkbench(WorkbenchScreen):

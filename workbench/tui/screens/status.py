@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from workbench.export.numbers import number
 from workbench.tui.widgets.status_line import Fact
-from workbench.views.screen.overview import Overview, Present
-from workbench.views.screen.where import Where
+from workbench.views.overview import Overview, Present
+from workbench.views.where import Where
 
 Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]
 

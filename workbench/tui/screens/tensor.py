@@ -27,9 +27,9 @@ from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.views.screen.overview import Overview
-from workbench.views.screen.where import Where
+from workbench.views.overview import Overview
 from workbench.views.tensor import Tensor, figures, plane, tensor
+from workbench.views.where import Where
 
 _CELL = 10  # cells that a number takes
 

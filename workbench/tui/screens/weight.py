@@ -8,10 +8,10 @@ from workbench.tui.reader import Reader
 from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.widgets.lines import TextLine
 from workbench.tui.widgets.status_line import Fact
-from workbench.views.screen.overview import Overview
-from workbench.views.screen.where import Where
+from workbench.views.overview import Overview
 from workbench.views.tensor import Tensor
 from workbench.views.weight_tensor import Held, weight_tensor
+from workbench.views.where import Where
 
 
 class WeightScreen(TensorScreen):

@@ -34,11 +34,11 @@ from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.timeline import Timeline
 from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.comparison import compare
-from workbench.views.screen.operations import operations
-from workbench.views.screen.overview import Present, overview, present
-from workbench.views.screen.where import Where
+from workbench.views.operations import operations
+from workbench.views.overview import Present, overview, present
 from workbench.views.token_line import TokenLine, TokenLines
 from workbench.views.weight_tensor import Held
+from workbench.views.where import Where
 
 #: The most elements of a parameter that the ranks are asked to send.
 _SENT = 8_000_000

@@ -6,9 +6,9 @@ from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.sparkline import sparkline
-from workbench.views.screen.operations import Operations
-from workbench.views.screen.overview import Overview
-from workbench.views.screen.where import Where
+from workbench.views.operations import Operations
+from workbench.views.overview import Overview
+from workbench.views.where import Where
 
 
 class Inspector(Lines):

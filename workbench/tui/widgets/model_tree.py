@@ -8,9 +8,9 @@ from textual import on
 from textual.message import Message
 
 from workbench.tui.widgets.grid import Column, Grid, GridCell
-from workbench.views.screen.operations import Operations
-from workbench.views.screen.overview import Overview, layer_of, short_name
-from workbench.views.screen.where import Where
+from workbench.views.operations import Operations
+from workbench.views.overview import Overview, layer_of, short_name
+from workbench.views.where import Where
 
 
 class ModelTree(Grid):

@@ -12,8 +12,8 @@ from textual.strip import Strip
 
 from workbench.tui.widgets.line import LineWidget
 from workbench.tui.widgets.plot import bars
-from workbench.views.screen.where import Where
 from workbench.views.token_line import TokenLine
+from workbench.views.where import Where
 
 _LABEL = 12
 _HEIGHT = 3

@@ -15,8 +15,8 @@ from sessions.layouts import Rebuilt
 from sessions.records import SequenceStep, StepRecord
 from sessions.session import Session
 from workbench.references.cache import golden_directory
-from workbench.views.screen.where import Where
 from workbench.views.token_display import TokenTexts, model_path
+from workbench.views.where import Where
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
 _KEPT_BYTES = 8 << 20

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from engine.taps.names import layer_of
 from sessions import Session, Verdict
-from workbench.views.report.words import figure_of, mapping, operation_of, said
+from workbench.views.words import figure_of, mapping, operation_of, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from sessions import STATISTICS, Session, Tap
 from workbench.debugger.stops.sentinels import repeated_phrase
-from workbench.views.report.judged import Judged
-from workbench.views.report.trail import Trail
-from workbench.views.report.words import operation_of, plural, said
+from workbench.views.trail import Trail
+from workbench.views.verdicts import Judged
+from workbench.views.words import operation_of, plural, said
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 

@@ -9,8 +9,8 @@ from typing import Any
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from sessions import Branch, Session
 from workbench.demo import MODEL_DIR
-from workbench.views.report.trail import Trail
-from workbench.views.report.words import mapping, plural, said
+from workbench.views.trail import Trail
+from workbench.views.words import mapping, plural, said
 
 _MODEL_FACTS = (
     ("num_layers", "layer"),

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.records import STATISTICS, Verdict
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sessions.text import clean
-from workbench.views.screen.operations import Judged
-from workbench.views.screen.overview import layer_of, short_name
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.operations import Judged
+from workbench.views.overview import layer_of, short_name
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

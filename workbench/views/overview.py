@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sessions.records import SequenceStep
 from sessions.text import clean
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

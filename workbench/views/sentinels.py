@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sessions.lengths import expected_rows, in_words, odd_lengths
 from sessions.records import SequenceStep
 from sessions.text import clean
-from workbench.views.screen.journal import stops
-from workbench.views.screen.operations import INF, NAN
-from workbench.views.screen.source import Source
-from workbench.views.screen.where import Where
+from workbench.views.journal import stops
+from workbench.views.operations import INF, NAN
+from workbench.views.source import Source
+from workbench.views.where import Where
 
 #: Seconds that one question may take.
 _BUDGET = 0.03

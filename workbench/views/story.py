@@ -8,15 +8,15 @@ from engine.errors import RequestError
 from sessions import Branch, Event, Session
 from workbench.views.biases import Bias, biases
 from workbench.views.heads import Attention, attention
-from workbench.views.report.identity import Identity, identify
-from workbench.views.report.judged import Judgement, first_failure, judgement
-from workbench.views.report.request import Limits, Request
-from workbench.views.report.sentinels import Sentinel, left_golden, sentinels
-from workbench.views.report.trail import Trail, follow
-from workbench.views.report.words import plural, said
+from workbench.views.identity import Identity, identify
+from workbench.views.request import Limits, Request
 from workbench.views.series import History, choose, history
+from workbench.views.session_sentinels import Sentinel, left_golden, sentinels
 from workbench.views.token_labels import Labels
 from workbench.views.tokens import Tokens, tokens_of
+from workbench.views.trail import Trail, follow
+from workbench.views.verdicts import Judgement, first_failure, judgement
+from workbench.views.words import plural, said
 
 
 @dataclass(frozen=True, slots=True)
