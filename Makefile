@@ -31,6 +31,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/structure.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
