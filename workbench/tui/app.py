@@ -22,7 +22,7 @@ from textual.widgets import Input
 from textual.worker import WorkerFailed
 
 from workbench.tui import settings
-from workbench.tui.settings import Settings
+from workbench.tui.settings import UserSettings
 from workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class LockstepApp(App[int]):
         Binding("ctrl+z", "suspend_process", "Suspend", show=False),
     ]
 
-    def __init__(self, first: Callable[[], Screen[None]], chosen: Settings | None = None) -> None:
+    def __init__(self, first: Callable[[], Screen[None]], chosen: UserSettings | None = None) -> None:
         super().__init__()
-        self.settings = chosen or Settings()
+        self.settings = chosen or UserSettings()
         self._first = first
         self._leaving = False
         for name in list(self.available_themes):

@@ -1,4 +1,4 @@
-"""Settings and what is remembered between runs, under the XDG directories. Errors name file and key."""
+"""UserSettings and what is remembered between runs, under the XDG directories. Errors name file and key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class UserSettings:
     """What `config.toml` may say."""
 
     theme: str = _THEME_NAMES[0]
@@ -39,18 +39,18 @@ def config_file() -> Path:
     return user_config_path("lockstep") / "config.toml"
 
 
-def load(file: Path | None = None) -> Settings:
+def load(file: Path | None = None) -> UserSettings:
     """The settings; the defaults where there is no file."""
     file = file or config_file()
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Settings()
+        return UserSettings()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not valid TOML: {error}") from error
-    return Settings(**{key: _checked(file, key, value) for key, value in raw.items()})
+    return UserSettings(**{key: _checked(file, key, value) for key, value in raw.items()})
 
 
 def _checked(file: Path, key: str, value: Any) -> str:

@@ -15,7 +15,7 @@ from tests.workbench.tui.synthetic import build
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
 from workbench.tui.screens.replay import ReplayWorkbench
-from workbench.tui.settings import Settings
+from workbench.tui.settings import UserSettings
 
 Bench = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
 
@@ -67,7 +67,7 @@ def bench(session: Path) -> Bench:
         screen: Callable[[Reader], Screen[Any]] = ReplayWorkbench,
     ) -> AsyncIterator[Pilot[int]]:
         reader = Reader.open(path or session)
-        app = LockstepApp(lambda: screen(reader), Settings(theme=theme))
+        app = LockstepApp(lambda: screen(reader), UserSettings(theme=theme))
         try:
             async with app.run_test(size=size) as pilot:
                 await settle(pilot)

@@ -16,7 +16,7 @@ from tests.workbench.tui.conftest import press, settle
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
 from workbench.tui.screens.replay import ReplayWorkbench
-from workbench.tui.settings import Settings
+from workbench.tui.settings import UserSettings
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 DARK, LIGHT = "lockstep-dark", "lockstep-light"
@@ -61,5 +61,5 @@ def test_screen_looks_as_it_did(name: str, session: Path, readers: list[Reader],
         await settle(pilot)
         await press(pilot, *keys.split())
 
-    app = LockstepApp(lambda: ReplayWorkbench(readers[-1]), Settings(theme=theme))
+    app = LockstepApp(lambda: ReplayWorkbench(readers[-1]), UserSettings(theme=theme))
     assert snap_compare(app, terminal_size=size, run_before=look)

@@ -196,7 +196,7 @@ def test_sentinel_arithmetic() -> None:
 
 def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    assert settings.load(file) == settings.Settings()
+    assert settings.load(file) == settings.UserSettings()
     file.write_text('theme = "puce"\n')
     with pytest.raises(settings.SettingsError, match=r"config\.toml: theme"):
         settings.load(file)

@@ -15,12 +15,12 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.attention import Attention, attention, figures
 from workbench.views.overview import layer_of
 
@@ -61,7 +61,7 @@ both tokens and the value. Pixels take the strongest element under them.
     AttentionPane #maps { height: 1fr; width: 1fr; padding: 0 1; }
     AttentionPane #maps > * { display: none; }
     AttentionPane #maps > .-shown { display: block; }
-    AttentionPane > Lines { height: 2; }
+    AttentionPane > TextBlock { height: 2; }
     """
 
     mode: reactive[str] = reactive("heads")
@@ -78,7 +78,7 @@ both tokens and the value. Pixels take the strongest element under them.
             Grid(_COLUMNS, id="heads"),
             Horizontal(Multiples(id="tiles"), Heatmap(id="map"), id="maps"),
         )
-        yield Lines(id="under")
+        yield TextBlock(id="under")
 
     def question(self) -> tuple[Callable[..., Attention], Sequence[object]]:
         """The layer of the present operation."""
@@ -171,7 +171,7 @@ both tokens and the value. Pixels take the strongest element under them.
         value = snapshot.values[self.head, query, key]
         golden = snapshot.golden[self.head, query, key] if snapshot.golden is not None else None
         q, last = snapshot.first_query + query, snapshot.first_query + queries - 1
-        self.query_one(Lines).show(
+        self.query_one(TextBlock).show(
             [
                 [
                     (f"layer {snapshot.layer} ", "strong"),
@@ -267,10 +267,10 @@ both tokens and the value. Pixels take the strongest element under them.
 
 
 _COLUMNS = (
-    Column("h", 2, right=True),
-    Column("kv", 2, right=True),
-    Column("sum", 6, right=True),
-    Column("H", 4, right=True),
-    Column("99%", 3, right=True, drop=1),
-    Column("strongest", 9, flex=1),
+    GridColumn("h", 2, right=True),
+    GridColumn("kv", 2, right=True),
+    GridColumn("sum", 6, right=True),
+    GridColumn("H", 4, right=True),
+    GridColumn("99%", 3, right=True, drop=1),
+    GridColumn("strongest", 9, flex=1),
 )

@@ -17,15 +17,15 @@ from sessions.errors import SessionError
 from workbench.export.table import Table
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.line import Drawn
-from workbench.tui.widgets.lines import Lines
+from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.status_line import Fact
+from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.overview import Overview
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
 
 
-class Pane(Drawn):
+class Pane(PaintedWidget):
     """One pane. It looks where the screen tells it to, and asks for nothing while it is hidden."""
 
     DEFAULT_CSS = """
@@ -156,6 +156,6 @@ class Pane(Drawn):
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""
         able = [widget for widget in self.query("*") if widget.can_focus and widget.display]
-        able.sort(key=lambda widget: isinstance(widget, Lines))
+        able.sort(key=lambda widget: isinstance(widget, TextBlock))
         if able:
             able[0].focus()

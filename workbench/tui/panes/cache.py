@@ -17,8 +17,8 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.panes.cache_lengths import layered, length_lines
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.kv_cache import Cache, CachedSequence, cache
 
 #: The widest pool bar.
@@ -55,7 +55,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
         Binding("d", "error", "Error to golden"),
     ]
     DEFAULT_CSS = """
-    CachePane > Lines { max-height: 50%; }
+    CachePane > TextBlock { max-height: 50%; }
     CachePane > #about-norms { height: auto; max-height: 3; padding: 1 1 0 1; }
     CachePane > Heatmap { padding: 0; margin: 0 1; }
     """
@@ -69,8 +69,8 @@ told and marked with a dot. Against golden the map is the error of each row: sta
 
     def content(self) -> Iterable[Widget]:
         """The sequences, and the norms."""
-        yield Lines(id="sequences")
-        yield Lines(id="about-norms")
+        yield TextBlock(id="sequences")
+        yield TextBlock(id="about-norms")
         yield Heatmap(id="norms")
 
     def question(self) -> tuple[Callable[..., Cache | None], Sequence[object]]:
@@ -90,7 +90,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
             self.empty("Nothing is cached yet.\n\nn  runs a step")
             return
         self.filled()
-        self.query_one("#sequences", Lines).show(
+        self.query_one("#sequences", TextBlock).show(
             [
                 *_pool_lines(snapshot, self.size.width),
                 *self._sequence_lines(snapshot),
@@ -136,7 +136,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
                     (number(float(value), 4), "text" if np.isfinite(value) else "wrong"),
                 ],
             ]
-        self.query_one("#about-norms", Lines).show(told)
+        self.query_one("#about-norms", TextBlock).show(told)
 
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:

@@ -15,9 +15,9 @@ from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.plot import bars, squeeze
-from workbench.tui.widgets.verdict_map import MapRow, VerdictMap
+from workbench.tui.widgets.text_block import TextBlock, TextLine
+from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
 from workbench.views.overview import layer_of, short_name
 from workbench.views.verdict_map import Golden, GoldenTap, golden, operations_of
 
@@ -65,9 +65,11 @@ The figure under the map is the error of each tap in the order of execution, on 
 
     def content(self) -> Iterable[Widget]:
         """The verdict, the map, the depth, the tap under the cursor."""
-        yield Lines(id="verdict")
+        yield TextBlock(id="verdict")
         yield Container(
-            VerdictMap(id="map"), Vertical(Lines(id="depth"), Lines(id="detail"), id="beside"), id="split"
+            VerdictMap(id="map"),
+            Vertical(TextBlock(id="depth"), TextBlock(id="detail"), id="beside"),
+            id="split",
         )
 
     def question(self) -> tuple[Callable[..., Golden], Sequence[object]]:
@@ -113,14 +115,14 @@ The figure under the map is the error of each tap in the order of execution, on 
         cause: list[TextLine] = (
             [[("cause  ", "quiet"), (snapshot.causes[0], "strong")]] if snapshot.causes else []
         )
-        self.query_one("#verdict", Lines).show([[told, (rest, "quiet")], *cause])
+        self.query_one("#verdict", TextBlock).show([[told, (rest, "quiet")], *cause])
         wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
         height = max(5, min(12, self.size.height - 30))
         depth = self._depth(height, self._beside() - 12) if wide else self._depth(2, self.size.width - 12)
-        self.query_one("#depth", Lines).show(depth)
+        self.query_one("#depth", TextBlock).show(depth)
         self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
-        self.query_one("#detail", Lines).show([*self._detail(), *(self._ledger() if wide else [])])
+        self.query_one("#detail", TextBlock).show([*self._detail(), *(self._ledger() if wide else [])])
 
     def on_resize(self) -> None:
         """What stands beside the map depends on the width."""
@@ -226,10 +228,10 @@ def _entry(tap: GoldenTap) -> TextLine:
     return [(f"  {tap.name:<28}", "text"), (number(figure), "wrong")]
 
 
-def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[MapRow, ...]:
+def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[VerdictRow, ...]:
     """The rows of the map; a tap outside the layers has one cell."""
     layers = 1 + max((layer_of(name) for name in taps), default=-1)
-    rows = {name: MapRow(name, (None,) * layers) for name in operations_of(taps)}
+    rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(taps)}
     for index, name in enumerate(taps):
         layer = layer_of(name)
         key = short_name(name) if layer >= 0 else name

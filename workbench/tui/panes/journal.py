@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.views.journal import Journal, journal
 
@@ -116,17 +116,17 @@ stop and note in order. The commands are the script that makes this session agai
 
 
 _BRANCHES = (
-    Column("", 1),
-    Column("branch", 20, flex=1),
-    Column("from", 9, drop=2),
-    Column("steps", 6, right=True),
-    Column("rules", 22, flex=1),
-    Column("last tokens", 14, flex=1, drop=1),
+    GridColumn("", 1),
+    GridColumn("branch", 20, flex=1),
+    GridColumn("from", 9, drop=2),
+    GridColumn("steps", 6, right=True),
+    GridColumn("rules", 22, flex=1),
+    GridColumn("last tokens", 14, flex=1, drop=1),
 )
 _EVENTS = (
-    Column("", 1),
-    Column("step", 6, right=True),
-    Column("", 8),
-    Column("what", 30, flex=1),
-    Column("branch", 16, drop=1),
+    GridColumn("", 1),
+    GridColumn("step", 6, right=True),
+    GridColumn("", 8),
+    GridColumn("what", 30, flex=1),
+    GridColumn("branch", 16, drop=1),
 )

@@ -16,10 +16,10 @@ from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.theme import Paint, mix, paint
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines
 from workbench.tui.widgets.sparkline import sparkline
+from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.lens import Guess, Lens, lens
 from workbench.views.logits import Candidate, Logits, logits
 from workbench.views.source import Source
@@ -70,9 +70,9 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
 
     def content(self) -> Iterable[Widget]:
         """The choice, the candidates, the layers, the last steps."""
-        yield Lines(id="choice")
+        yield TextBlock(id="choice")
         yield Horizontal(Grid((), id="candidates"), Grid(_LENS, id="lens"), id="both")
-        yield Lines(id="history")
+        yield TextBlock(id="history")
 
     def question(self) -> tuple[Callable[..., tuple[Logits | None, Lens]], Sequence[object]]:
         """The choice at the present step."""
@@ -96,7 +96,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             len(found.candidates), self._cells, columns=_columns(found.has_golden)
         )
         names = ("margin ", "entropy", "p      ")
-        self.query_one("#history", Lines).show(
+        self.query_one("#history", TextBlock).show(
             [
                 [(f"{name}  ", "quiet"), (sparkline([h[i] for h in found.history]), "trace")]
                 for i, name in enumerate(names)
@@ -121,7 +121,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         )
         if layers.layers and (self.shows_lens or self.has_class("-both")):
             line += _lens_line(found, layers)
-        self.query_one("#choice", Lines).show([line])
+        self.query_one("#choice", TextBlock).show([line])
 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -218,29 +218,31 @@ def _both(source: Source, where: Where) -> tuple[Logits | None, Lens]:
     return logits(source, where), lens(source, where)
 
 
-def _columns(golden: bool) -> list[Column]:
+def _columns(golden: bool) -> list[GridColumn]:
     columns = [
-        Column("", 1),
-        Column("", 3, right=True),
-        Column("token", 14, flex=1),
-        Column("id", 7, right=True, drop=2),
-        Column("logit", 8, right=True),
-        Column("p", 6, right=True),
-        Column("", 20, drop=1),
-        Column("was", 5, right=True),
+        GridColumn("", 1),
+        GridColumn("", 3, right=True),
+        GridColumn("token", 14, flex=1),
+        GridColumn("id", 7, right=True, drop=2),
+        GridColumn("logit", 8, right=True),
+        GridColumn("p", 6, right=True),
+        GridColumn("", 20, drop=1),
+        GridColumn("was", 5, right=True),
     ]
-    return [*columns, Column("golden", 6, right=True), Column("p", 6, right=True)] if golden else columns
+    return (
+        [*columns, GridColumn("golden", 6, right=True), GridColumn("p", 6, right=True)] if golden else columns
+    )
 
 
 _LENS = (
-    Column("after", 8),
-    Column("would choose", 12, flex=1),
-    Column("then", 10, flex=1, drop=1),
-    Column("then", 10, flex=1, drop=3),
-    Column("p", 4, right=True),
-    Column("H", 5, right=True),
-    Column("place", 5, right=True),
-    Column("golden", 10, flex=1, drop=2),
+    GridColumn("after", 8),
+    GridColumn("would choose", 12, flex=1),
+    GridColumn("then", 10, flex=1, drop=1),
+    GridColumn("then", 10, flex=1, drop=3),
+    GridColumn("p", 4, right=True),
+    GridColumn("H", 5, right=True),
+    GridColumn("place", 5, right=True),
+    GridColumn("golden", 10, flex=1, drop=2),
 )
 
 

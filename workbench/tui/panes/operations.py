@@ -15,7 +15,7 @@ from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
 from workbench.tui.panes.filtered import FilteredPane
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
@@ -91,17 +91,17 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         if self.where.tap in self._rows:
             grid.cursor = self._rows.index(self.where.tap)
 
-    def _columns(self) -> list[Column]:
+    def _columns(self) -> list[GridColumn]:
         ranks = self.overview.ranks if self.overview else 1
         shown = range(ranks) if self.where.rank is None else [self.where.rank]
         return [
-            Column("", 1),
-            Column("operation", 19, flex=2),
+            GridColumn("", 1),
+            GridColumn("operation", 19, flex=2),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
-            Column("", 1, drop=3 if ranks == 1 else 0),
-            Column("layout", 12, drop=8),
-            Column("golden", 11, drop=2),
-            Column("over steps", 12, flex=1, drop=5, tail=True),
+            GridColumn("", 1, drop=3 if ranks == 1 else 0),
+            GridColumn("layout", 12, drop=8),
+            GridColumn("golden", 11, drop=2),
+            GridColumn("over steps", 12, flex=1, drop=5, tail=True),
         ]
 
     def _cells(self, index: int) -> list[GridCell]:
@@ -204,9 +204,9 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         return Table(f"operations of step {snapshot.step}", ("tap", "layout", "rank", *STATISTICS), rows)
 
 
-def _rank_column(rank: int, place: int, statistic: str) -> Column:
+def _rank_column(rank: int, place: int, statistic: str) -> GridColumn:
     """Where it is narrow the third rank and those after it leave; R shows them one at a time."""
-    return Column(
+    return GridColumn(
         f"rank {rank} {statistic}", 13, flex=1, drop=10 + place if place > 1 else 0, role=f"rank{rank % 4}"
     )
 

@@ -10,9 +10,9 @@ from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines
+from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.sentinels import Sentinel, Sentinels, Watch
 
 
@@ -33,7 +33,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
     HINTS = (KeyHint("enter", "go there", "enter"), KeyHint("o", "origin", "o"))
     DEFAULT_CSS = """
     SentinelsPane > Grid { height: 9; }
-    SentinelsPane > Lines { height: 1fr; padding: 1 1 0 1; }
+    SentinelsPane > TextBlock { height: 1fr; padding: 1 1 0 1; }
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -44,7 +44,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
     def content(self) -> Iterable[Widget]:
         """The sentinels, and how far they have looked."""
         yield Grid(_COLUMNS, id="sentinels")
-        yield Lines(id="scanned")
+        yield TextBlock(id="scanned")
 
     def question(self) -> tuple[Callable[..., Watch], Sequence[object]]:
         """Go on looking."""
@@ -65,7 +65,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         done = snapshot.scanned >= snapshot.total
         progress = f"{snapshot.scanned} of {snapshot.total} steps looked at" + ("" if done else " …")
         told = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
-        self.query_one(Lines).show([[(f"{told}   ", "text"), (progress, "quiet")]])
+        self.query_one(TextBlock).show([[(f"{told}   ", "text"), (progress, "quiet")]])
         if not done:
             self.again()
 
@@ -111,9 +111,9 @@ golden reference; stops. Enter goes there: the step, and the tap.
 
 
 _COLUMNS = (
-    Column("", 1),
-    Column("sentinel", 25, flex=1),
-    Column("step", 6, right=True),
-    Column("first found", 24, flex=2),
-    Column("rank", 6, drop=1),
+    GridColumn("", 1),
+    GridColumn("sentinel", 25, flex=1),
+    GridColumn("step", 6, right=True),
+    GridColumn("first found", 24, flex=2),
+    GridColumn("rank", 6, drop=1),
 )

@@ -14,12 +14,12 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.filtered import FilteredPane
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine, wrapped
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.rank_weights import Held
 from workbench.views.weights import Measured, Parameter, Weights, measured, weights
 
@@ -66,10 +66,10 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
 
     def content(self) -> Iterable[Widget]:
         """The list, and the values of the selected parameter."""
-        yield Lines(id="held")
+        yield TextBlock(id="held")
         yield self.filter_field("k_proj.bias")
         yield Grid((), id="parameters")
-        yield Vertical(Lines(id="figures"), Heatmap(id="strip"), Lines(id="extremes"), id="values")
+        yield Vertical(TextBlock(id="figures"), Heatmap(id="strip"), TextBlock(id="extremes"), id="values")
 
     def question(self) -> tuple[Callable[..., Weights], Sequence[object]]:
         """All parameters; the checkpoint's do not change, what the ranks hold may on every branch."""
@@ -116,14 +116,17 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         assert self.snapshot is not None
         needle = self.needle
         self._shown = [p for p in self.snapshot.parameters if needle in p.name.lower()]
-        self.query_one("#held", Lines).show([self._told(self.snapshot)])
+        self.query_one("#held", TextBlock).show([self._told(self.snapshot)])
         ranks = self.overview.ranks if self.overview else 1
         columns = [
-            Column("", 1),
-            Column("parameter", 30, flex=2),
-            Column("shape", 12),
-            Column("dtype", 8, drop=20),
-            *(Column(f"rank {r}", 16, drop=r + 1 if r > 1 else 0, role=f"rank{r % 4}") for r in range(ranks)),
+            GridColumn("", 1),
+            GridColumn("parameter", 30, flex=2),
+            GridColumn("shape", 12),
+            GridColumn("dtype", 8, drop=20),
+            *(
+                GridColumn(f"rank {r}", 16, drop=r + 1 if r > 1 else 0, role=f"rank{r % 4}")
+                for r in range(ranks)
+            ),
         ]
         self.query_one(Grid).show(len(self._shown), self._cells, columns=columns)
         self._measure()
@@ -154,7 +157,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
 
     def _draw(self) -> None:
         found, heatmap = self._measured, self.query_one(Heatmap)
-        figures, extremes = self.query_one("#figures", Lines), self.query_one("#extremes", Lines)
+        figures, extremes = self.query_one("#figures", TextBlock), self.query_one("#extremes", TextBlock)
         if found is None:
             figures.show([[("values of this dtype cannot be shown", "quiet")]])
             heatmap.matrix = None
@@ -230,7 +233,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         value = self._measured.matrix[event.row, event.column]
         row = "head" if self._measured.is_strip else "row"
         line = [(f"{row} {event.row}  column {event.column}  ", "quiet"), (number(float(value), 4), "strong")]
-        self.query_one("#extremes", Lines).show([line])
+        self.query_one("#extremes", TextBlock).show([line])
 
     @on(Grid.Chosen)
     def _open(self, event: Grid.Chosen) -> None:

@@ -8,9 +8,8 @@ from textual import on
 
 from sessions.text import clean
 from workbench.export.table import Table
-from workbench.tui import export
+from workbench.tui import screenshots
 from workbench.tui.app import LockstepApp
-from workbench.tui.export import Shown
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
 from workbench.tui.replaying import Reply
@@ -20,6 +19,7 @@ from workbench.tui.screens.moving import Moving
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.status import message_facts
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
+from workbench.tui.screenshots import Screenshot
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -203,14 +203,14 @@ class WorkbenchActions(Moving):
         """The data of the pane in front."""
         return self.current_pane.table() if self.current_pane else None
 
-    def shown(self) -> tuple[Shown, str] | None:
+    def shown(self) -> tuple[Screenshot, str] | None:
         """The pane in front as it is drawn."""
         pane, overview = self.current_pane, self.overview
         if pane is None or overview is None:
             return None
         branch = overview.branch(self.where.branch)
         title = f"{overview.model}, tp {overview.ranks}: {pane.TITLE}, step {self.where.step}, branch {branch.name}"
-        found = export.shown(self, pane.region, title, pane.table())
+        found = screenshots.taken(self, pane.region, title, pane.table())
         return found, f"{pane.TITLE.split()[0].lower()}-step{self.where.step}"
 
     def action_command(self) -> None:

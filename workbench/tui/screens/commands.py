@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.faults.catalogue import FAULTS
-from workbench.tui.export import FORMATS
+from workbench.tui.screenshots import FORMATS
 from workbench.views.overview import Overview
 
 #: First words that are the screen's, with what follows them; every other line is the debugger's.

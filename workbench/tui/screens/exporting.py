@@ -15,15 +15,15 @@ from textual.widgets import Input, Static
 
 from sessions.text import clean
 from workbench.export.table import Table, as_text
-from workbench.tui import export
-from workbench.tui.export import FORMATS, Shown
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui import screenshots
+from workbench.tui.screenshots import FORMATS, Screenshot
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 
 
 class Exporting(Screen[None]):
     """A screen of which something can be copied and exported."""
 
-    def shown(self) -> tuple[Shown, str] | None:
+    def shown(self) -> tuple[Screenshot, str] | None:
         """What is shown, and how a file of it would be called; None while there is nothing."""
         raise NotImplementedError
 
@@ -59,11 +59,11 @@ class Exporting(Screen[None]):
         self.app.push_screen(ExportScreen(stem, what.table is not None), chosen)
 
     @work(group="export")
-    async def export(self, what: Shown, file: Path) -> None:
+    async def export(self, what: Screenshot, file: Path) -> None:
         """Write it, off the event loop, and say where it lies."""
         try:
-            written = await asyncio.to_thread(export.write, what, file.expanduser())
-        except export.ExportError as error:
+            written = await asyncio.to_thread(screenshots.write, what, file.expanduser())
+        except screenshots.ExportError as error:
             self.tell(str(error), wrong=True)
         else:
             self.tell(f"wrote {written}")
@@ -151,4 +151,4 @@ class ExportScreen(ModalScreen[Path | None]):
         self.dismiss(Path(name) if name else None)
 
 
-_COLUMNS = (Column("", 2), Column("", 5), Column("", 30, flex=1))
+_COLUMNS = (GridColumn("", 2), GridColumn("", 5), GridColumn("", 30, flex=1))

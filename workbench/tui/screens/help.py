@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.text_block import TextBlock, TextLine
 
 
 class HelpScreen(ModalScreen[None]):
@@ -30,7 +30,7 @@ class HelpScreen(ModalScreen[None]):
             sheet.border_title = self._about
             sheet.border_subtitle = "esc closes"
             yield Static(reflowed(self._text), markup=False, id="about")
-            yield Lines(id="all-keys")
+            yield TextBlock(id="all-keys")
 
     def on_mount(self) -> None:
         """Lay the keys out."""
@@ -43,7 +43,7 @@ class HelpScreen(ModalScreen[None]):
             for key, what in pairs:
                 line += [(f"{key:>9}  ", "strong"), (f"{what:<34}", "quiet")]
             lines.append(line)
-        self.query_one(Lines).show(lines)
+        self.query_one(TextBlock).show(lines)
         self.query_one("#sheet").focus()
 
 

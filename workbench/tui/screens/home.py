@@ -22,9 +22,9 @@ from engine.text import printable
 from workbench.paths import sessions_directory
 from workbench.tui import settings
 from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.text_block import TextBlock, TextLine
 
 # `snapshots.identify` reads sessions and checkpoints: numpy, which the first paint does not wait for. It is
 # imported by the threads that need it.
@@ -38,7 +38,7 @@ _WORDMARK = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class MenuRow:
     """A line of the menu."""
 
     name: str
@@ -75,22 +75,22 @@ class HomeScreen(Screen[None]):
     def __init__(self, *, examine: bool = True) -> None:
         super().__init__()
         self._examine = examine
-        self._rows: list[_Row] = []
+        self._rows: list[MenuRow] = []
 
     def compose(self) -> ComposeResult:
         """The wordmark, the menu, the line to type into, the machine."""
         with Vertical(id="home"):
-            yield Lines(id="wordmark")
+            yield TextBlock(id="wordmark")
             yield Grid(_COLUMNS, header=False, id="menu")
-            yield Lines(id="machine")
-        yield Lines(id="check")
+            yield TextBlock(id="machine")
+        yield TextBlock(id="check")
         yield OpenLine(_completions, id="open")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
         """Fill in what is known at once; the rest comes."""
         words: list[TextLine] = [[(line, "accent")] for line in _WORDMARK]
-        self.query_one("#wordmark", Lines).show(
+        self.query_one("#wordmark", TextBlock).show(
             [*words, [], [("step, inspect and compare tensor-parallel inference", "quiet")]]
         )
         self.query_one(KeyBar).show(
@@ -107,17 +107,17 @@ class HomeScreen(Screen[None]):
             self.call_after_refresh(self._look_at_machine)  # it wants a processor for itself
 
     def on_screen_resume(self) -> None:
-        """Shown for the first time, or back from a session: it is the most recent one now."""
+        """Screenshot for the first time, or back from a session: it is the most recent one now."""
         self.call_after_refresh(self._read_recent)
 
     def _lay_out(self, found: list[Recent]) -> None:
         rows = [
-            _Row("demo", "a small model that writes haiku, two ranks, on this machine", "d", "demo"),
-            _Row("open …", "a session, or a model's directory", "o", "open"),
+            MenuRow("demo", "a small model that writes haiku, two ranks, on this machine", "d", "demo"),
+            MenuRow("open …", "a session, or a model's directory", "o", "open"),
         ]
         if found:
-            rows += [_Row("", "", "", "heading"), _Row("recent", "", "", "heading")]
-            rows += [_Row(r.path.name, r.told, r.when, "recent", r.path) for r in found]
+            rows += [MenuRow("", "", "", "heading"), MenuRow("recent", "", "", "heading")]
+            rows += [MenuRow(r.path.name, r.told, r.when, "recent", r.path) for r in found]
         self._rows = rows
         grid = self.query_one("#menu", Grid)
         grid.styles.height = len(rows)
@@ -146,7 +146,7 @@ class HomeScreen(Screen[None]):
     @work(exclusive=True, group="machine")
     async def _look_at_machine(self) -> None:
         """`lockstep doctor`, in a process of its own: it loads torch, this one must not."""
-        shown = self.query_one("#machine", Lines)
+        shown = self.query_one("#machine", TextBlock)
         shown.show([[("looking at the machine …", "quiet")]])
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -215,11 +215,11 @@ class HomeScreen(Screen[None]):
     def _tell(self, found: Found) -> None:
         mark = {"session": "✓", "model": "✓"}.get(found.kind, "·")
         role = "text" if mark == "✓" else "quiet"
-        self.query_one("#check", Lines).show([[(f"{mark} ", "accent"), (found.told, role)]])
+        self.query_one("#check", TextBlock).show([[(f"{mark} ", "accent"), (found.told, role)]])
 
     @on(CommandLine.Closed)
     def _line_closed(self) -> None:
-        self.query_one("#check", Lines).show([])
+        self.query_one("#check", TextBlock).show([])
         self.query_one("#menu", Grid).focus()
 
     @on(CommandLine.Entered)
@@ -237,7 +237,7 @@ class HomeScreen(Screen[None]):
         if found.kind in ("session", "model"):
             self.post_message(self.Open(found))
         else:
-            self.query_one("#check", Lines).show([[("✗ ", "wrong"), (found.told, "text")]])
+            self.query_one("#check", TextBlock).show([[("✗ ", "wrong"), (found.told, "text")]])
 
     def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
         """A clicked hint is its key."""
@@ -266,4 +266,9 @@ def machine_lines(out: bytes) -> list[TextLine]:
     return lines
 
 
-_COLUMNS = (Column("", 1), Column("", 28, flex=1), Column("", 42, flex=1), Column("", 14, right=True))
+_COLUMNS = (
+    GridColumn("", 1),
+    GridColumn("", 28, flex=1),
+    GridColumn("", 42, flex=1),
+    GridColumn("", 14, right=True),
+)

@@ -10,7 +10,7 @@ from textual.screen import Screen
 
 from engine.text import printable
 from workbench.tui import settings
-from workbench.tui.widgets.rule import Rule
+from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
 
@@ -24,7 +24,7 @@ class OpeningScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """The workbench's first lines."""
         yield StatusLine(id="status")
-        yield Rule()
+        yield Divider()
 
     def on_mount(self) -> None:
         """Paint, then open."""

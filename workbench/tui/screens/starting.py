@@ -17,7 +17,7 @@ from sessions.text import clean
 from workbench.debugger.host.client import HostError
 from workbench.tui.live import Engine
 from workbench.tui.reader import Reader
-from workbench.tui.widgets.lines import Lines, wrapped
+from workbench.tui.widgets.text_block import TextBlock, wrapped
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -38,7 +38,7 @@ class StartingScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """A few lines in the middle."""
-        yield Lines(id="starting")
+        yield TextBlock(id="starting")
 
     def on_mount(self) -> None:
         """Start."""
@@ -50,7 +50,7 @@ class StartingScreen(Screen[None]):
             return
         elapsed = time.monotonic() - self._began
         frame = _FRAMES[int(elapsed * 10) % len(_FRAMES)] if elapsed > 0.2 else " "
-        self.query_one(Lines).show(
+        self.query_one(TextBlock).show(
             [
                 [(f"{frame} ", "accent"), (self.what, "strong")],
                 [("  starting the ranks and loading the weights", "quiet"), (f"   {elapsed:.0f} s", "quiet")],
@@ -73,7 +73,7 @@ class StartingScreen(Screen[None]):
 
     def _show_failure(self, message: str) -> None:
         """The whole message, however long its paths are: what to do about it often stands at the end."""
-        lines = self.query_one(Lines)
+        lines = self.query_one(TextBlock)
         rows = [row for line in message.split("\n") for row in wrapped(line, "text", lines.size.width - 2)]
         marks = [("✗ ", "wrong"), *[("  ", "text")] * (len(rows) - 1)]
         lines.show(

@@ -16,17 +16,17 @@ from textual.reactive import reactive
 
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
-from workbench.tui import export
-from workbench.tui.export import Shown
+from workbench.tui import screenshots
 from workbench.tui.reader import Reader
 from workbench.tui.screens.exporting import Exporting
+from workbench.tui.screenshots import Screenshot
+from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
-from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.plot import bars, squeeze
-from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.overview import Overview
 from workbench.views.tensor import Tensor, figures, plane, tensor
 from workbench.views.where import Where
@@ -63,11 +63,11 @@ class TensorScreen(Exporting):
     def compose(self) -> ComposeResult:
         """A title, the heatmap with the figures beside it, the numbers under it."""
         yield StatusLine(id="title")
-        yield Rule()
+        yield Divider()
         with Horizontal(id="body"):
-            yield Vertical(Heatmap(id="heatmap"), Lines(id="numbers"), id="left")
-            yield Lines(id="figures")
-        yield Lines(id="nothing")
+            yield Vertical(Heatmap(id="heatmap"), TextBlock(id="numbers"), id="left")
+            yield TextBlock(id="figures")
+        yield TextBlock(id="nothing")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
@@ -130,7 +130,7 @@ class TensorScreen(Exporting):
             self.place(),
         )
         if found.array is None:
-            self.query_one("#nothing", Lines).show(self.missing(found))
+            self.query_one("#nothing", TextBlock).show(self.missing(found))
             return
         leading = found.array.shape[:-2]
         self._index = tuple(
@@ -154,13 +154,13 @@ class TensorScreen(Exporting):
         columns = ("row", *(f"c{column}" for column in range(values.shape[1])))
         return Table(f"{found.tap}{slice_} {found.view}, step {self.where.step}", columns, rows)
 
-    def shown(self) -> tuple[Shown, str] | None:
+    def shown(self) -> tuple[Screenshot, str] | None:
         """The heatmap with its figures."""
         if self.snapshot is None:
             return None
         title = f"{self.overview.model}: {self.snapshot.tap} {self.snapshot.view}, step {self.where.step}"
         stem = f"{self.snapshot.tap.replace('.', '-')}-step{self.where.step}"
-        return export.shown(self, self.query_one("#body").region, title, self.table()), stem
+        return screenshots.taken(self, self.query_one("#body").region, title, self.table()), stem
 
     def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         return plane(array, self._index)
@@ -190,11 +190,11 @@ class TensorScreen(Exporting):
         lines.append([(f"{number(found.minimum)} … {number(found.maximum)}", "quiet")])
         if self.snapshot is not None and self.snapshot.note:
             lines += [[], [(self.snapshot.note, "wrong")]]
-        self.query_one("#figures", Lines).show(lines)
+        self.query_one("#figures", TextBlock).show(lines)
 
     def _show_numbers(self) -> None:
         """The numbers around the cursor, the one under it marked."""
-        heatmap, lines = self.query_one(Heatmap), self.query_one("#numbers", Lines)
+        heatmap, lines = self.query_one(Heatmap), self.query_one("#numbers", TextBlock)
         if heatmap.matrix is None:
             return
         values = heatmap.matrix.values

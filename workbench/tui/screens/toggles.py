@@ -16,8 +16,8 @@ from textual.screen import ModalScreen
 
 from engine.config import ModelConfig
 from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
-from workbench.tui.widgets.grid import Column, Grid, GridCell
-from workbench.tui.widgets.lines import Lines, TextLine
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from workbench.tui.widgets.text_block import TextBlock, TextLine
 
 _COSTS = {"step": "next step", "build": "empties the cache", "load": "reads weights again"}
 
@@ -82,7 +82,7 @@ class TogglesScreen(ModalScreen[Toggled | None]):
             box.border_title = "toggles"
             box.border_subtitle = "enter switches   esc closes"
             yield Grid(_COLUMNS, id="faults")
-            yield Lines(id="fault")
+            yield TextBlock(id="fault")
 
     def on_mount(self) -> None:
         """Stand on the first fault."""
@@ -109,7 +109,7 @@ class TogglesScreen(ModalScreen[Toggled | None]):
     def _describe(self) -> None:
         row = self._rows[self.query_one(Grid).cursor]
         if row.fault is None:
-            self.query_one(Lines).show([[("", "quiet")]])
+            self.query_one(TextBlock).show([[("", "quiet")]])
             return
         fault = row.fault
         why = row.why_not or self._why_not
@@ -124,7 +124,7 @@ class TogglesScreen(ModalScreen[Toggled | None]):
             if why
             else [("costs: ", "quiet"), (_COSTS[fault.level], "text")],
         ]
-        self.query_one(Lines).show(lines)
+        self.query_one(TextBlock).show(lines)
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
@@ -151,8 +151,8 @@ class TogglesScreen(ModalScreen[Toggled | None]):
 
 
 _COLUMNS = (
-    Column("", 1),
-    Column("fault", 30, flex=2),
-    Column("rule", 22, flex=1),
-    Column("costs", 20, drop=1),
+    GridColumn("", 1),
+    GridColumn("fault", 30, flex=2),
+    GridColumn("rule", 22, flex=1),
+    GridColumn("costs", 20, drop=1),
 )

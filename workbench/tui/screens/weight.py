@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from workbench.tui.reader import Reader
 from workbench.tui.screens.tensor import TensorScreen
-from workbench.tui.widgets.lines import TextLine
 from workbench.tui.widgets.status_line import Fact
+from workbench.tui.widgets.text_block import TextLine
 from workbench.views.overview import Overview
 from workbench.views.tensor import Tensor
 from workbench.views.weight_tensor import Held, weight_tensor

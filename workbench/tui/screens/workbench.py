@@ -24,14 +24,14 @@ from workbench.tui.screens.status import status_facts
 from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.weight import WeightScreen
 from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.inspector import Inspector
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
-from workbench.tui.widgets.line import Drawn
 from workbench.tui.widgets.model_tree import ModelTree
+from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.rule import Rule
 from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.timeline import Timeline
+from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.comparison import compare
 from workbench.views.operations import operations
@@ -44,11 +44,11 @@ from workbench.views.where import Where
 _SENT = 8_000_000
 
 
-class Panes(ContentSwitcher, Drawn):
+class Panes(ContentSwitcher, PaintedWidget):
     """The panes, one of them in front."""
 
 
-class Body(Horizontal, Drawn):
+class Body(Horizontal, PaintedWidget):
     """The model tree, the panes and the inspector beside each other."""
 
 
@@ -86,13 +86,13 @@ class WorkbenchScreen(WorkbenchActions):
         yield StatusLine(id="rules")
         yield TokenStrip(id="tokens")
         yield TokenStrip(id="other-tokens")
-        yield Rule(id="under-tokens")
+        yield Divider(id="under-tokens")
         yield PaneTabs(id="tabs")
         with Body(id="body"):
             yield ModelTree(id="tree")
             yield Panes(id="panes")
             yield Inspector(id="inspector")
-        yield Timeline(id="timeline")
+        yield StepTimeline(id="timeline")
         yield StatusLine(id="message")
         yield CommandLine(self.complete, id="command")
         yield KeyBar(id="keys")
@@ -190,7 +190,7 @@ class WorkbenchScreen(WorkbenchActions):
         self.show_message()
         strip.title = self.overview.branch(where.branch).name if other is not None and self.overview else ""
         strip.tokens, strip.at = shown.tokens, shown.at(where.step)
-        self.query_one(Timeline).show(self.line, where, self.token_colour)
+        self.query_one(StepTimeline).show(self.line, where, self.token_colour)
         pane = self.current_pane
         if pane is not None:
             pane.line = self.line
@@ -225,8 +225,8 @@ class WorkbenchScreen(WorkbenchActions):
         await self.show_pane(event.number)
 
     @on(TokenStrip.Picked)
-    @on(Timeline.Picked)
-    def _token(self, event: TokenStrip.Picked | Timeline.Picked) -> None:
+    @on(StepTimeline.Picked)
+    def _token(self, event: TokenStrip.Picked | StepTimeline.Picked) -> None:
         self.where = replace(self.where, step=event.step)
 
     @on(ModelTree.Picked)

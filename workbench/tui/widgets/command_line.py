@@ -16,7 +16,7 @@ from textual.suggester import Suggester
 from textual.widgets import Input
 
 from workbench.tui.theme import paint
-from workbench.tui.widgets.line import ground
+from workbench.tui.widgets.painted import ground
 
 #: Gives the completions of what has been typed, the best first.
 Completer = Callable[[str], Sequence[str]]

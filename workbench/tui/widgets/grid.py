@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import Drawn
+from workbench.tui.widgets.painted import PaintedWidget
 
 #: The most rows that are kept as they were drawn.
 _ROWS_KEPT = 512
@@ -27,7 +27,7 @@ GridCell = tuple[str, str | Style]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class GridColumn:
     """A column: `width` cells (the least, where it is flexible); `drop` > 0 leaves where it is narrow, the
     highest first."""
 
@@ -40,7 +40,7 @@ class Column:
     tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars
 
 
-class Grid(ScrollView, Drawn, can_focus=True):
+class Grid(ScrollView, PaintedWidget, can_focus=True):
     """Rows by number: `show(count, row)` with `row(i)` the cells of row i. Posts `Pointed` and `Chosen`."""
 
     DEFAULT_CSS = """
@@ -85,7 +85,7 @@ class Grid(ScrollView, Drawn, can_focus=True):
 
     def __init__(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[GridColumn],
         *,
         header: bool = True,
         id: str | None = None,
@@ -101,7 +101,11 @@ class Grid(ScrollView, Drawn, can_focus=True):
         self._room, self._widths = 0, [0]
 
     def show(
-        self, count: int, row: Callable[[int], Sequence[GridCell]], *, columns: Sequence[Column] | None = None
+        self,
+        count: int,
+        row: Callable[[int], Sequence[GridCell]],
+        *,
+        columns: Sequence[GridColumn] | None = None,
     ) -> None:
         """Show `count` rows; the cursor and the scroll stay where they are, as far as there are rows."""
         if columns is not None:

@@ -1,6 +1,6 @@
 """A matrix as colours: two rows of pixels to a line (▀), pooled so that outliers survive, with a cursor.
 
-Drawn on Textual's Line API. The segments of every pair of shades are kept, so a frame costs one look-up
+PaintedWidget on Textual's Line API. The segments of every pair of shades are kept, so a frame costs one look-up
 a cell; the lines are handed to the compositor as they are, because restyling 12,000 segments a frame
 would cost more than drawing them.
 """
@@ -23,7 +23,7 @@ from textual.widget import Widget
 
 from workbench.export.pooling import Pixels, pool
 from workbench.tui.theme import paint
-from workbench.tui.widgets.line import finished
+from workbench.tui.widgets.painted import finished
 from workbench.tui.widgets.shading import Matrix, lines
 
 

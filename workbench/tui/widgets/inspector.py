@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
-from workbench.tui.widgets.lines import Lines, TextLine
 from workbench.tui.widgets.sparkline import sparkline
+from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
 from workbench.views.where import Where
 
 
-class Inspector(Lines):
+class Inspector(TextBlock):
     """All statistics of the present tap on every rank, its checksums, layout, verdict and past."""
 
     DEFAULT_CSS = "Inspector { width: 46; height: 1fr; padding: 0 1; }"

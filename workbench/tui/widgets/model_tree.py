@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual import on
 from textual.message import Message
 
-from workbench.tui.widgets.grid import Column, Grid, GridCell
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview, layer_of, short_name
 from workbench.views.where import Where
@@ -25,7 +25,7 @@ class ModelTree(Grid):
         tap: int
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__((Column("", 1), Column("model", 19, flex=1)), id=id)
+        super().__init__((GridColumn("", 1), GridColumn("model", 19, flex=1)), id=id)
         self.can_focus = False
         self._rows: list[tuple[int, str, bool]] = []  # tap, label, whether it heads a layer
         self._worst: dict[int, str] = {}

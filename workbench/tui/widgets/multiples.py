@@ -14,7 +14,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.export.pooling import pool
-from workbench.tui.widgets.line import Drawn
+from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.shading import Matrix, lines
 
 _GAP = 2
@@ -30,7 +30,7 @@ class Tiles:
     scale: str = "magnitude"
 
 
-class Multiples(Drawn):
+class Multiples(PaintedWidget):
     """Small multiples. Posts `Picked` when a tile is clicked."""
 
     DEFAULT_CSS = "Multiples { height: 1fr; width: 1fr; }"

@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.painted import LineWidget
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from textual.strip import Strip
 
 from workbench.tui.theme import Paint, mix
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.painted import LineWidget
 
 _DIVIDER = "│"
 _FORK = "┬"

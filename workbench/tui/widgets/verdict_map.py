@@ -13,7 +13,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.tui.tokens import fit
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.painted import LineWidget
 
 _LABEL = 17
 #: What stands for a verdict, and its role.
@@ -27,7 +27,7 @@ MARKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class MapRow:
+class VerdictRow:
     """One operation: its name and (tap, mark) of each column; a tap outside the layers is in column 0 alone."""
 
     name: str
@@ -47,7 +47,7 @@ class VerdictMap(LineWidget, can_focus=True):
         Binding("enter", "choose", "Open", show=False),
     ]
 
-    rows: reactive[tuple[MapRow, ...]] = reactive((), layout=True)
+    rows: reactive[tuple[VerdictRow, ...]] = reactive((), layout=True)
     cursor: reactive[tuple[int, int]] = reactive((0, 0))
     top: reactive[int] = reactive(0)
 

@@ -11,7 +11,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from workbench.tui.widgets.grid import GridCell
-from workbench.tui.widgets.line import Drawn
+from workbench.tui.widgets.painted import PaintedWidget
 
 #: One line: pieces of text, each with its role.
 TextLine = Sequence[GridCell]
@@ -22,10 +22,10 @@ def wrapped(text: str, role: str, width: int) -> list[TextLine]:
     return [[(line, role)] for line in textwrap.wrap(text, max(20, width))]
 
 
-class Lines(ScrollView, Drawn):
+class TextBlock(ScrollView, PaintedWidget):
     """Shows the lines it is given; `fit` makes it as high as they are many."""
 
-    DEFAULT_CSS = "Lines { height: auto; width: 1fr; overflow-x: hidden; padding: 0 1; }"
+    DEFAULT_CSS = "TextBlock { height: auto; width: 1fr; overflow-x: hidden; padding: 0 1; }"
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)

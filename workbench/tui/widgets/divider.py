@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.segment import Segment
 from textual.strip import Strip
 
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.painted import LineWidget
 
 
-class Rule(LineWidget):
+class Divider(LineWidget):
     """One line of ─."""
 
-    DEFAULT_CSS = "Rule { height: 1; width: 1fr; }"
+    DEFAULT_CSS = "Divider { height: 1; width: 1fr; }"
 
     def line(self, y: int) -> Strip:
         """The line."""

@@ -34,7 +34,7 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Screenshot:
     """What is to be exported: its title, its data (None: it has none), and the cells it was drawn with."""
 
     title: str
@@ -47,7 +47,7 @@ class Shown:
         return cells_svg(self.cells, self.title, self.ground)
 
 
-def shown(screen: Screen[Any], region: Region, title: str, table: Table | None = None) -> Shown:
+def taken(screen: Screen[Any], region: Region, title: str, table: Table | None = None) -> Screenshot:
     """A region of a screen as it is drawn now."""
     styles = paint(screen.app)
     rows = [_runs(((f" {title}", styles.strong),), styles), ()] if title else []
@@ -56,7 +56,7 @@ def shown(screen: Screen[Any], region: Region, title: str, table: Table | None =
         rows.append(_runs(((segment.text, segment.style or Style()) for segment in cut), styles))
     while rows and all(not run.text.strip() and run.background == styles.ground for run in rows[-1]):
         rows.pop()
-    return Shown(title, table, tuple(rows), styles.ground)
+    return Screenshot(title, table, tuple(rows), styles.ground)
 
 
 def _runs(segments: Iterable[tuple[str, Style]], styles: Paint) -> tuple[Run, ...]:
@@ -75,7 +75,7 @@ def _hex(colour: Color | None, otherwise: str) -> str:
     return otherwise if colour is None or colour.is_default else colour.get_truecolor().hex
 
 
-def write(shown: Shown, file: Path) -> Path:
+def write(shown: Screenshot, file: Path) -> Path:
     """Write what is shown to `file`, in the format that its ending names; returns where it lies.
 
     A file that is there already is never replaced: the next free name is taken.
@@ -93,7 +93,7 @@ def write(shown: Shown, file: Path) -> Path:
     return file
 
 
-def _content(shown: Shown, ending: str) -> bytes:
+def _content(shown: Screenshot, ending: str) -> bytes:
     if ending not in dict(FORMATS):
         known = " ".join(f".{name}" for name, _ in FORMATS)
         raise ExportError(f".{ending}: the name must end in one of {known}")

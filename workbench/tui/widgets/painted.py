@@ -27,7 +27,7 @@ def finished(widget: Widget, lines: list[Strip], crop: Region) -> list[Strip]:
     return lines
 
 
-class Drawn(Widget):
+class PaintedWidget(Widget):
     """A widget of which `render_line(y)` draws a line of its content, on the widget's ground; it has no border.
     A container of others draws its ground alone.
 
@@ -46,7 +46,7 @@ class Drawn(Widget):
 
     def refresh(
         self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
-    ) -> Drawn:
+    ) -> PaintedWidget:
         """Draw the regions (of the content) anew at the next frame, or everything."""
         if repaint and regions:
             for y in (y for region in regions for y in region.line_range):
@@ -99,7 +99,7 @@ class Drawn(Widget):
         return kept
 
 
-class LineWidget(Drawn):
+class LineWidget(PaintedWidget):
     """A widget of which `line(y)` draws a line; what it leaves without a ground gets the widget's."""
 
     def line(self, y: int) -> Strip:

@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.line import LineWidget
+from workbench.tui.widgets.painted import LineWidget
 from workbench.tui.widgets.plot import bars
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
@@ -19,10 +19,10 @@ _LABEL = 12
 _HEIGHT = 3
 
 
-class Timeline(LineWidget):
+class StepTimeline(LineWidget):
     """Bars of what the tokens are coloured by; the present step marked. Posts `Picked` on a click."""
 
-    DEFAULT_CSS = "Timeline { height: 4; width: 1fr; }"
+    DEFAULT_CSS = "StepTimeline { height: 4; width: 1fr; }"
 
     steps: reactive[tuple[float | None, ...]] = reactive(())
     at: reactive[int] = reactive(0)

@@ -12,12 +12,12 @@ from textual.screen import Screen
 
 from workbench.tui.app import LockstepApp
 from workbench.tui.theme import THEMES
-from workbench.tui.widgets.grid import Column, Grid, GridCell
-from workbench.tui.widgets.line import Drawn
-from workbench.tui.widgets.lines import Lines
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.text_block import TextBlock
 
-COLUMNS = (Column("name", 30), Column("value", 6, right=True, drop=1), Column("told", 20, drop=2))
+COLUMNS = (GridColumn("name", 30), GridColumn("value", 6, right=True, drop=1), GridColumn("told", 20, drop=2))
 
 
 class Widgets(Screen[None]):
@@ -27,7 +27,7 @@ class Widgets(Screen[None]):
         yield StatusLine(id="status")
         yield Grid(COLUMNS, id="grid")
         yield Grid(COLUMNS[:1], header=False, id="other")
-        yield Lines(id="lines")
+        yield TextBlock(id="lines")
 
 
 def shown(pilot: Pilot[int]) -> list[list[Segment]]:
@@ -41,7 +41,7 @@ def shown(pilot: Pilot[int]) -> list[list[Segment]]:
 
 def forget(pilot: Pilot[int]) -> None:
     """Drop everything that was kept."""
-    for widget in pilot.app.screen.query("*").results(Drawn):
+    for widget in pilot.app.screen.query("*").results(PaintedWidget):
         widget._kept.clear()
         widget._looked_up = ()
         if isinstance(widget, Grid):
@@ -50,7 +50,7 @@ def forget(pilot: Pilot[int]) -> None:
 
 async def change(pilot: Pilot[int], chance: random.Random) -> str:
     """Something that happens on a screen."""
-    grid, lines = pilot.app.screen.query_one("#grid", Grid), pilot.app.screen.query_one("#lines", Lines)
+    grid, lines = pilot.app.screen.query_one("#grid", Grid), pilot.app.screen.query_one("#lines", TextBlock)
     what = chance.choice(["rows", "cursor", "key", "size", "focus", "theme", "scroll", "lines", "facts"])
     if what == "rows":
         count, salt = chance.randrange(60), chance.randrange(3)
