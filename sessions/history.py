@@ -57,6 +57,12 @@ class History:
         segments = self.segments(branch)
         return range(segments[0][1], segments[-1][2]) if segments else range(0)
 
+    def own_steps(self, branch: int) -> range:
+        """The steps that a branch recorded itself, from its fork on."""
+        self.segments(branch)  # SessionError for a branch that there is not
+        fork = self.branches[branch].fork_step
+        return self._own.get(branch, range(fork, fork))
+
     def owner(self, branch: int, step: int) -> int:
         """The branch that recorded this step of `branch`."""
         for owner, first, stop in self.segments(branch):

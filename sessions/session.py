@@ -29,6 +29,7 @@ from sessions.records import (
     TensorRecord,
     Verdict,
 )
+from sessions.replicas import Replicas
 
 
 class Session:
@@ -41,6 +42,7 @@ class Session:
 
     taps: tuple[Tap, ...]
     ranks: int
+    replicas: Replicas
 
     def __init__(self, path: Path) -> None:
         """Use `open`."""
@@ -97,6 +99,7 @@ class Session:
             self._version = version
         self.taps, self.ranks, self._history = taps, ranks, history
         self._by_name = {tap.name: tap for tap in taps}
+        self.replicas = Replicas([tap.layout for tap in taps], ranks)
         self._arrays = StepArrays(self._archive, len(taps), ranks)
 
     def _load_meta(self) -> None:
@@ -131,6 +134,14 @@ class Session:
     def steps(self, branch: int = 0) -> range:
         """The steps of a branch, those it shares with its parents included."""
         return self._history.steps(branch)
+
+    def owner(self, step: int, branch: int = 0) -> int:
+        """The branch that recorded a step of `branch`: itself, or the ancestor that it shares the step with."""
+        return self._history.owner(branch, step)
+
+    def own_steps(self, branch: int) -> range:
+        """The steps that the branch recorded itself, from its fork on."""
+        return self._history.own_steps(branch)
 
     def has_tap(self, name: str) -> bool:
         """Whether the session knows a tap of that name."""

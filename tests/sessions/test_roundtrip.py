@@ -324,3 +324,21 @@ def test_reading_and_writing_import_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_shared_step_is_its_ancestors(tmp_path: Path) -> None:
+    with create(tmp_path / "a.session") as writer:
+        for step in range(3):
+            writer.step(0, record(step))
+        child = writer.branch("child", parent=0, fork_step=2)
+        writer.step(child, record(2))
+        writer.step(child, record(3))
+        grandchild = writer.branch("grandchild", parent=child, fork_step=3)
+    with Session.open(tmp_path / "a.session") as session:
+        assert [session.owner(step, child) for step in range(4)] == [0, 0, child, child]
+        assert [session.owner(step, grandchild) for step in range(3)] == [0, 0, child]
+        assert [session.own_steps(b) for b in (0, child, grandchild)] == [range(3), range(2, 4), range(3, 3)]
+        with pytest.raises(SessionError, match="has no step 3"):
+            session.owner(3, grandchild)
+        with pytest.raises(SessionError, match="no branch 9"):
+            session.own_steps(9)
