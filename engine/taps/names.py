@@ -15,6 +15,7 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,3 +97,13 @@ def layer_of(tap: str) -> int | None:
     head, _, rest = tap.partition(".")
     number, dot, _ = rest.partition(".")
     return int(number) if head == "layers" and dot and number.isdecimal() and len(number) < 6 else None
+
+
+def local_name(tap: str) -> str:
+    """A tap's name within its layer: "layers.3.attn.q_proj" -> "attn.q_proj"; all of it outside the layers."""
+    return tap if layer_of(tap) is None else tap.split(".", 2)[2]
+
+
+def count_layers(taps: Iterable[str]) -> int:
+    """How many layers the taps belong to: 1 + the highest."""
+    return 1 + max((layer for tap in taps if (layer := layer_of(tap)) is not None), default=-1)

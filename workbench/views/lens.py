@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.taps.names import layer_of
 from sessions.text import clean
-from workbench.views.overview import layer_of
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -93,7 +93,7 @@ def _layer(source: Source, row: object, golden: object, emitted: int | None) -> 
     entropy = row.get("entropy")
     return LensLayer(
         tap,
-        f"layer {layer}" if layer >= 0 else tap,
+        tap if layer is None else f"layer {layer}",
         guesses,
         float(entropy) if isinstance(entropy, int | float) else None,
         tokens.index(emitted) if emitted in tokens else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.taps.names import count_layers
 from sessions.records import SequenceStep
 from sessions.text import clean
 from workbench.views.source import Source
@@ -75,7 +76,7 @@ def overview(source: Source) -> Overview:
         block_size=_block_size(config.get("block_size")),
         taps=names,
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
-        layers=1 + max((layer_of(name) for name in names), default=-1),
+        layers=count_layers(names),
         branches=tuple(
             BranchLine(
                 b.id,
@@ -98,18 +99,6 @@ def _device(device: object, backend: object) -> str:
 
 def _block_size(recorded: object) -> int:
     return recorded if isinstance(recorded, int) and recorded > 0 else 16
-
-
-def layer_of(name: str) -> int:
-    """The layer a tap belongs to; -1 outside the layers."""
-    head, _, rest = name.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if head == "layers" and number.isdigit() else -1
-
-
-def short_name(name: str) -> str:
-    """A tap's name within its layer."""
-    return name.split(".", 2)[2] if layer_of(name) >= 0 and name.count(".") >= 2 else name
 
 
 def _short_dtype(name: str) -> str:

@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.taps.names import local_name
 from sessions import STATISTICS, Session, Tap
-from workbench.views.words import operation_of, said
+from workbench.views.words import said
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"
@@ -37,7 +38,7 @@ def choose(session: Session, globs: Sequence[str], also: Sequence[str], limit: i
     if globs:
         found = [tap for tap in session.taps if any(fnmatchcase(tap.name, glob) for glob in globs)]
         return found[:limit], max(0, len(found) - limit)
-    residuals = [tap for tap in session.taps if operation_of(tap.name) == "mlp_residual"]
+    residuals = [tap for tap in session.taps if local_name(tap.name) == "mlp_residual"]
     picked = {residuals[i * (len(residuals) - 1) // 2].name for i in range(3)} if residuals else set()
     wanted = {"embed", "final_norm", "logits", *also, *picked}
     found = [tap for tap in session.taps if tap.name in wanted]

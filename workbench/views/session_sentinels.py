@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.taps.names import local_name
 from sessions import STATISTICS, Session, Tap
 from workbench.debugger.stops.sentinels import repeated_phrase
 from workbench.views.trail import Trail
 from workbench.views.verdicts import Judged
-from workbench.views.words import operation_of, plural, said
+from workbench.views.words import plural, said
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
@@ -96,7 +97,7 @@ def _not_finite(place: _Place, name: str, column: int, whole: bool) -> Sentinel:
 def _streams(session: Session) -> list[Tap]:
     """The taps that whatever goes wrong in a layer flows into."""
     wanted = ("mlp_residual", "final_norm", "logits")
-    return [tap for tap in session.taps if operation_of(tap.name) in wanted] or list(session.taps[-1:])
+    return [tap for tap in session.taps if local_name(tap.name) in wanted] or list(session.taps[-1:])
 
 
 def _first_in_series(place: _Place, tap: str, statistic: str) -> int | None:

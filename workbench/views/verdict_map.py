@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.taps.names import local_name
 from sessions.text import clean
 from workbench.views.operations import Judged
-from workbench.views.overview import layer_of, short_name
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -79,9 +79,4 @@ def details(detail: object) -> tuple[tuple[str, str], ...]:
 
 def operations_of(taps: tuple[str, ...]) -> tuple[str, ...]:
     """The rows of the map: each operation of a layer once, those outside the layers in their places."""
-    rows: list[str] = []
-    for name in taps:
-        short = short_name(name) if layer_of(name) >= 0 else name
-        if short not in rows:
-            rows.append(short)
-    return tuple(rows)
+    return tuple(dict.fromkeys(local_name(name) for name in taps))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.taps.names import layer_of
+from engine.taps.names import layer_of, local_name
 from sessions import Session, Verdict
-from workbench.views.words import figure_of, mapping, operation_of, said
+from workbench.views.words import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 
@@ -133,7 +133,7 @@ def _judged(verdict: Verdict) -> Judged:
         step=verdict.step,
         tap=tap,
         layer=layer_of(tap),
-        operation=operation_of(tap),
+        operation=local_name(tap),
         state=state,
         rel_l2=figure_of(detail, "rel_l2"),
         max_abs=figure_of(detail, "max_abs"),

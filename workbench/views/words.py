@@ -7,7 +7,6 @@ import math
 import unicodedata
 from typing import Any
 
-from engine.taps.names import layer_of
 from sessions.text import clean
 
 #: Format, private and unassigned characters: invisible, so that their code is shown instead.
@@ -55,11 +54,6 @@ def token_label(text: str) -> str:
     body = shown.rstrip(" ")
     shown = body + "·" * (len(shown) - len(body))
     return f"◌{shown}" if unicodedata.combining(shown[0]) else shown
-
-
-def operation_of(tap: str) -> str:
-    """A tap's name within its layer."""
-    return tap if layer_of(tap) is None else tap.split(".", 2)[2]
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from engine.taps.names import layer_of
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
@@ -22,7 +23,6 @@ from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.attention import Attention, attention, figures
-from workbench.views.overview import layer_of
 
 _MODES = ("heads", "head", "query")
 
@@ -88,7 +88,7 @@ both tokens and the value. Pixels take the strongest element under them.
     def present_layer(self) -> int:
         """The layer of the present operation, 0 outside the layers."""
         taps = self.overview.taps if self.overview else ()
-        return max(0, layer_of(taps[self.where.tap])) if self.where.tap < len(taps) else 0
+        return (layer_of(taps[self.where.tap]) or 0) if self.where.tap < len(taps) else 0
 
     def lacks(self) -> str:
         """The layer's own attention, whole."""

@@ -11,6 +11,7 @@ from textual import on
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
+from engine.taps.names import count_layers, layer_of, local_name
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
@@ -18,7 +19,6 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
-from workbench.views.overview import layer_of, short_name
 from workbench.views.verdict_map import Golden, GoldenTap, golden, operations_of
 
 #: The error at which the plot begins: what is below is no error worth a line.
@@ -230,17 +230,16 @@ def _entry(tap: GoldenTap) -> TextLine:
 
 def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[VerdictRow, ...]:
     """The rows of the map; a tap outside the layers has one cell."""
-    layers = 1 + max((layer_of(name) for name in taps), default=-1)
+    layers = count_layers(taps)
     rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(taps)}
     for index, name in enumerate(taps):
         layer = layer_of(name)
-        key = short_name(name) if layer >= 0 else name
+        key = local_name(name)
         found = snapshot.taps.get(index)
         mark = "absent" if found is None else found.judged.verdict
         if found is not None and mark == "fail" and found.judged.inherited:
             mark = "inherited"
-        column = max(layer, 0)
         cells = list(rows[key].cells) or [None]
-        cells[column] = (index, mark if mark in ("pass", "suspect", "fail", "inherited") else "absent")
-        rows[key] = replace(rows[key], cells=tuple(cells) if layer >= 0 else (cells[0],))
+        cells[layer or 0] = (index, mark if mark in ("pass", "suspect", "fail", "inherited") else "absent")
+        rows[key] = replace(rows[key], cells=(cells[0],) if layer is None else tuple(cells))
     return tuple(rows.values())

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from engine.taps.names import layer_of, local_name
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
@@ -20,7 +21,6 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.operations import INF, NAN, Judged, Operations, operations
-from workbench.views.overview import layer_of, short_name
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")
@@ -115,7 +115,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
             return [("", "quiet"), (f"layers.{-1 - row}", "strong")]
         name = overview.taps[row]
         filtered = bool(self._for[1])
-        label = name if filtered or layer_of(name) < 0 else f"  {short_name(name)}"
+        label = name if filtered or layer_of(name) is None else f"  {local_name(name)}"
         mark = "●" if row == snapshot.first_broken else "▸" if row == self.where.tap else ""
         agreement = snapshot.agreement[row] if row < len(snapshot.agreement) else ""
         ranks = range(snapshot.stats.shape[1]) if self.where.rank is None else [self.where.rank]
@@ -216,10 +216,10 @@ def _rows(taps: Sequence[str], needle: str) -> list[int]:
     if needle:
         return [i for i, name in enumerate(taps) if needle in name.lower()]
     rows: list[int] = []
-    previous = -1
+    previous: int | None = None
     for i, name in enumerate(taps):
         layer = layer_of(name)
-        if layer >= 0 and layer != previous:
+        if layer is not None and layer != previous:
             rows.append(-1 - layer)
         previous = layer
         rows.append(i)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.views.overview import layer_of, short_name
+from engine.taps.names import layer_of, local_name
 from workbench.views.where import Where
 
 
@@ -41,13 +41,13 @@ def end_of_layer(taps: Sequence[str], where: Where) -> Where:
     """The last tap of the present layer."""
     layer = layer_of(taps[where.tap])
     last = max(i for i, name in enumerate(taps) if layer_of(name) == layer)
-    return replace(where, tap=last if layer >= 0 else where.tap)
+    return replace(where, tap=where.tap if layer is None else last)
 
 
 def same_operation(taps: Sequence[str], where: Where, by: int) -> Where:
     """The same operation of a neighbouring layer."""
-    layer = max(0, layer_of(taps[where.tap])) + by
-    short = short_name(taps[where.tap]) if layer_of(taps[where.tap]) >= 0 else ""
+    present = layer_of(taps[where.tap])
+    layer, short = (present or 0) + by, "" if present is None else local_name(taps[where.tap])
     name = f"layers.{layer}.{short}"
     found = [i for i, known in enumerate(taps) if known == name or (not short and layer_of(known) == layer)]
     return replace(where, tap=found[0]) if found else where

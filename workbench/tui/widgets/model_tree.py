@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from textual import on
 from textual.message import Message
 
+from engine.taps.names import layer_of, local_name
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.views.operations import Operations
-from workbench.views.overview import Overview, layer_of, short_name
+from workbench.views.overview import Overview
 from workbench.views.where import Where
 
 
@@ -33,16 +34,16 @@ class ModelTree(Grid):
 
     def update(self, overview: Overview, where: Where, operations: Operations | None) -> None:
         """Show the model at `where`."""
-        layer = layer_of(overview.taps[where.tap]) if where.tap < len(overview.taps) else -1
+        layer = layer_of(overview.taps[where.tap]) if where.tap < len(overview.taps) else None
         rows: list[tuple[int, str, bool]] = []
         for index, name in enumerate(overview.taps):
             here = layer_of(name)
-            if here < 0:
+            if here is None:
                 rows.append((index, name, False))
             elif index == 0 or layer_of(overview.taps[index - 1]) != here:
                 rows.append((index, f"{'▾' if here == layer else '▸'} layers.{here}", True))
-            if here >= 0 and here == layer:
-                rows.append((index, f"   {short_name(name)}", False))
+            if here is not None and here == layer:
+                rows.append((index, f"   {local_name(name)}", False))
         self._rows, self._present = rows, where.tap
         self._worst = _worst(overview, operations)
         self.show(len(rows), self._cells)
@@ -68,7 +69,7 @@ def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
     marks: dict[int, str] = {}
     if operations is None:
         return marks
-    first_of: dict[int, int] = {}
+    first_of: dict[int | None, int] = {}
     for index, name in enumerate(overview.taps):
         layer = layer_of(name)
         first_of.setdefault(layer, index)
@@ -80,7 +81,7 @@ def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
             marks[index] = (
                 "·" if inherited or (index != operations.first_broken and not failed and not desync) else "●"
             )
-            if layer >= 0:
+            if layer is not None:
                 head = -1 - first_of[layer]
                 marks[head] = "●" if marks[index] == "●" or marks.get(head) == "●" else "·"
     return marks
