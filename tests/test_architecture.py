@@ -29,7 +29,7 @@ HEAVY = ("torch", "transformers")
 LIGHT = {
     "lockstep --help": "from workbench.cli.main import run; assert run(['--help']) == 0",
     "every subcommand's own help": (
-        "from workbench.cli.main import COMMANDS, run\n"
+        "from workbench.cli.main import run\nfrom workbench.cli.subcommands import COMMANDS\n"
         "assert COMMANDS and all(run([name, '--help']) == 0 for name in COMMANDS)"
     ),
     "a refused command line": "from workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
@@ -48,7 +48,7 @@ def test_light_processes_load_no_torch(what: str) -> None:
 
 def test_help_loads_no_textual_and_no_subcommand() -> None:
     code = (
-        "from workbench.cli.main import COMMANDS, run; run(['--help'])\n"
+        "from workbench.cli.main import run; from workbench.cli.subcommands import COMMANDS; run(['--help'])\n"
         "import sys; found = {'textual', 'numpy', *(m for m, _ in COMMANDS.values())} & sys.modules.keys()\n"
         "assert not found, found"
     )

@@ -11,6 +11,9 @@ from typing import Literal
 from engine.config.model import DTYPES, DType, ModelConfig
 from engine.errors import ConfigError
 
+#: A month: what sockets and timers everywhere can take.
+LONGEST_TIMEOUT = 31 * 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -37,6 +40,10 @@ class EngineConfig:
         if self.block_size < 0:
             raise ConfigError(
                 f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"
+            )
+        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT:
+            raise ConfigError(
+                f"the timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {self.timeout_seconds}"
             )
         if self.block_size == 0:
             object.__setattr__(self, "block_size", 256 if self.device.startswith("cuda") else 16)

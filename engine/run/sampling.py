@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from engine.errors import RequestError
 
+#: Seeds and counts travel as signed 64-bit integers.
+LARGEST = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -20,7 +23,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature >= 0 or math.isinf(self.temperature):
             raise RequestError(f"temperature must be a finite number >= 0, not {self.temperature}")
-        if self.top_k < 0:
-            raise RequestError(f"top-k must be >= 0 (0: off), not {self.top_k}")
+        if not 0 <= self.top_k <= LARGEST:
+            raise RequestError(f"top-k must be from 0 (off) to {LARGEST}, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top-p must be in (0, 1], not {self.top_p}")
+        if abs(self.seed) > LARGEST:
+            raise RequestError(f"the seed must be from {-LARGEST} to {LARGEST}, not {self.seed}")

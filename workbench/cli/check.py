@@ -21,7 +21,6 @@ from workbench.export.cases import cases
 from workbench.export.check_text import render, where
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.inferior.generation import plan
 from workbench.inferior.inferior import Inferior
 from workbench.models import requests
 from workbench.models.opening import OpenedModel, open_model
@@ -98,7 +97,7 @@ def check(
     config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
-    config = plan(opened.config, config, prompts, steps + 1)
+    config = requests.plan(opened.config, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)
     rules = requests.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")

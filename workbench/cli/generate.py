@@ -14,7 +14,7 @@ from workbench.cli import options
 from workbench.cli.streaming import display
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.inferior.generation import Generated, Speed, add_prompts, plan, run_to_end
+from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior
 from workbench.models import requests
 from workbench.models.capture import NOTHING
@@ -64,7 +64,7 @@ def generate(
     config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
-    config = plan(opened.config, config, prompts, max_tokens)
+    config = requests.plan(opened.config, config, prompts, max_tokens)
     rules = requests.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = requests.capture_of(capture, opened, tp) if save else NOTHING

@@ -1,36 +1,19 @@
 """The `lockstep` program: goes to the screens or to a subcommand, turns errors into one line and an exit code.
 
-Light: `lockstep --help` imports no subcommand, as names and help lines stand in COMMANDS, and a bare `lockstep`
-not even Typer. A subcommand is a module with a Typer `app`; adding one is one line here.
+Light: `lockstep --help` imports no subcommand, as names and help lines stand in `subcommands`, and a bare `lockstep`
+not even Typer.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import traceback
 from io import TextIOWrapper
 
+from workbench.cli.home import open_home
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import Exit
-
-#: name -> (module, help line), in the order in which a newcomer needs them.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("workbench.cli.demo", "A bug, found and fixed before your eyes, in about a minute."),
-    "tui": ("workbench.cli.tui", "Open the screens on a model or a session."),
-    "run": ("workbench.cli.run", "Debug a model: step, break, look, go back, change, check."),
-    "replay": ("workbench.cli.replay", "Replay a saved session, without the model."),
-    "sessions": ("workbench.cli.sessions", "List, show, verify, pack or remove saved sessions."),
-    "diff": ("workbench.cli.diff", "Compare two sessions, tap by tap."),
-    "generate": ("workbench.cli.generate", "Generate text from one or more prompts."),
-    "check": ("workbench.cli.check", "Hold the engine against transformers, tap by tap."),
-    "export": ("workbench.cli.export", "Write a session as a report, a picture, a table or a test result."),
-    "web": ("workbench.cli.web", "The screens in a browser of this machine."),
-    "inspect": ("workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),
-    "toggles": ("workbench.cli.toggles", "List the known bugs that --rule switches on."),
-    "doctor": ("workbench.cli.doctor", "Check that this machine has what is needed."),
-}
 
 
 def run(arguments: list[str]) -> int:
@@ -75,23 +58,24 @@ def run(arguments: list[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    closed = _closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
-    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else home())
+    if "stdout" in closed:
+        _complain("stdout is closed: redirect it to /dev/null where its output is not wanted")
+        sys.exit(Exit.USAGE)
+    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else open_home())
 
 
-def home() -> int:
-    """The home screen; returns an exit code. The screens have garbage collected again once they stand."""
-    # Modules are no garbage: a walk through them all, time and again while they load, would delay the first paint.
-    gc.disable()
-    try:
-        # Imported here: textual is not for those who only want a subcommand.
-        from workbench.tui.launch import run_home
-
-        return run_home()
-    except KeyboardInterrupt:  # before the screens took the keys
-        return Exit.INTERRUPTED
+def _closed_streams() -> list[str]:
+    """Which standard streams the program was started without. Each is opened on the null device: otherwise the next
+    file that is opened would take its number, and be written to by whatever prints."""
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        mode = "r" if name == "stdin" else "w"
+        setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open while the program runs
+    return closed
 
 
 def _complain(message: str) -> None:

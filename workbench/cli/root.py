@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from workbench.cli.main import COMMANDS, home
+from workbench.cli.home import open_home
+from workbench.cli.subcommands import COMMANDS
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import Exit
 
@@ -65,4 +66,4 @@ def _home(context: typer.Context) -> None:
         with redirect_stdout(sys.stderr):  # Rich prints it there and then
             print(context.get_help())
         raise typer.Exit(Exit.USAGE)
-    raise typer.Exit(home())
+    raise typer.Exit(open_home())

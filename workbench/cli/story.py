@@ -19,10 +19,11 @@ from engine.config import EngineConfig
 from engine.run.sampling import Sampling
 from workbench.checking.pipeline import CheckResult, Reference, check, record_reference
 from workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
-from workbench.inferior.generation import add_prompts, plan, run_to_end
+from workbench.inferior.generation import add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior
 from workbench.models.capture import NOTHING
 from workbench.models.opening import DEMO, OpenedModel, open_model
+from workbench.models.requests import plan
 from workbench.models.tokenizer import need_tokenizer
 
 BUG: Mapping[str, str] = {"load_bias": "false"}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from dataclasses import dataclass, field
+from typing import Literal
 
-from engine.config import DType, EngineConfig, ModelConfig, check_fit
-from engine.run.prompts import check_prompt
 from engine.run.sampling import Sampling
 from sessions.records import StepRecord
 from workbench.inferior.inferior import Inferior
@@ -104,26 +102,3 @@ def _bytes_per_step(inferior: Inferior) -> int:
     if model.tie_embeddings:
         return total
     return total - model.vocab_size * model.hidden_size * _BYTES[inferior.config.dtype]
-
-
-def plan(
-    model: ModelConfig, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> EngineConfig:
-    """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches.
-
-    ConfigError and RequestError for what cannot run, before any rank is started.
-    """
-    check_fit(model, config)
-    for prompt in prompts:
-        check_prompt(prompt, vocab_size=model.vocab_size, context=model.max_position)
-    longest = max(len(prompt) for prompt in prompts)
-    return replace(
-        config, max_tokens=min(longest + max_tokens, model.max_position), max_sequences=max(1, len(prompts))
-    )
-
-
-def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:
-    """`auto` is float32 on the CPU, where half precision gains nothing, and the checkpoint's on a GPU."""
-    if asked == "auto":
-        return "float32" if device == "cpu" else model.dtype
-    return cast(DType, asked)  # EngineConfig refuses what is none

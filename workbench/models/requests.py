@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
-from engine.config import EngineConfig
+from engine.config import DType, EngineConfig, ModelConfig, check_fit
 from engine.errors import ConfigError, RequestError
 from engine.faults.catalogue import check_rules, parse_rule
 from engine.parallel import shards
+from engine.run.prompts import check_prompt
 from engine.taps.names import tap_specs
 from workbench.demo import DEFAULT_PROMPT
-from workbench.inferior.generation import pick_dtype
 from workbench.models.capture import STATS, Capture, parse_capture
 from workbench.models.opening import OpenedModel
 from workbench.models.tokenizer import need_tokenizer
@@ -77,6 +79,29 @@ def engine_config(
     )
 
 
+def plan(
+    model: ModelConfig, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> EngineConfig:
+    """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches.
+
+    ConfigError and RequestError for what cannot run, before any rank is started.
+    """
+    check_fit(model, config)
+    for prompt in prompts:
+        check_prompt(prompt, vocab_size=model.vocab_size, context=model.max_position)
+    longest = max(len(prompt) for prompt in prompts)
+    return replace(
+        config, max_tokens=min(longest + max_tokens, model.max_position), max_sequences=max(1, len(prompts))
+    )
+
+
+def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:
+    """`auto` is float32 on the CPU, where half precision gains nothing, and the checkpoint's on a GPU."""
+    if asked == "auto":
+        return "float32" if device == "cpu" else model.dtype
+    return cast(DType, asked)  # EngineConfig refuses what is none
+
+
 def capture_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> Capture:
     """What to record: statistics, unless words say more. RequestError for a glob that selects no tap."""
     specs = tap_specs(
@@ -91,6 +116,12 @@ def _encoded(model: OpenedModel, text: str, chat: bool) -> list[int]:
     tokenizer = need_tokenizer(model.tokenizer, model.directory)
     if not text:
         raise RequestError("the prompt is empty: give at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt is not UTF-8 (character {error.start + 1}): give it as UTF-8 text"
+        ) from None
     return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
 
 

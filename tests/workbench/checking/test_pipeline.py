@@ -13,9 +13,9 @@ from engine.faults.catalogue import faults_of
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
 from workbench.checking.pipeline import CheckResult, Reference, check, check_fits, record_reference
-from workbench.inferior.generation import plan
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import OpenedModel, open_model
+from workbench.models.requests import plan
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]  # ragged; 130 is the last id, in the last rank's rows
 STEPS = 3

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from workbench.cli.main import COMMANDS, run
+from workbench.cli.main import run
 from workbench.cli.root import load
+from workbench.cli.subcommands import COMMANDS
 from workbench.debugger.failures import explain
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,3 +70,43 @@ def test_a_defect_is_not_taken_for_a_divergence() -> None:
     assert code == 70
     assert "\x1b" not in message
     assert "--debug" in message
+
+
+RECORDED = ROOT / "sessions" / "recorded" / "load_bias-false.session"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["toggles"], ["toggles", "--json"], ["inspect", "demo"], ["sessions", "show", str(RECORDED)],
+     ["diff", str(RECORDED), str(RECORDED)], ["generate", "demo", "--max-tokens", "1"], ["--version"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_closed_stdout_is_a_usage_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "workbench.cli", *words]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "lockstep: error: stdout is closed: redirect it to /dev/null where its output is not wanted"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seed", "9" * 20], "the seed must be from"),
+        (["--seed", "-" + "9" * 20], "the seed must be from"),
+        (["--top-k", "9" * 20], "top-k must be from 0"),
+        (["--timeout", "inf"], "the timeout must be above 0 and at most"),
+        (["--tp", "9" * 20], "does not divide"),
+        (["--ids", "9" * 20], "token id"),
+        (["--prompt", "caf\udce9"], "the prompt is not UTF-8 (character 4)"),
+    ],
+)
+def test_what_no_engine_can_take_is_a_usage_error(words: list[str], said: str, capsys: Any) -> None:
+    prompt = [] if {"--prompt", "--ids"} & set(words) else ["--prompt", "a"]
+    assert run(["generate", "demo", *prompt, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error

@@ -19,9 +19,9 @@ from workbench.checking.pipeline import CheckResult, Reference, check, record_fo
 from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words, ledger
 from workbench.diagnosis.verdict import judge
-from workbench.inferior.generation import plan
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import OpenedModel, open_model
+from workbench.models.requests import plan
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]
 STEPS = 2

@@ -14,7 +14,6 @@ from workbench.debugger.host.launch import Run, start
 from workbench.debugger.host.replay import open_replay
 from workbench.demo import MODEL_DIR
 from workbench.inferior.destination import may_write
-from workbench.inferior.generation import plan
 from workbench.models import requests
 from workbench.models.opening import DEMO, open_model
 from workbench.models.tokenizer import Tokenizer, find_tokenizer
@@ -64,7 +63,7 @@ def run_of(launch: Launch) -> Run:
         timeout=launch.timeout,
         listen=launch.listen,
     )
-    config = plan(model.config, config, prompts, launch.room)
+    config = requests.plan(model.config, config, prompts, launch.room)
     rules = requests.rules_of(launch.rules, model, launch.tp)
     return Run(
         model.path, model.config, config, prompts,
