@@ -19,7 +19,7 @@ from engine.layers.attention import Attention, StepInputs
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from engine.layers.mlp import MLP
-from engine.layers.wiring import Tap, Wiring
+from engine.layers.wiring import TapCallback, Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import Rules, rope
@@ -99,7 +99,7 @@ class Decoder:
         name, where = f"model.layers.{i}", (self.dtype, self.device)
         q_rows = shards.heads(m, tp, rank).scaled(m.head_dim)
         mlp_rows = shards.intermediate(m, tp, rank)
-        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_plan(m, tp, rank), *where)
+        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), *where)
         o_proj = RowParallelLinear(
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, *where
         )
@@ -142,10 +142,12 @@ class Decoder:
         tied = self.head.weight is self.embed.weight
         return self.parameters() if tied else self.parameters() | {"lm_head.weight": self.head.weight}
 
-    def bind(self, rules: Rules, taps: Callable[[str], Tap | None], places: Mapping[str, int]) -> None:
+    def bind(
+        self, rules: Rules, taps: Callable[[str], TapCallback | None], places: Mapping[str, int]
+    ) -> None:
         """Put rules in force and switch taps on: cheap, no weight is touched."""
         self.wiring = Wiring(rules, taps, places)
-        inv_freq, self.rope_factor = rules.rope_frequencies(self.model)
+        inv_freq, self.rope_factor = rope.frequencies(self.model, rules.rope_theta(self.model))
         self.inv_freq = inv_freq.to(self.device)
         self.norm = rules.norm
         self.embed.bind(self.wiring)

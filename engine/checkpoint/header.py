@@ -51,7 +51,7 @@ DTYPES: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file; `start` and `stop` are byte offsets from the beginning of the file."""
 
     dtype: str
@@ -66,7 +66,7 @@ class Header:
 
     size: int
     raw: bytes
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
 
 
 def read_header(path: Path) -> Header:
@@ -135,7 +135,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _entries(path: Path, header: dict[str, Any], data_start: int, size: int) -> dict[str, Entry]:
+def _entries(path: Path, header: dict[str, Any], data_start: int, size: int) -> dict[str, TensorEntry]:
     entries = {name: _entry(path, name, value, data_start) for name, value in header.items()}
     position, before = data_start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -155,7 +155,7 @@ def _entries(path: Path, header: dict[str, Any], data_start: int, size: int) -> 
     return entries
 
 
-def _entry(path: Path, name: str, value: Any, data_start: int) -> Entry:
+def _entry(path: Path, name: str, value: Any, data_start: int) -> TensorEntry:
     def error(problem: str) -> CheckpointError:
         return CheckpointError(f"{path}: {printable(name)}: {problem}: damaged header; download it again")
 
@@ -173,7 +173,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> Entry:
         raise error(
             f"{code} {shape} takes {bits / 8:g} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
         )
-    return Entry(DTYPES[code], tuple(shape), data_start + offsets[0], data_start + offsets[1])
+    return TensorEntry(DTYPES[code], tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
 def _whole_numbers(value: Any) -> bool:

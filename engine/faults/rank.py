@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.faults.patches import resolve
+from engine.faults.resolve import resolve
 from engine.ranks.worker import serve
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class StepInputs:
         if key not in self._made:
             span = self._batch.spans[index]
             first = self._rules.cache_reuse(span.kv_len, span.stop - span.start)
-            allowed = self._rules.visible(span.q_positions, span.kv_positions[first:], window)
+            allowed = self._rules.window(span.q_positions, span.kv_positions[first:], window)
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
 
@@ -156,8 +156,8 @@ class Attention:
             self.tap_v_cache(v, index)
         group = self.heads // self.kv_heads
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
-        k = self.rules.expand_kv(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
-        v = self.rules.expand_kv(v, self.kv_heads, group)
+        k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
+        v = self.rules.kv_expand(v, self.kv_heads, group)
         attend = self._explicit if self.explicit else self._fused
         return attend(index, q, k, v, bias).flatten(0, 1).transpose(0, 1).flatten(1)
 

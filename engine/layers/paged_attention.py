@@ -26,7 +26,7 @@ from engine.rules import CORRECT, Rules
 DEVICES = frozenset({"cuda"})
 DTYPES = frozenset({torch.float16, torch.bfloat16})
 #: Seams that the kernel stands in for. With any of them replaced, the fault would not show.
-SEAMS = ("positions", "cache_heads", "cache_reuse", "expand_kv", "visible", "mask")
+SEAMS = ("positions", "cache_heads", "cache_reuse", "kv_expand", "window", "mask")
 #: Largest error of the self-test, on outputs of about 1: four roundings of bfloat16.
 TOLERANCE = 4 * 2**-8
 

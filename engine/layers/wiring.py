@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.rules import Rules
 
 
-class Tap(Protocol):
+class TapCallback(Protocol):
     """Sees a tensor as it passes; may pause the rank or overwrite the tensor in place."""
 
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
@@ -27,11 +27,11 @@ class Wiring:
     """One layer's view of rules and taps: `tap("attn.q_proj")` is None when that tap is off."""
 
     rules: Rules
-    taps: Callable[[str], Tap | None]
+    taps: Callable[[str], TapCallback | None]
     places: Mapping[str, int]  # tap name -> index in execution order
     prefix: str = ""
 
-    def tap(self, name: str) -> Tap | None:
+    def tap(self, name: str) -> TapCallback | None:
         """The tap of that name in this layer, None when it is off."""
         return self.taps(self.prefix + name)
 

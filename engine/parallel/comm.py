@@ -7,13 +7,25 @@ where it stands), and so that what Gloo would silently misread is refused.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
 
-from engine.ranks.progress import ProgressBoard
+
+class ProgressSink(Protocol):
+    """Where a rank reports its progress and learns that the host wants a pause."""
+
+    @property
+    def pause_wanted(self) -> bool:
+        """Whether the host wants the ranks to pause."""
+        ...
+
+    def write(self, rank: int, step: int, place: int, operations: int) -> None:
+        """Record where `rank` is."""
+        ...
 
 
 class Comm:
@@ -24,7 +36,7 @@ class Comm:
         rank: int = 0,
         size: int = 1,
         device: torch.device | None = None,
-        board: ProgressBoard | None = None,
+        board: ProgressSink | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.device = device or torch.device("cpu")
@@ -45,7 +57,7 @@ class Comm:
         device: torch.device,
         store_path: str | None,
         timeout: float,
-        board: ProgressBoard | None = None,
+        board: ProgressSink | None = None,
     ) -> Comm:
         """Meet the other ranks and make the group: nccl when each of the `local_size` ranks on a machine has a
         GPU of its own, else gloo (also over CUDA tensors, when ranks share a GPU). `store_path`:

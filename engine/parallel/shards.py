@@ -185,7 +185,7 @@ class QKVPlan:
     bias: bool = True
 
 
-def qkv_plan(model: ModelConfig, tp: int, rank: int) -> QKVPlan:
+def qkv_by_heads(model: ModelConfig, tp: int, rank: int) -> QKVPlan:
     """A rank computes its own heads from all in features, and goes on with all that it computed."""
     q = heads(model, tp, rank).scaled(model.head_dim)
     kv = kv_heads(model, tp, rank).scaled(model.head_dim)

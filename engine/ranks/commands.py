@@ -17,10 +17,10 @@ from engine.ranks.wire import Connection, Disconnected, failure, pack_array, unp
 from engine.rules import Rules
 from engine.run.loading import Loader
 from engine.run.runner import Runner
-from engine.run.sampler import Choice
+from engine.run.sampler import TokenChoice
 from engine.run.sampling import Sampling
 from engine.run.sequences import SequenceResult, StepResult
-from engine.taps.hub import CapturePolicy, Patch
+from engine.taps.hub import CapturePolicy, TapPatch
 from engine.taps.measure import checksum, measure, statistics, tensor_checksum
 from engine.taps.pausing import Abandon, Break, Pause, Pauser, PauseSpec, check_condition
 
@@ -116,7 +116,7 @@ class Commands:
     def do_patch(self, patches: list[list[dict[str, Any]]]) -> None:
         """Replace the patches in force: `patches[rank]` are this rank's, in its own coordinates."""
         self.runner.hub.patches = [
-            Patch(
+            TapPatch(
                 p["tap"], p["seq"], p["step"], _index(p["index"]), _tensor(p["value"]), p.get("after", False)
             )
             for p in patches[self.comm.rank]
@@ -262,7 +262,7 @@ def _sequence(result: SequenceResult) -> dict[str, Any]:
     return answer
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: TokenChoice) -> dict[str, Any]:
     return {
         "chosen": choice.token, "top_ids": choice.top_ids, "top_logits": choice.top_logits,
         "logsumexp": choice.logsumexp, "entropy": choice.entropy,

@@ -1,7 +1,7 @@
-"""The correct behaviour at every seam of `Rules`, as plain functions.
+"""The correct behaviour at the seams of `Rules`, as plain functions.
 
-They stand apart from the layers that call them, so that layers depend on rules and rules on nothing
-above them. Rotation, frequencies and normalisation have modules of their own in `engine.layers`.
+Layers depend on rules, never the reverse. Rotary embedding and normalisation have modules of their own
+(`engine.rules.rope`, `engine.rules.norm`); how parameters are split is in `engine.parallel.shards`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ def as_stored(name: str, tensor: Tensor) -> Tensor:
 def head_tensor(model: ModelConfig) -> str | None:
     """The checkpoint tensor that the output head is filled from (None: left at its initial values)."""
     return "model.embed_tokens.weight" if model.tie_embeddings else "lm_head.weight"
+
+
+def configured_theta(model: ModelConfig) -> float:
+    """The base of the rotary angles."""
+    return model.rope_theta
 
 
 def next_positions(cached: int, new: int) -> range:
@@ -72,7 +77,7 @@ def attend_all(kv_len: int, new: int) -> int:
     return 0
 
 
-def visible(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+def within_window(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
     """Which keys each query may see, [T, K] bool: none after it, none `window` or more before it."""
     distance = q_positions[:, None] - kv_positions[None, :]
     seen = distance >= 0
@@ -89,7 +94,7 @@ def softmax_scale(model: ModelConfig) -> float:
     return 1 / math.sqrt(model.head_dim)
 
 
-def expand_kv(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+def share_kv_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
     """What query heads [kv_heads, group] read of cached rows [K, kv_heads, D]: [kv_heads, n, K, D].
 
     Query head h reads KV head h // group, so a group shares its head: n = 1 and a view. Where each query head

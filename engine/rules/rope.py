@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its context-stretching variants.
 
-Frequencies depend on the model only; cosines and sines are made once a step for all layers.
+Frequencies depend on the model and theta only; cosines and sines are made once a step for all layers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from engine.config import ModelConfig
 from engine.config.rope_scaling import RopeScaling
 
 
-def frequencies(model: ModelConfig) -> tuple[Tensor, float]:
+def frequencies(model: ModelConfig, theta: float) -> tuple[Tensor, float]:
     """Angle per position of each pair, [head_dim / 2] float32, and the factor on cosine and sine."""
     exponents = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
-    inv_freq = 1.0 / (model.rope_theta**exponents)
+    inv_freq = 1.0 / (theta**exponents)
     scaling = model.rope_scaling
     if scaling.kind == "linear":
         return inv_freq / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(inv_freq, scaling), 1.0
     if scaling.kind == "yarn":
-        return _yarn(inv_freq, model), _yarn_attention_factor(scaling)
+        return _yarn(inv_freq, model, theta), _yarn_attention_factor(scaling)
     return inv_freq, 1.0
 
 
@@ -39,14 +39,14 @@ def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
     return torch.where(between, blended, stretched)
 
 
-def _yarn(inv_freq: Tensor, model: ModelConfig) -> Tensor:
+def _yarn(inv_freq: Tensor, model: ModelConfig, theta: float) -> Tensor:
     """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolate slow pairs, keep fast ones, ramp between."""
     scaling, dim = model.rope_scaling, model.head_dim
 
     def pair_with(turns: float) -> float:
         """The (fractional) pair that makes so many turns over the original context."""
         length = scaling.original_max_position
-        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(model.rope_theta))
+        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
     if scaling.truncate:

@@ -24,7 +24,7 @@ from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import Rules
 from engine.run.prompts import check_ids, check_prompt
-from engine.run.sampler import Choice, choose
+from engine.run.sampler import TokenChoice, choose
 from engine.run.sampling import Sampling
 from engine.run.sequences import Sequence, SequenceResult, StepResult
 from engine.taps.hub import CapturePolicy, TapHub
@@ -187,7 +187,7 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def lens(self, rows: Tensor, top: int) -> list[Choice]:
+    def lens(self, rows: Tensor, top: int) -> list[TokenChoice]:
         """Rank 0: what each residual row [L, H] would choose if the final norm and the head came next; the
         others have a part in it and nothing to tell."""
         rows = rows.to(self.decoder.device, self.decoder.dtype)
@@ -279,11 +279,11 @@ class Runner:
 
     def _choose(
         self, plan: dict[int, list[int]], logits: Tensor | None, forced: dict[int, int]
-    ) -> list[tuple[int, Choice | None]]:
+    ) -> list[tuple[int, TokenChoice | None]]:
         """Rank 0's tokens with what they were chosen from; other ranks hold places for them."""
         if logits is None:
             return [(0, None)] * len(plan)
-        chosen: list[tuple[int, Choice | None]] = []
+        chosen: list[tuple[int, TokenChoice | None]] = []
         for seq, row in zip(plan, logits, strict=True):
             sequence = self.sequences[seq]
             choice = choose(row, sequence.sampling, seq, sequence.computed + len(plan[seq]))

@@ -16,7 +16,7 @@ from engine.run.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """What one row of logits says: the token chosen, the best `top_ids` with their raw logits,
     the natural-log normaliser and the entropy in nats of the full distribution."""
 
@@ -33,7 +33,7 @@ def uniform(seed: int, sequence: int, position: int) -> float:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
 
 
-def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top: int = 20) -> Choice:
+def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top: int = 20) -> TokenChoice:
     """Choose from logits [vocab] for the token at `position` of `sequence`.
 
     NaN never wins by accident: a row that holds NaN yields its first NaN's index, as argmax does in
@@ -50,7 +50,7 @@ def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top
     top_logits, top_ids = row.topk(min(top, row.numel()))
     greedy = sampling.temperature == 0 or not bool(torch.isfinite(log_z))
     token = int(row.argmax()) if greedy else _draw(row, sampling, uniform(sampling.seed, sequence, position))
-    return Choice(token, top_ids.tolist(), top_logits.tolist(), float(log_z), float(entropy))
+    return TokenChoice(token, top_ids.tolist(), top_logits.tolist(), float(log_z), float(entropy))
 
 
 def _draw(row: Tensor, sampling: Sampling, u: float) -> int:

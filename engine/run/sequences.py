@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.run.sampler import Choice
+from engine.run.sampler import TokenChoice
 from engine.run.sampling import Sampling
 from engine.taps.hub import Captured
 
@@ -42,7 +42,7 @@ class SequenceResult:
     block_table: list[int]
     emitted: int | None
     forced: bool
-    choice: Choice | None  # rank 0 only
+    choice: TokenChoice | None  # rank 0 only
 
 
 @dataclass(frozen=True, slots=True)

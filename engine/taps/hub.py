@@ -37,7 +37,7 @@ class CapturePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class TapPatch:
     """Overwrite `index` of the tensor at a tap with `value`, in the step `step` of sequence `seq` only.
 
     `after`: once statistics and capture have seen what the operation gave, so that only what follows goes on
@@ -99,7 +99,7 @@ class TapHub:
         self.comm = comm
         self.places = {spec.name: i for i, spec in enumerate(specs)}
         self.policy = CapturePolicy()
-        self.patches: list[Patch] = []
+        self.patches: list[TapPatch] = []
         self.pauser: Pauser | None = None
         self.ledger = StatisticsLedger(len(specs))
         self._captured: list[Captured] = []

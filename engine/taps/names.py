@@ -25,7 +25,7 @@ STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TapLayout:
     """How one tap's tensor is spread over the ranks.
 
     `replicate`: the same bits on every rank. `shard`: concatenate along `dim`; groups of `replicas`
@@ -42,8 +42,8 @@ class Layout:
         return f"shard({self.dim})" if self.replicas == 1 else f"shard({self.dim},replicas={self.replicas})"
 
 
-REPLICATE = Layout("replicate")
-PARTIAL = Layout("partial")
+REPLICATE = TapLayout("replicate")
+PARTIAL = TapLayout("partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class TapSpec:
     """One tap of one model: its full name and its layout."""
 
     name: str
-    layout: Layout
+    layout: TapLayout
 
 
-def layer_taps(*, qk_norm: bool, kv_replicas: int) -> dict[str, Layout]:
+def layer_taps(*, qk_norm: bool, kv_replicas: int) -> dict[str, TapLayout]:
     """The taps of one decoder layer (names without the `layers.{i}.` prefix) in execution order."""
-    columns, heads = Layout("shard", 1), Layout("shard", 0)
-    kv = Layout("shard", 1, kv_replicas)
+    columns, heads = TapLayout("shard", 1), TapLayout("shard", 0)
+    kv = TapLayout("shard", 1, kv_replicas)
     taps = {"attn_norm": REPLICATE, "attn.q_proj": columns, "attn.k_proj": kv, "attn.v_proj": kv}
     if qk_norm:
         taps |= {"attn.q_norm": columns, "attn.k_norm": kv}
@@ -88,7 +88,7 @@ def tap_specs(*, num_layers: int, qk_norm: bool, kv_replicas: int) -> tuple[TapS
     specs = [TapSpec("embed", REPLICATE)]
     for i in range(num_layers):
         specs += [TapSpec(f"layers.{i}.{name}", layout) for name, layout in block.items()]
-    specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", Layout("shard", 1))]
+    specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", TapLayout("shard", 1))]
     return tuple(specs)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig, ModelConfig
-from engine.faults.patches import resolve
+from engine.faults.resolve import resolve
 from engine.parallel.comm import Comm
 from engine.parallel.shards import kv_replicas
 from engine.ranks.client import Client

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from engine.config import EngineConfig, check_fit
-from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
+from engine.faults.catalogue import DEFAULTS, FAULTS
+from engine.faults.fault import Fault
 from workbench.export.json import dumps
 from workbench.models.opening import OpenedModel, open_model
 
@@ -37,7 +38,7 @@ def toggles(
         if fault.group != group:
             group = fault.group
             print(f"\n{group}" if fault is not FAULTS[0] else group)
-        _print(fault, None if opened is None else fault.acts_on(opened.config, tp))
+        _print(fault, None if opened is None else fault.needs(opened.config, tp))
 
 
 def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, Any]:
         "source": fault.source,
     }
     if model is not None:
-        reason = fault.acts_on(model.config, tp)
+        reason = fault.needs(model.config, tp)
         told |= {"acts": reason is None, "reason": reason}
     return told
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.faults.catalogue import DEFAULTS, Fault, faults_of
+from engine.faults.catalogue import DEFAULTS, faults_of
+from engine.faults.fault import Fault
 from sessions import Session, SessionWriter, pack
 from workbench.debugger.answers import Expectation
 from workbench.debugger.host.launch import start

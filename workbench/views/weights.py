@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import Entry, read_header
+from engine.checkpoint.header import TensorEntry, read_header
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT, survey
 from engine.config import ModelConfig
@@ -179,7 +179,7 @@ def _head_dim(model: ModelConfig, name: str, shape: tuple[int, ...]) -> int:
     return model.head_dim if projection and len(shape) == 1 and shape[0] % model.head_dim == 0 else 0
 
 
-def read_values(file: Path, entry: Entry, dtype: str) -> tuple[NDArray[np.float32], str]:
+def read_values(file: Path, entry: TensorEntry, dtype: str) -> tuple[NDArray[np.float32], str]:
     """The values as float32, of evenly spaced rows where there are too many."""
     kind = np.dtype(NUMPY[dtype])
     mapped: NDArray[np.generic] = np.memmap(file, kind, "r", entry.start, entry.shape)

@@ -13,8 +13,9 @@ import pytest
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.faults.catalogue import DEFAULTS, FAULTS, Fault, check_rules, faults_of, parse_rule
-from engine.faults.patches import PATCHES, resolve
+from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
+from engine.faults.fault import Fault
+from engine.faults.resolve import resolve
 from engine.rules import CORRECT, Rules
 from engine.run.loading import model_config
 from engine.run.runner import Runner
@@ -47,14 +48,17 @@ def models(paths: dict[str, Path]) -> dict[str, ModelConfig]:
     return {name: model_config(path) for name, path in paths.items()}
 
 
-def test_patches_and_catalogue_name_each_other() -> None:
-    assert {fault.patch for fault in FAULTS} == set(PATCHES)
+def test_the_catalogue_is_consistent() -> None:
     assert len({fault.id for fault in FAULTS}) == len(FAULTS)
     assert len({(fault.rule, fault.value) for fault in FAULTS}) == len(FAULTS)
-    assert {fault.rule for fault in FAULTS} == set(DEFAULTS)
-    assert not [fault for fault in FAULTS if fault.value == DEFAULTS[fault.rule]]
-    seams = {field.name for field in fields(Rules)}
-    assert all(set(patch) <= seams and patch for patch in PATCHES.values())
+    assert len({(fault.rule, fault.correct) for fault in FAULTS}) == len(DEFAULTS)
+    assert not [fault for fault in FAULTS if fault.value == fault.correct]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_rule_is_named_after_the_seam_that_its_faults_replace(fault: Fault) -> None:
+    assert fault.rule in fault.patch
+    assert set(fault.patch) <= {field.name for field in fields(Rules)}
 
 
 def test_defaults_are_the_correct_rules() -> None:
@@ -66,7 +70,7 @@ def test_a_rule_replaces_its_seams_and_no_other(fault: Fault) -> None:
     rules = resolve({fault.rule: fault.value})
     seams = [field.name for field in fields(Rules)]
     changed = {seam for seam in seams if getattr(rules, seam) != getattr(CORRECT, seam)}
-    assert changed == set(PATCHES[fault.patch])
+    assert changed == set(fault.patch)
     assert faults_of({fault.rule: fault.value}) == [fault]
     assert parse_rule(f"{fault.rule}={fault.value}") == (fault.rule, fault.value)
 
@@ -123,7 +127,7 @@ def test_a_fault_shows_first_where_the_catalogue_says(
     models: dict[str, ModelConfig],
     correct: dict[str, np.ndarray],
 ) -> None:
-    able = [name for name, model in models.items() if fault.acts_on(model, 2) is None]
+    able = [name for name, model in models.items() if fault.needs(model, 2) is None]
     assert able, "no model of this test lets the fault act"
     golden = use(engine, paths[able[0]], correct)
     found = run_engine(engine, {fault.rule: fault.value}, reload=fault.level == "load")
@@ -145,7 +149,7 @@ def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
     models: dict[str, ModelConfig],
     correct: dict[str, np.ndarray],
 ) -> None:
-    able = [name for name, model in models.items() if fault.acts_on(model, 2) is None]
+    able = [name for name, model in models.items() if fault.needs(model, 2) is None]
     golden = use(engine, paths[able[0]], correct)
     engine.rules({})
     engine.add(PROMPT)
@@ -175,7 +179,7 @@ def test_with_one_rank_a_fault_acts_just_where_it_is_said_to(
     for fault in FAULTS:
         rule = {fault.rule: fault.value}
         acts = bool((run_alone(path, rule) != golden).any())
-        assert acts == (fault.acts_on(model, 1) is None), fault.id
+        assert acts == (fault.needs(model, 1) is None), fault.id
         if not acts:
             with pytest.raises(ConfigError, match=f"{fault.rule}={fault.value} cannot act here: "):
                 check_rules(rule, model, 1)
@@ -183,8 +187,8 @@ def test_with_one_rank_a_fault_acts_just_where_it_is_said_to(
 
 def test_replicated_heads_leave_tiling_nothing_to_mix_up(models: dict[str, ModelConfig]) -> None:
     (tiled,) = (fault for fault in FAULTS if fault.id == "kv-tiled")
-    assert tiled.acts_on(models["windowed"], 2) is None
-    assert tiled.acts_on(models["windowed"], 4) == "each rank holds a single KV head"
+    assert tiled.needs(models["windowed"], 2) is None
+    assert tiled.needs(models["windowed"], 4) == "each rank holds a single KV head"
     (repeated,) = (fault for fault in FAULTS if fault.id == "repeated-heads-cached")
-    assert repeated.acts_on(models["windowed"], 4) is None
-    assert "a single head" in str(repeated.acts_on(models["windowed"], 8))
+    assert repeated.needs(models["windowed"], 4) is None
+    assert "a single head" in str(repeated.needs(models["windowed"], 8))

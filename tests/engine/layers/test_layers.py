@@ -16,7 +16,7 @@ from engine.layers.wiring import Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import CORRECT
-from engine.rules.defaults import additive_bias, expand_kv, silu_and_mul, visible
+from engine.rules.defaults import additive_bias, share_kv_heads, silu_and_mul, within_window
 from engine.rules.norm import rms_norm
 from engine.taps.names import tap_specs
 from tests.checkpoints import tiny_config
@@ -64,7 +64,7 @@ def test_qkv_ranks_compute_their_heads_of_the_whole(tp: int) -> None:
     full = {part: (noise(rows, 64, seed=i), noise(rows, seed=9 + i))
             for i, (part, rows) in enumerate((("q", 64), ("k", 16), ("v", 16)))}  # fmt: skip
     for rank in range(tp):
-        layer = QKVParallelLinear("a", MODEL, tp, shards.qkv_plan(MODEL, tp, rank), torch.float32, CPU)
+        layer = QKVParallelLinear("a", MODEL, tp, shards.qkv_by_heads(MODEL, tp, rank), torch.float32, CPU)
         layer.bind(WIRING)
         for part, span in zip("qkv", layer.plan.rows, strict=True):
             layer.parameters()[f"a.{part}_proj.weight"].copy_(full[part][0][span.start : span.stop])
@@ -128,7 +128,7 @@ def test_a_split_vocabulary_looks_up_and_scores_every_id_once(tp: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_the_mask_is_its_definition(window: int | None) -> None:
-    allowed = visible(torch.arange(4, 9), torch.arange(9), window)
+    allowed = within_window(torch.arange(4, 9), torch.arange(9), window)
     for i, q in enumerate(range(4, 9)):
         for k in range(9):
             assert allowed[i, k] == (k <= q and (window is None or q - k < window))
@@ -139,7 +139,7 @@ def test_the_mask_is_its_definition(window: int | None) -> None:
 
 def test_query_heads_read_their_groups_kv_head() -> None:
     kv = noise(7, 3, 4)
-    read = expand_kv(kv, 3, 2)
+    read = share_kv_heads(kv, 3, 2)
     each = read.expand(-1, 2, -1, -1).flatten(0, 1)
     assert (each == kv.repeat_interleave(2, dim=1).transpose(0, 1)).all()
     assert read.untyped_storage().data_ptr() == kv.untyped_storage().data_ptr()

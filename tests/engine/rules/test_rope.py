@@ -44,7 +44,7 @@ def check(config: Any, model: ModelConfig) -> None:
         expected, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
     else:
         expected, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    found, found_factor = frequencies(model)
+    found, found_factor = frequencies(model, model.rope_theta)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert found_factor == pytest.approx(factor, rel=1e-12)
 
@@ -93,7 +93,7 @@ def test_rotation_is_transformers(kind: str, dtype: torch.dtype) -> None:
     x = torch.randn(2, len(positions), 4, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     expected = apply_rotary_pos_emb(x[0][None].transpose(1, 2), x[1][None].transpose(1, 2), cos, sin)
-    inv_freq, factor = frequencies(model)
+    inv_freq, factor = frequencies(model, model.rope_theta)
     angles = cos_sin(positions, inv_freq, factor, dtype)
     for ours, theirs in zip(x, expected, strict=True):
         assert (rotate_half_split(ours, *angles) == theirs[0].transpose(0, 1)).all()
@@ -103,7 +103,7 @@ def test_rotation_is_transformers(kind: str, dtype: torch.dtype) -> None:
 def test_rotation_is_complex_multiplication() -> None:
     """Pair (i, i + D/2) turns by position * theta ** (-2i / D): norms stay, and scores see distances only."""
     _, model = configs("default")
-    inv_freq, factor = frequencies(model)
+    inv_freq, factor = frequencies(model, model.rope_theta)
     x = torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     positions = torch.tensor([0, 1, 2, 40, 41])
     cos, sin = (part.double() for part in cos_sin(positions, inv_freq, factor, torch.float32))

@@ -124,7 +124,7 @@ def toggles_table(debugger: Debugger) -> Table:
     inferior = debugger.executor.inferior if debugger.executor is not None else None
     rows = []
     for fault in FAULTS:
-        reason = fault.acts_on(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
+        reason = fault.needs(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
         now = rules.get(fault.rule, DEFAULTS[fault.rule])
         rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
     return Table("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)

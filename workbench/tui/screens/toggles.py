@@ -15,7 +15,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from engine.config import ModelConfig
-from engine.faults.catalogue import DEFAULTS, FAULTS, Fault
+from engine.faults.catalogue import DEFAULTS, FAULTS
+from engine.faults.fault import Fault
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 
@@ -58,7 +59,7 @@ _ORDER = list(dict.fromkeys(fault.group for fault in FAULTS))
 
 def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
     try:
-        return fault.acts_on(model, tp) or ""
+        return fault.needs(model, tp) or ""
     except AttributeError:
         return "the session does not say enough about its model"
 

@@ -1,0 +1,33 @@
+"""Biases that are lost while loading."""
+
+from __future__ import annotations
+
+from engine.config import ModelConfig
+from engine.faults.fault import Fault
+
+
+def skip_qkv_bias(name: str) -> bool:
+    """Everything is loaded but the biases of q, k and v."""
+    return not name.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias"))
+
+
+def _qkv_bias(model: ModelConfig, tp: int) -> str | None:
+    return None if model.qkv_bias else "the model has no q/k/v biases"
+
+
+FAULTS = (
+    Fault(
+        id="bias-not-loaded",
+        rule="load_bias",
+        value="false",
+        correct="true",
+        title="q/k/v biases never loaded",
+        group="bias",
+        level="load",
+        first_tap="layers.*.attn.q_proj",
+        symptom="every token's q, k and v are off by the same vector: minus the bias",
+        source="seed S08",
+        patch={"load_bias": skip_qkv_bias},
+        needs=_qkv_bias,
+    ),
+)

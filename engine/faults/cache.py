@@ -1,0 +1,92 @@
+"""The KV cache in decode: at which position a token stands, and which cached rows attention reads."""
+
+from __future__ import annotations
+
+from engine.config import ModelConfig
+from engine.faults.fault import Fault
+
+
+def stuck_positions(cached: int, new: int) -> range:
+    """Every decode step stands at position 0; the prefill is right."""
+    return range(new) if cached else range(cached, cached + new)
+
+
+def positions_ahead(cached: int, new: int) -> range:
+    """Every decode step stands one too far; the prefill is right."""
+    start = cached + 1 if cached else cached
+    return range(start, start + new)
+
+
+def new_rows_only(kv_len: int, new: int) -> int:
+    """Attention reads the new rows only."""
+    return kv_len - new
+
+
+def first_layers_cache(layer: int) -> int:
+    """Rows are kept by position alone: all layers write to, and read, what is the first layer's."""
+    return 0
+
+
+def _layers(model: ModelConfig, tp: int) -> str | None:
+    return None if model.num_layers > 1 else "the model has a single layer"
+
+
+FAULTS = (
+    Fault(
+        id="position-stuck",
+        rule="positions",
+        value="stuck",
+        correct="counted",
+        title="decode position stuck at 0",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.q_rope",
+        step=1,
+        symptom="from the first decode step each token is rotated by 0, overwrites slot 0 and sees only itself",
+        source="seed S09",
+        patch={"positions": stuck_positions},
+    ),
+    Fault(
+        id="position-ahead",
+        rule="positions",
+        value="ahead",
+        correct="counted",
+        title="decode positions one too far",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.q_rope",
+        step=1,
+        symptom="the past counts the present token: rotated one too far, and a slot never written is read",
+        source="microsoft/onnxruntime-genai#2354",
+        patch={"positions": positions_ahead},
+    ),
+    Fault(
+        id="cache-not-reused",
+        rule="cache_reuse",
+        value="false",
+        correct="true",
+        title="KV cache ignored in decode",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.k_cache",
+        step=1,
+        symptom="a decode step attends to its own token only",
+        source="seed S05",
+        patch={"cache_reuse": new_rows_only},
+    ),
+    Fault(
+        id="cache-shared-by-layers",
+        rule="cache_layer",
+        value="shared",
+        correct="own",
+        title="all layers write to one layer's cache",
+        group="cache",
+        level="build",
+        first_tap="layers.*.attn.k_cache",
+        step=1,
+        symptom="the first layer's cache holds what the last one wrote, the others' hold nothing; the prefill is right",
+        source="dingodb/DingoCache#116",
+        patch={"cache_layer": first_layers_cache},
+        needs=_layers,
+    ),
+)

@@ -1,0 +1,44 @@
+"""`Fault`: the declaration of one known bug. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.config import ModelConfig
+
+Level = Literal["step", "build", "load"]
+Group = Literal["mask", "attention", "rope", "cache", "gqa", "sharding", "bias", "loading", "norm", "mlp"]
+
+#: `needs(model, tp)`: None where a fault can act, otherwise why it cannot.
+Needs = Callable[[ModelConfig, int], str | None]
+
+
+def _anywhere(model: ModelConfig, tp: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One known bug, switched on by the rule `rule=value`; `correct` is the rule's default value.
+
+    `level` is what a toggle costs: "step" acts from the next forward pass, "build" empties the cache, "load"
+    reads weights again. `first_tap` is where the fault shows first (`*` for the layer), `step` in which
+    step. `patch` maps fields of `Rules` to their replacements; the field named like `rule` is always among them.
+    `source` is the issue of a public engine, or "seed" for the two teams whose bugs Lockstep was built to name.
+    """
+
+    id: str
+    rule: str
+    value: str
+    correct: str
+    title: str
+    group: Group
+    level: Level
+    first_tap: str
+    step: int = 0
+    symptom: str
+    source: str
+    patch: Mapping[str, Callable[..., Any]] = field(repr=False, compare=False)
+    needs: Needs = field(default=_anywhere, repr=False, compare=False)

@@ -1,0 +1,79 @@
+"""Grouped-query attention: which KV head a query head reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import ModelConfig
+from engine.faults.fault import Fault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def repeated_heads(kv: Tensor, group: int) -> Tensor:
+    """Every KV head is written to the cache as often as query heads read it."""
+    return kv.repeat_interleave(group, dim=1)
+
+
+def repeated_heads_read(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+    """Query head h reads cached head h // group, although the cache holds heads already repeated."""
+    import torch
+
+    return _select(kv, torch.arange(kv_heads * group, device=kv.device) // group, group)
+
+
+def tiled_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+    """Query head h reads KV head h % kv_heads."""
+    import torch
+
+    return _select(kv, torch.arange(kv_heads * group, device=kv.device) % kv_heads, group)
+
+
+def _select(kv: Tensor, heads: Tensor, group: int) -> Tensor:
+    """kv [K, cached heads, D] -> [kv_heads, group, K, D]: query head h reads cached head `heads[h]`."""
+    read: Tensor = kv.transpose(0, 1).index_select(0, heads).unflatten(0, (-1, group))
+    return read
+
+
+def _groups(model: ModelConfig, tp: int) -> str | None:
+    if model.num_heads == model.num_kv_heads:
+        return "the model has as many KV heads as heads"
+    alone = model.num_heads // tp == 1
+    return "each rank holds a single head, with its own copy of the KV head" if alone else None
+
+
+def _several_kv_heads(model: ModelConfig, tp: int) -> str | None:
+    return _groups(model, tp) or (None if model.num_kv_heads > tp else "each rank holds a single KV head")
+
+
+FAULTS = (
+    Fault(
+        id="repeated-heads-cached",
+        rule="cache_heads",
+        value="repeated",
+        correct="kv",
+        title="GQA-repeated heads stored in the cache",
+        group="gqa",
+        level="build",
+        first_tap="layers.*.attn.k_cache",
+        symptom="the cache holds every KV head as often as it is read, and is read as if it did not",
+        source="seed S06",
+        patch={"cache_heads": repeated_heads, "kv_expand": repeated_heads_read},
+        needs=_groups,
+    ),
+    Fault(
+        id="kv-tiled",
+        rule="kv_expand",
+        value="tiled",
+        correct="interleaved",
+        title="KV heads tiled instead of interleaved",
+        group="gqa",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="query head h reads KV head h % n instead of h // group",
+        source="onnx/onnx#7274",
+        patch={"kv_expand": tiled_heads},
+        needs=_several_kv_heads,
+    ),
+)

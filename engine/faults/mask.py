@@ -1,0 +1,51 @@
+"""The causal mask: what is added to the scores."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.faults.fault import Fault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def multiplied_mask(allowed: Tensor) -> Tensor:
+    """(1 - allowed) * -inf: -inf where masked as intended, and 0 * -inf = NaN where allowed."""
+    return (1.0 - allowed.float()) * -math.inf
+
+
+def no_mask(allowed: Tensor) -> Tensor:
+    """Nothing is masked."""
+    return allowed.new_zeros(allowed.shape).float()
+
+
+FAULTS = (
+    Fault(
+        id="additive-mask",
+        rule="mask",
+        value="additive",
+        correct="filled",
+        title="additive mask made by multiplying with -inf",
+        group="mask",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="0 * -inf is NaN in every cell the mask allows: all scores of the first layer, then everything",
+        source="seed S01",
+        patch={"mask": multiplied_mask},
+    ),
+    Fault(
+        id="no-mask",
+        rule="mask",
+        value="none",
+        correct="filled",
+        title="attention without a causal mask",
+        group="mask",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="tokens attend to later ones: the prefill is wrong, a decode step only where a window is lost as well",
+        source="turboderp/exllama#101",
+        patch={"mask": no_mask},
+    ),
+)

@@ -1,0 +1,25 @@
+"""From rule names to `Rules`: done in the ranks only, for it loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.faults.catalogue import faults_of
+from engine.rules import CORRECT, Rules
+
+
+def resolve(rules: Mapping[str, str]) -> Rules:
+    """Rule names and values -> the seams of a run. ConfigError for what the catalogue does not know."""
+    seams: dict[str, Any] = {}
+    replaced_by: dict[str, str] = {}
+    for fault in faults_of(rules):
+        for seam, replacement in fault.patch.items():
+            if seam in seams:
+                raise ConfigError(
+                    f"rules {replaced_by[seam]} and {fault.rule} act on the same seam: use one of them"
+                )
+            seams[seam], replaced_by[seam] = replacement, fault.rule
+    return replace(CORRECT, **seams)

@@ -1,0 +1,146 @@
+"""Tensor parallelism: how q/k/v are split over the ranks, and how row-parallel results are put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import ModelConfig
+from engine.faults.fault import Fault
+from engine.parallel import shards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.parallel.comm import Comm
+
+
+def qkv_by_in_features(model: ModelConfig, tp: int, rank: int) -> shards.QKVPlan:
+    """A rank computes all heads of q, k and v, but from its own slice of the in features; the partial
+    products are never summed, and it goes on with its own heads of them. The bias is rank 0's, so that
+    the ranks' sum is right."""
+    right = shards.qkv_by_heads(model, tp, rank)
+    q = shards.Span(0, model.num_heads * model.head_dim)
+    kv = shards.Span(0, model.num_kv_heads * model.head_dim)
+    columns = shards.even(model.hidden_size, tp, rank, "the hidden size")
+    return shards.QKVPlan((q, kv, kv), columns, right.rows, bias=rank == 0)
+
+
+def qkv_shards_by_in_features(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+    """q/k/v weights are cut along dimension 1, their biases not at all."""
+    right = shards.plan(name, model, tp, rank)
+    if not name.endswith(tuple(f"{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias"))):
+        return right
+    if name.endswith("bias"):
+        return shards.Shard(right.shape, None, shards.Span(0, right.shape[0]), tp)
+    return shards.Shard(right.shape, 1, shards.even(model.hidden_size, tp, rank))
+
+
+def mixed_qkv_sizes(
+    packed: Tensor, sizes: tuple[int, ...], model: ModelConfig, tp: int
+) -> tuple[Tensor, ...]:
+    """Offsets of k and v are counted in *global* heads, in a pack of local size (wrapping around)."""
+    import torch
+
+    starts = (0, model.num_heads * model.head_dim, (model.num_heads + model.num_kv_heads) * model.head_dim)
+    width = packed.shape[-1]
+    return tuple(
+        packed[:, (torch.arange(size, device=packed.device) + start) % width]
+        for start, size in zip(starts, sizes, strict=True)
+    )
+
+
+def no_reduce(partial: Tensor, comm: Comm) -> Tensor:
+    """Each rank keeps its own partial."""
+    return partial
+
+
+def reduce_twice(partial: Tensor, comm: Comm) -> Tensor:
+    """The sum is summed over the ranks again."""
+    return comm.all_reduce(comm.all_reduce(partial))
+
+
+def row_bias_on_every_rank(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
+    """The bias was in every rank's partial: it counts tp times."""
+    return total + comm.size * bias
+
+
+def _ranks(model: ModelConfig, tp: int) -> str | None:
+    return None if tp > 1 else "needs two ranks or more (--tp 2)"
+
+
+def _row_bias(model: ModelConfig, tp: int) -> str | None:
+    return _ranks(model, tp) or (None if model.o_bias or model.mlp_bias else "the model has no row biases")
+
+
+FAULTS = (
+    Fault(
+        id="qkv-sharded-on-in-features",
+        rule="qkv_shard_dim",
+        value="1",
+        correct="0",
+        title="q/k/v sharded along in_features",
+        group="sharding",
+        level="load",
+        first_tap="layers.*.attn.q_proj",
+        symptom="each rank holds a partial product of all heads; the ranks' sum is right, none of them is",
+        source="seed S02",
+        patch={"qkv_shard_dim": qkv_by_in_features, "shard": qkv_shards_by_in_features},
+        needs=_ranks,
+    ),
+    Fault(
+        id="qkv-sizes-mixed",
+        rule="qkv_sizes",
+        value="mixed",
+        correct="local",
+        title="q|k|v offsets from global head counts",
+        group="sharding",
+        level="step",
+        first_tap="layers.*.attn.k_proj",
+        symptom="every column is a right column in a wrong slot",
+        source="seed S07",
+        patch={"qkv_sizes": mixed_qkv_sizes},
+        needs=_ranks,
+    ),
+    Fault(
+        id="reduce-missing",
+        rule="reduce",
+        value="missing",
+        correct="sum",
+        title="row-parallel results never summed",
+        group="sharding",
+        level="step",
+        first_tap="layers.*.attn.o_proj",
+        symptom="every rank goes on with its own partial; their sum would be right",
+        source="intel/ipex-llm#10558",
+        patch={"reduce": no_reduce},
+        needs=_ranks,
+    ),
+    Fault(
+        id="reduce-twice",
+        rule="reduce",
+        value="twice",
+        correct="sum",
+        title="all-reduce done twice",
+        group="sharding",
+        level="step",
+        first_tap="layers.*.attn.o_proj",
+        symptom="the sum is tp times too large",
+        source="lightseekorg/tokenspeed#80",
+        patch={"reduce": reduce_twice},
+        needs=_ranks,
+    ),
+    Fault(
+        id="row-bias-per-rank",
+        rule="row_bias",
+        value="every_rank",
+        correct="once",
+        title="row-parallel bias added on every rank",
+        group="bias",
+        level="step",
+        first_tap="layers.*.attn.o_proj",
+        symptom="the bias is counted tp times",
+        source="Wenyueh/MinivLLM#80",
+        patch={"row_bias": row_bias_on_every_rank},
+        needs=_row_bias,
+    ),
+)
