@@ -31,7 +31,9 @@ WHILE_PAUSED = frozenset({"ping", "read", "patch", "weights", "weight", "kv"})
 class Commands:
     """The commands of one rank. `perform` finds the method by name: `do_step` serves "step"."""
 
-    def __init__(self, comm: Comm, resolve: Callable[[Mapping[str, str]], Rules], host: Connection) -> None:
+    def __init__(
+        self, comm: Comm, resolve: Callable[[Mapping[str, str]], Rules], host: Connection[dict[str, Any]]
+    ) -> None:
         self.comm, self.resolve, self.host = comm, resolve, host
         self._runner: Runner | None = None
 

@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ConfigError
 from engine.ranks.joining import RELAY_SECONDS, Joining, address_of, join, key
 from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import MAPS, Connection, Disconnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Post:
     device: str
     timeout: float
     threads: int
-    host: Connection
+    host: Connection[dict[str, Any]]
     board: ProgressBoard
     store: Path | None
 
@@ -56,7 +57,7 @@ def _inherited(argument: str) -> Post:
     return Post(
         rank=rank, size=size, local_rank=rank, local_size=size, device=spec["device"],
         timeout=spec["timeout"], threads=spec["threads"],
-        host=Connection(socket.socket(fileno=spec["socket_fd"])),
+        host=Connection(socket.socket(fileno=spec["socket_fd"]), MAPS),
         board=ProgressBoard(spec["board_fd"], size), store=store,
     )  # fmt: skip
 
@@ -80,7 +81,7 @@ def _joined(argument: str) -> Post:
     )  # fmt: skip
 
 
-def _carry(line: Connection, board: ProgressBoard, rank: int) -> None:
+def _carry(line: Connection[dict[str, Any]], board: ProgressBoard, rank: int) -> None:
     """Tell the host where this rank stands, hear whether it is to pause; end with the host."""
     told = board.read(rank)
     try:

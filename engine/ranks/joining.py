@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from engine.errors import ConfigError
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import MAPS, Connection, Disconnected
 
 KEY_VARIABLE = "LOCKSTEP_KEY"
 #: Bytes of a message that somebody may send who has not proven anything yet.
@@ -61,7 +61,7 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def admit(connection: Connection, secret: bytes) -> Joining:
+def admit(connection: Connection[dict[str, Any]], secret: bytes) -> Joining:
     """The host's side of the challenge; Disconnected for one that fails it."""
     challenge = secrets.token_bytes(32)
     connection.socket.settimeout(HANDSHAKE_SECONDS)
@@ -74,7 +74,7 @@ def admit(connection: Connection, secret: bytes) -> Joining:
     return Joining(int(said["rank"]), int(said["size"]), role)
 
 
-def refuse(connection: Connection, why: str) -> NoReturn:
+def refuse(connection: Connection[dict[str, Any]], why: str) -> NoReturn:
     """Tell one that wants to join why it may not; always raises Disconnected."""
     connection.send({"ok": False, "message": why})
     raise Disconnected(why)
@@ -82,10 +82,10 @@ def refuse(connection: Connection, why: str) -> NoReturn:
 
 def join(
     address: tuple[str, int], secret: bytes, joining: Joining, patience: float = 60.0
-) -> tuple[Connection, dict[str, Any]]:
+) -> tuple[Connection[dict[str, Any]], dict[str, Any]]:
     """The rank's side: a connection that the host has admitted, and what the host says of the run. The ranks
     may be there before the host: for `patience` seconds they knock again."""
-    connection = Connection(_connect(address, time.monotonic() + patience))
+    connection = Connection(_connect(address, time.monotonic() + patience), MAPS)
     challenge = connection.receive(MOST_UNPROVEN)["challenge"]
     connection.send(
         {

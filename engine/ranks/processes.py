@@ -15,11 +15,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from engine.config import EngineConfig
 from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import MAPS, Connection, Disconnected
 
 #: Bytes of a dead rank's last words that are worth repeating.
 _LAST_WORDS = 2000
@@ -31,7 +31,7 @@ class RankProcess:
 
     rank: int
     process: subprocess.Popen[bytes]
-    connection: Connection
+    connection: Connection[dict[str, Any]]
     lifeline: int
     output: IO[bytes]
     store: Path | None = field(default=None)
@@ -114,4 +114,4 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     finally:
         theirs.close()
         os.close(read_end)
-    return RankProcess(rank, process, Connection(ours), write_end, output)
+    return RankProcess(rank, process, Connection(ours, MAPS), write_end, output)

@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, RankTimeout
 from engine.ranks.joining import RELAY_SECONDS, Joining, Role, address_of, admit, key, refuse, tune
 from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import MAPS, Connection, Disconnected
 
 #: Seconds for which the host waits for all ranks to come: somebody starts them by hand.
 JOIN_SECONDS = 600.0
@@ -32,8 +32,8 @@ class RemoteRank:
     """One rank of torchrun's."""
 
     rank: int
-    connection: Connection
-    board: Connection
+    connection: Connection[dict[str, Any]]
+    board: Connection[dict[str, Any]]
     where: str
     relay: threading.Thread = field(init=False)
 
@@ -98,7 +98,7 @@ def accept_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> li
         listener = socket.create_server(address_of(config.listen), backlog=config.tp * 2)
     except OSError as error:
         raise ConfigError(f"cannot listen at {config.listen}: {error}") from error
-    joined: dict[tuple[int, Role], Connection] = {}
+    joined: dict[tuple[int, Role], Connection[dict[str, Any]]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     try:
         with listener:
@@ -127,14 +127,14 @@ def _accept(
     listener: socket.socket,
     config: EngineConfig,
     secret: bytes,
-    joined: dict[tuple[int, Role], Connection],
+    joined: dict[tuple[int, Role], Connection[dict[str, Any]]],
 ) -> None:
     """Take one connection in, or turn it away: a stranger must not stop the ranks from joining."""
     try:
         sock, _ = listener.accept()
     except TimeoutError:
         return
-    connection = Connection(sock)
+    connection = Connection(sock, MAPS)
     try:
         who = admit(connection, secret)
         _check(who, config, joined, connection)
@@ -147,7 +147,10 @@ def _accept(
 
 
 def _check(
-    who: Joining, config: EngineConfig, joined: dict[tuple[int, Role], Connection], connection: Connection
+    who: Joining,
+    config: EngineConfig,
+    joined: dict[tuple[int, Role], Connection[dict[str, Any]]],
+    connection: Connection[dict[str, Any]],
 ) -> None:
     if who.size != config.tp:
         refuse(connection, f"torchrun has started {who.size} ranks, but the host was given --tp {config.tp}")
@@ -157,21 +160,23 @@ def _check(
         refuse(connection, f"rank {who.rank} has joined already")
 
 
-def _forget_the_gone(joined: dict[tuple[int, Role], Connection]) -> None:
+def _forget_the_gone(joined: dict[tuple[int, Role], Connection[dict[str, Any]]]) -> None:
     """A rank that ended while others are awaited may be started again and join anew."""
     for at, connection in list(joined.items()):
         if select.select([connection], [], [], 0)[0] and _at_its_end(connection):
             joined.pop(at).close()
 
 
-def _at_its_end(connection: Connection) -> bool:
+def _at_its_end(connection: Connection[dict[str, Any]]) -> bool:
     try:
         return not connection.socket.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 
 
-def _absent(config: EngineConfig, joined: dict[tuple[int, Role], Connection], program: str) -> str:
+def _absent(
+    config: EngineConfig, joined: dict[tuple[int, Role], Connection[dict[str, Any]]], program: str
+) -> str:
     missing = [str(rank) for rank in range(config.tp) if (rank, "board") not in joined]
     return (
         f"rank {', '.join(missing)} did not come to {config.listen} within {JOIN_SECONDS:g} s: start them with "
@@ -183,6 +188,6 @@ def _about(config: EngineConfig) -> dict[str, Any]:
     return {"device": config.device, "timeout": config.timeout_seconds, "threads": config.threads or 0}
 
 
-def _close(joined: dict[tuple[int, Role], Connection]) -> None:
+def _close(joined: dict[tuple[int, Role], Connection[dict[str, Any]]]) -> None:
     for connection in joined.values():
         connection.close()

@@ -1,7 +1,12 @@
-"""Messages between host and ranks: length-prefixed msgpack over a socket (torch-free).
+"""Length-prefixed messages over a socket: between host and ranks, and between host and UI (torch-free).
 
-frame   u32 little-endian length | msgpack map
-tensor  {"dtype": "float32", "shape": [..], "data": bytes}   bfloat16 as its 16 bits
+frame    u32 little-endian length | one msgpack message, validated on arrival against the receiver's type
+array    a `WireArray` field: dtype, shape, raw bytes; bfloat16 as its 16 bits
+
+`multiprocessing.connection` frames bytes as well, but is not used: its reads have no timeout, so a peer that stops
+within a frame would stop its reader; its listener authenticates inside `accept` without a deadline, so one silent
+stranger would keep the ranks out; its digest is HMAC-MD5 in Python 3.11; and `recv` unpickles. The handshake over
+TCP (`engine.ranks.joining`) is mutual, as its own is.
 """
 
 from __future__ import annotations
@@ -9,38 +14,48 @@ from __future__ import annotations
 import socket
 import struct
 import traceback
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
-import msgpack
+import msgspec
 import numpy as np
+from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
 from engine.errors import EngineError
 
 _LENGTH = struct.Struct("<I")
+#: Bytes of the largest frame. One frame holds one tensor at most.
 MAX_FRAME = (1 << 32) - 1
 
-#: How each engine dtype is held in numpy, which has no bfloat16.
+WireDType = Literal["float64", "float32", "float16", "bfloat16", "int64"]
+#: How each dtype is held in numpy, which has no bfloat16.
 NUMPY_DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int64": "<i8"}
+
+Message = TypeVar("Message")
+_encode = Encoder().encode
 
 
 class Disconnected(ConnectionError):
     """The other side is gone."""
 
 
-class Connection:
-    """One end of a socket that carries messages. Not thread-safe: one owner."""
+class MalformedMessage(Disconnected):
+    """The other side sent what is no message of the protocol: the connection is of no further use."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
+
+class Connection(Generic[Message]):
+    """One end of a socket: sends any Struct, receives what `decoder` accepts. Not thread-safe: one owner."""
+
+    def __init__(self, sock: socket.socket, decoder: Decoder[Message]) -> None:
+        self.socket, self.decoder = sock, decoder
 
     def fileno(self) -> int:
         """For selectors."""
         return self.socket.fileno()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: object) -> None:
         """Send one message; Disconnected when nobody is there to take it."""
-        data = msgpack.packb(message, use_bin_type=True)
+        data = _encode(message)
         if len(data) > MAX_FRAME:
             raise ValueError(f"a message of {len(data)} bytes does not fit a frame ({MAX_FRAME})")
         try:
@@ -49,15 +64,19 @@ class Connection:
         except OSError as error:
             raise Disconnected(f"the other side is gone: {error}") from error
 
-    def receive(self, most: int = MAX_FRAME) -> dict[str, Any]:
-        """The next message, of at most so many bytes; blocks. Disconnected at the end of the stream."""
+    def receive(self, most: int | None = None) -> Message:
+        """The next message, of at most `most` bytes (None: MAX_FRAME); blocks.
+
+        Disconnected at the end of the stream, MalformedMessage for a frame that is too long or does not validate.
+        """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        most = MAX_FRAME if most is None else most
         if length > most:
-            raise Disconnected(f"a message of {length} bytes where at most {most} were expected")
-        message = msgpack.unpackb(self._exactly(length), raw=False, strict_map_key=False)
-        if not isinstance(message, dict):
-            raise Disconnected(f"not a message: {type(message).__name__}")
-        return message
+            raise MalformedMessage(f"a message of {length} bytes where at most {most} were expected")
+        try:
+            return self.decoder.decode(self._exactly(length))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedMessage(f"not a message of this protocol: {error}") from error
 
     def close(self) -> None:
         """Close the socket."""
@@ -75,6 +94,50 @@ class Connection:
                 raise Disconnected("the other side closed the connection")
             got += received
         return buffer
+
+
+class WireArray(msgspec.Struct, frozen=True):
+    """A tensor as a field of a message."""
+
+    dtype: WireDType
+    shape: tuple[int, ...]
+    data: memoryview  # on arrival, a view of the frame: decoding copies nothing
+
+    def __post_init__(self) -> None:
+        expected = np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
+        for size in self.shape:
+            if size < 0:
+                raise ValueError(f"an array of shape {self.shape}")
+            expected *= size
+        if self.data.nbytes != expected:
+            raise ValueError(f"an array of {expected} bytes comes with {self.data.nbytes}")
+
+    @classmethod
+    def of(cls, array: NDArray[Any], dtype: str) -> WireArray:
+        """A numpy array of that dtype; bfloat16 as its 16 bits."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return cls(dtype, tuple(array.shape), data)  # type: ignore[arg-type]  # a KeyError where it is none
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The values as they were stored: bfloat16 as its 16 bits (uint16). Read-only where it came over the wire."""
+        return np.frombuffer(self.data, dtype=NUMPY_DTYPES[self.dtype]).reshape(self.shape)
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        """The values as numbers: bfloat16 widened to float32."""
+        return widen(self.array, self.dtype)
+
+
+def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """`array` of an engine's dtype as numbers numpy can reckon with: bfloat16 bits become float32."""
+    if dtype != "bfloat16":
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+#: Maps of any shape, until every protocol has its types.
+MAPS: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 
 
 def failure(error: Exception) -> dict[str, Any]:
@@ -95,10 +158,3 @@ def unpack_array(packed: dict[str, Any]) -> tuple[NDArray[Any], str]:
     dtype = str(packed["dtype"])
     array = np.frombuffer(packed["data"], dtype=NUMPY_DTYPES[dtype]).reshape(packed["shape"])
     return array, dtype
-
-
-def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """What the array means as numbers numpy can reckon with: bfloat16 bits become float32."""
-    if dtype != "bfloat16":
-        return array
-    return (array.astype(np.uint32) << 16).view(np.float32)

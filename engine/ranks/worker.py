@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ def _meet(post: Post) -> Comm:
     )
 
 
-def _stay(host: Connection) -> None:
+def _stay(host: Connection[dict[str, Any]]) -> None:
     """Wait for the host to have heard: a rank that left at once would be taken for lost, its error with it."""
     try:
         while host.receive()["do"] != "exit":
@@ -87,7 +88,7 @@ def _device(post: Post) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _answer(host: Connection, commands: Commands) -> bool:
+def _answer(host: Connection[dict[str, Any]], commands: Commands) -> bool:
     """Serve one command; False when it was the last."""
     message = host.receive()
     if message["do"] == "exit":
@@ -102,7 +103,7 @@ def _answer(host: Connection, commands: Commands) -> bool:
     return True
 
 
-def _report(host: Connection, error: Exception) -> None:
+def _report(host: Connection[dict[str, Any]], error: Exception) -> None:
     try:
         host.send(failure(error))
     except Disconnected:

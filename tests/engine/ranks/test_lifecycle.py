@@ -180,7 +180,7 @@ def test_a_rank_that_hangs_is_reported_with_where_each_stands(start: Callable[..
 HOST = """
 import sys, time
 from pathlib import Path
-from engine.client import Client
+from engine.ranks.client import Client
 from engine.config import EngineConfig
 client = Client(EngineConfig(tp=2, threads=1), program="tests.engine.troubled_rank")
 client.load(Path(sys.argv[1]), {"trouble": "sleep"})

@@ -76,7 +76,7 @@ _EXPECTED = (DebuggerError, EngineError, SessionError, FileExistsError)
 class Host:
     """Serves one client. `scratch` is the directory for temporary files."""
 
-    def __init__(self, connection: Connection, scratch: Path) -> None:
+    def __init__(self, connection: Connection[dict[str, Any]], scratch: Path) -> None:
         self.connection, self.scratch = connection, scratch
         self.debugger: Debugger | None = None
         self._sending = threading.Lock()

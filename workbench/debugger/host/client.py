@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import MAPS, Connection, Disconnected
 
 #: Seconds that the host's socket may take to appear (Python and numpy are imported first).
 _PATIENCE = 30.0
@@ -73,7 +73,7 @@ class HostClient:
         self.process, self.on_event = process, on_event
         self.ready: Future[dict[str, Any]] = Future()
         self._directory = directory
-        self._connection: Connection | None = None
+        self._connection: Connection[dict[str, Any]] | None = None
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._queued: list[dict[str, Any]] = []
         self._numbers = itertools.count(1)
@@ -188,7 +188,7 @@ class HostClient:
                     raise
                 time.sleep(0.01)
         with self._lock:
-            self._connection = Connection(sock)
+            self._connection = Connection(sock, MAPS)
             for message in self._queued:
                 self._connection.send(message)
             self._queued.clear()

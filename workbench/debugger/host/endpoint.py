@@ -7,15 +7,16 @@ import socket
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
-from engine.ranks.wire import Connection
+from engine.ranks.wire import MAPS, Connection
 from workbench.debugger.errors import DebuggerError
 
 #: Seconds for the client to come.
 _PATIENCE = 30.0
 
 
-def accept(path: Path) -> Connection:
+def accept(path: Path) -> Connection[dict[str, Any]]:
     """Wait for the one client on a socket at `path`. DebuggerError when the place is not safe or nobody comes."""
     directory = path.parent.stat()
     if directory.st_uid != os.getuid() or stat.S_IMODE(directory.st_mode) & 0o077:
@@ -33,7 +34,7 @@ def accept(path: Path) -> Connection:
                 client, _ = listener.accept()
                 if _same_user(client):
                     client.settimeout(None)
-                    return Connection(client)
+                    return Connection(client, MAPS)
                 client.close()
         except TimeoutError:
             raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s") from None

@@ -189,7 +189,7 @@ def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp
     program = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from workbench.debugger.host_client import HostClient
+from workbench.debugger.host.client import HostClient
 client = HostClient.start([{str(checkpoint)!r}, "--tp", "2", "--ids", "1,2,3", "--session", {str(session)!r}])
 ready = client.ready.result(90)
 print(ready["pid"], *ready["rank_pids"], flush=True)
