@@ -37,6 +37,8 @@ class Console:
                 self.show(line, self.debugger.execute(line))
             except RunEnded:
                 break
+            except BrokenPipeError:
+                raise  # nobody reads any more: that is for the program to end on
             except Exception as error:
                 return self.failed(where, error)
             finally:

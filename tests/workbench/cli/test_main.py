@@ -110,3 +110,20 @@ def test_what_no_engine_can_take_is_a_usage_error(words: list[str], said: str, c
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert said in error
+
+
+@pytest.mark.parametrize(
+    "words", [["replay", str(RECORDED), "--batch", "--ex", "help"], ["toggles"]], ids=" ".join
+)
+def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
+    """`lockstep … | true`: the program ends as `yes | true` does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench.cli", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (141, b"")
