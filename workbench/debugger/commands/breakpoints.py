@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessions.text import clean
 from workbench.debugger.answers import Message, Result, Table, counted
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.core.tensors import rank_of
 from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
@@ -18,7 +18,8 @@ WHERE = Argument(
 
 
 @command(
-    "break", "b", "br", arguments=(WHERE,), group="breaking", changes=True, key="b",
+    "break", "b", "br", arguments=(WHERE,), group="breaking", changes=True,
+    key=Key("b", "breakpoint at this operation"),
     help="stop at taps",
     details="`break layers.3.attn.* if step >= 12 and absmax > 50`, `break logits rank 1`, `break layers.2`. The"
     " condition speaks of the tap's statistics (min max mean rms absmax nan inf zeros) and of step, rank, token,"

@@ -11,7 +11,7 @@ from workbench.debugger.answers import Result, Table, counted, jsonable
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.origins import find_origin, stand_at
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def diagnose(debugger: Debugger) -> Result:
 
 @command(
     "origin", "o", arguments=(Argument("tap", "tap", help="default: the present one, or the last wrong one"),),
-    group="checking", changes=True,
+    group="checking", changes=True, key=Key("o", "walk back to where it went wrong"),
     help="walk back to the first operation whose inputs were clean, and go there",
     details="Follows NaN and inf, and what `golden` has failed, back along the data flow and through the KV cache.",
 )  # fmt: skip

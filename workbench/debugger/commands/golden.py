@@ -17,7 +17,7 @@ from workbench.debugger.answers import Result
 from workbench.debugger.commands.diagnose import Golden, last_judgement
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Executor
-from workbench.debugger.core.registry import command
+from workbench.debugger.core.registry import Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
 from workbench.diagnosis.ledger import ledger
@@ -31,7 +31,8 @@ from workbench.references.request import DTYPES, GoldenSequence
 
 
 @command(
-    "golden", "g", group="checking", changes=True, key="g",
+    "golden", "g", group="checking", changes=True,
+    key=Key("g", "compare with the golden reference", footer="golden"),
     help="hold the branch against the golden reference (transformers), tap by tap",
     details="Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
     " every tensor captured, and judges each against the noise of the operation at this dtype. Where one has failed"

@@ -15,7 +15,7 @@ from workbench.debugger.commands.rules import toggles_table
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.views.rank_weights import WEIGHT_COLUMNS
 
@@ -140,7 +140,8 @@ _LISTS: dict[str, Callable[[Debugger, str], Table]] = {"weights": weights, "taps
         Argument("subject", "word", required=True, choices=(*_SUBJECTS, *_LISTS)),
         Argument("glob", "word", help="of weights and taps: which of them"),
     ),
-    group="looking", help="ranks, kv, blocks, toggles, breakpoints, checkpoints, weights, taps",
+    group="looking", key=Key("B", "list the breakpoints", line="info breakpoints"),
+    help="ranks, kv, blocks, toggles, breakpoints, checkpoints, weights, taps",
     details="`info weights *.layers.0.self_attn.*.bias`",
 )  # fmt: skip
 def info(debugger: Debugger, subject: str, glob: str | None) -> Result:
@@ -169,7 +170,7 @@ def help_(debugger: Debugger, name: str | None) -> Result:
 
 def _group(group: registry.Group) -> Table:
     rows = [
-        [f"  {one.usage}", " ".join(one.aliases), one.key, one.help]
+        [f"  {one.usage}", " ".join(one.aliases), one.key.press if one.key else "", one.help]
         for one in registry.commands().values()
         if one.group == group
     ]

@@ -6,14 +6,15 @@ from workbench.debugger.answers import Position, Result
 from workbench.debugger.core import backwards
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, Interrupted
 
 COUNT = Argument("count", "int", default=1, help="how many times")
 
 
 @command(
-    "reverse-next", "rn", arguments=(COUNT,), group="reversing", changes=True, key="N",
+    "reverse-next", "rn", arguments=(COUNT,), group="reversing", changes=True,
+    key=Key("N", "previous token", footer="back"),
     help="back to the end of the previous token step",
 )  # fmt: skip
 def reverse_next(debugger: Debugger, count: int) -> Result:
@@ -23,7 +24,8 @@ def reverse_next(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "reverse-step", "rs", arguments=(COUNT,), group="reversing", changes=True, key="S",
+    "reverse-step", "rs", arguments=(COUNT,), group="reversing", changes=True, inside=True,
+    key=Key("S", "back into the layer before"),
     help="back to the first operation of this or the previous layer",
 )  # fmt: skip
 def reverse_step(debugger: Debugger, count: int) -> Result:
@@ -40,7 +42,8 @@ def reverse_step(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "reverse-stepi", "rsi", "reverse-nexti", "rni", arguments=(COUNT,), group="reversing", changes=True, key="I",
+    "reverse-stepi", "rsi", "reverse-nexti", "rni", arguments=(COUNT,), group="reversing", changes=True, inside=True,
+    key=Key("I", "one operation back"),
     help="back one operation",
 )  # fmt: skip
 def reverse_stepi(debugger: Debugger, count: int) -> Result:
@@ -57,7 +60,8 @@ def reverse_stepi(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "reverse-continue", "rc", group="reversing", changes=True, key="C",
+    "reverse-continue", "rc", group="reversing", changes=True,
+    key=Key("C", "back to the stop before"),
     help="back to the last breakpoint, or to where a catchpoint first fired",
     details="`catch nan` then `reverse-continue` goes to the first operation of the branch that held NaN; a"
     " breakpoint or watchpoint is gone back to as in gdb, the latest hit before here.",

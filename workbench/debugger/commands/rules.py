@@ -16,7 +16,7 @@ from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.forking import fork_at, fork_from_start, fork_here, recorded_fork
 from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.core.tensors import parts_of, select, whole_of
 from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
@@ -28,7 +28,8 @@ from workbench.inferior.patches import Bounds, Patch, cut
         Argument("rule", "rule", required=True), Argument("value", "word", required=True),
         Argument("keep_cache", "flag", help="leave the KV cache as the old rules made it"),
     ),
-    group="changing", changes=True, engine=True, key="x",
+    group="changing", changes=True, engine=True,
+    key=Key("x", "toggles: known bugs, on and off", footer="toggles"),
     help="change a rule, on a new branch from here",
     details="By default the steps up to here are run again under the new rules, on the same tokens, so that the KV"
     " cache is consistent; --keep-cache leaves it as it is. `info toggles` lists the rules.",

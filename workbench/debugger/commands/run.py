@@ -8,7 +8,7 @@ from workbench.debugger.answers import Message, Position, Result, Stop
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import Goal, forward
-from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 
 COUNT = Argument("count", "int", default=1, help="how many times")
@@ -26,7 +26,8 @@ def run(debugger: Debugger) -> Result:
 
 
 @command(
-    "continue", "c", "fg", group="running", changes=True, key="c",
+    "continue", "c", "fg", group="running", changes=True,
+    key=Key("c", "continue to the next stop", footer="continue"),
     help="run until something stops it",
     details="Stops at breakpoints, watchpoints and catchpoints, at the end of the text, or when interrupted.",
 )  # fmt: skip
@@ -36,7 +37,8 @@ def continue_(debugger: Debugger) -> Result:
 
 
 @command(
-    "next", "n", arguments=(COUNT,), group="running", changes=True, key="n",
+    "next", "n", arguments=(COUNT,), group="running", changes=True,
+    key=Key("n", "next token", footer="next"),
     help="run to the end of the next token step",
 )  # fmt: skip
 def next_step(debugger: Debugger, count: int) -> Result:
@@ -47,7 +49,8 @@ def next_step(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "step", "s", arguments=(COUNT,), group="running", changes=True, key="s",
+    "step", "s", arguments=(COUNT,), group="running", changes=True, inside=True,
+    key=Key("s", "into the next layer", footer="layer"),
     help="run to the first operation of the next layer",
 )  # fmt: skip
 def step(debugger: Debugger, count: int) -> Result:
@@ -56,7 +59,8 @@ def step(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "stepi", "si", arguments=(COUNT,), group="running", changes=True, key="i",
+    "stepi", "si", arguments=(COUNT,), group="running", changes=True, inside=True,
+    key=Key("i", "one operation", footer="op"),
     help="run one operation: all ranks stop at the same tap",
 )  # fmt: skip
 def stepi(debugger: Debugger, count: int) -> Result:
@@ -65,7 +69,7 @@ def stepi(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "nexti", "ni", arguments=(COUNT,), group="running", changes=True,
+    "nexti", "ni", arguments=(COUNT,), group="running", changes=True, inside=True,
     help="run one operation, collectives included",
     details="The same as `stepi`: an operation's collectives belong to it.",
 )  # fmt: skip
@@ -75,7 +79,8 @@ def nexti(debugger: Debugger, count: int) -> Result:
 
 
 @command(
-    "finish", "fin", group="running", changes=True, key="f",
+    "finish", "fin", group="running", changes=True, inside=True,
+    key=Key("f", "finish the layer"),
     help="run to the last operation of this layer",
     details="Standing at the last operation already, it finishes the step.",
 )  # fmt: skip
@@ -138,7 +143,10 @@ def goto(debugger: Debugger, step: int, tap: str | None) -> Result:
     return forward(debugger, replace(goal, quiet=True, reason="goto"))
 
 
-@command("interrupt", group="running", key="ctrl+c", help="stop what is running, within a second")
+@command(
+    "interrupt", group="running", key=Key("ctrl+c", "interrupt what runs"),
+    help="stop what is running, within a second",
+)  # fmt: skip
 def interrupt(debugger: Debugger) -> Result:
     """While something runs the host handles this at once; here nothing does."""
     return Message("nothing is running")

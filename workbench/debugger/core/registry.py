@@ -1,7 +1,7 @@
 """The one registry of commands: prompt, scripts, `help`, the interface's keys, palette and key reference.
 
-    @command("next", "n", arguments=(Argument("count", "int", default=1),), group="running", key="n", changes=True,
-             help="run to the end of the next token step")
+    @command("next", "n", arguments=(Argument("count", "int", default=1),), group="running", changes=True,
+             key=Key("n", "next token"), help="run to the end of the next token step")
     def next_step(debugger, count): ...
 
 A line is a command word (any unambiguous beginning will do) and its arguments. Torch-free.
@@ -49,9 +49,20 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """The key of a command in the screens: Textual's name for it, what it does in a few words, and in one word where it
+    stands in the footer. `line`: what it runs, where that is not the command's name alone."""
+
+    press: str
+    what: str
+    footer: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """One command. `changes`: it is journalled, so that the session is a script. `engine`: it cannot be had
-    in a replay."""
+    in a replay. `inside`: it moves from operation to operation inside a step."""
 
     name: str
     aliases: tuple[str, ...]
@@ -61,7 +72,8 @@ class Command:
     details: str
     changes: bool
     engine: bool
-    key: str
+    inside: bool
+    key: Key | None
     run: Callable[..., Result]
 
     @property
@@ -88,14 +100,17 @@ def command(
     details: str = "",
     changes: bool = False,
     engine: bool = False,
-    key: str = "",
+    inside: bool = False,
+    key: Key | None = None,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Enter a function `(debugger, **arguments) -> Result` into the registry."""
 
     def register(run: Callable[..., Result]) -> Callable[..., Result]:
         for word in (name, *aliases):
             assert word not in {*_COMMANDS, *_ALIASES}, f"two commands are called {word}"
-        _COMMANDS[name] = Command(name, aliases, arguments, group, help, details, changes, engine, key, run)
+        _COMMANDS[name] = Command(
+            name, aliases, arguments, group, help, details, changes, engine, inside, key, run
+        )
         _ALIASES.update(dict.fromkeys(aliases, name))
         return run
 
