@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from engine.checkpoint.header import is_lfs_pointer, lfs_error
+from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
 from engine.errors import CheckpointError, ConfigError
 from engine.text import printable
 
@@ -21,12 +20,12 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LARGEST_JSON = 64 * 2**20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ConfigError names the file and what is wrong with it."""
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file; ConfigError or CheckpointError names the file and what is wrong with it."""
+    size = regular_size(path)
+    if size > LARGEST_JSON:
+        raise ConfigError(f"{path}: {size} bytes is more than any configuration ({LARGEST_JSON})")
     try:
-        size = path.stat().st_size
-        if size > LARGEST_JSON:
-            raise ConfigError(f"{path}: {size} bytes is more than any configuration ({LARGEST_JSON})")
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -43,9 +42,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def weight_files(directory: Path) -> tuple[list[Path], dict[str, Path] | None]:
     """(files, map from tensor to file or None where one file holds all), as transformers chooses them."""
-    if (directory / SINGLE).is_file():
+    if (directory / SINGLE).exists():
         return [directory / SINGLE], None
-    if (directory / INDEX).is_file():
+    if (directory / INDEX).exists():
         located = _read_index(directory / INDEX)
         return sorted(set(located.values())), located
     found = sorted(directory.glob("*.safetensors"))
@@ -85,7 +84,7 @@ def _read_index(path: Path) -> dict[str, Path]:
                 f"{path}: {printable(tensor)} is placed in {printable(repr(name))}: "
                 "not the name of a safetensors file in this directory"
             )
-    absent = sorted(name for name in set(located.values()) if not (path.parent / name).is_file())
+    absent = sorted(name for name in set(located.values()) if not (path.parent / name).exists())
     if absent:
         raise CheckpointError(
             f"{path}: names files that are absent ({len(absent)}): {_some(absent)}; download them"

@@ -8,11 +8,12 @@ checks the same, but says only "invalid"; here every error carries the numbers t
 from __future__ import annotations
 
 import json
+import stat
 import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, TypeGuard
 
 from engine.checkpoint.source import DTYPE_BITS
 from engine.errors import CheckpointError
@@ -71,13 +72,26 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read and validate; CheckpointError says what is wrong with the file, with the values."""
+    size = regular_size(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
             raw = _raw_header(path, size, file.read(8 + len(LFS_POINTER)), file)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     return Header(size, raw, _entries(path, _parse(path, raw[8:]), len(raw), size))
+
+
+def regular_size(path: Path) -> int:
+    """The size of a file in bytes; CheckpointError where it is no regular file: opening a pipe would wait for its
+    writer, and a device never ends."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        raise CheckpointError(f"{path}: {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+    return status.st_size
 
 
 def is_lfs_pointer(start: bytes) -> bool:
@@ -91,7 +105,7 @@ def lfs_error(path: Path) -> CheckpointError:
     )
 
 
-def _raw_header(path: Path, size: int, start: bytes, file: Any) -> bytes:
+def _raw_header(path: Path, size: int, start: bytes, file: BinaryIO) -> bytes:
     if is_lfs_pointer(start):
         raise lfs_error(path)
     if size < 8:
@@ -110,12 +124,12 @@ def _raw_header(path: Path, size: int, start: bytes, file: Any) -> bytes:
     raw = file.read(8 + length)
     if len(raw) != 8 + length:
         raise CheckpointError(f"{path}: truncated while it was being read")
-    return bytes(raw)
+    return raw
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+def _parse(path: Path, text: bytes) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
                 raise ValueError(f"{printable(key)!r} is there twice")
@@ -135,7 +149,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _entries(path: Path, header: dict[str, Any], data_start: int, size: int) -> dict[str, TensorEntry]:
+def _entries(path: Path, header: dict[str, object], data_start: int, size: int) -> dict[str, TensorEntry]:
     entries = {name: _entry(path, name, value, data_start) for name, value in header.items()}
     position, before = data_start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -155,7 +169,7 @@ def _entries(path: Path, header: dict[str, Any], data_start: int, size: int) -> 
     return entries
 
 
-def _entry(path: Path, name: str, value: Any, data_start: int) -> TensorEntry:
+def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry:
     def error(problem: str) -> CheckpointError:
         return CheckpointError(f"{path}: {printable(name)}: {problem}: damaged header; download it again")
 
@@ -176,6 +190,6 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> TensorEntry:
     return TensorEntry(DTYPES[code], tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
-def _whole_numbers(value: Any) -> bool:
+def _whole_numbers(value: object) -> TypeGuard[list[int]]:
     """A list of ints from 0 to 2^63-1 (JSON's true is no number)."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)

@@ -38,15 +38,15 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     """
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or directory")
-    if path.is_file():
+    if not path.is_dir():
         _refuse_format(path)
     directory = path if path.is_dir() else path.parent
     config_file = directory / "config.json"
-    if not config_file.is_file():
+    if not config_file.exists():
         raise ConfigError(f"{directory}: no config.json: not a Hugging Face checkpoint")
     config = read_json(config_file)
     generation_file = directory / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.is_file() else None
+    generation = read_json(generation_file) if generation_file.exists() else None
     model = ModelConfig.from_hf(config, generation, str(config_file))
     return model, SafetensorsSource(path, config_file.read_bytes())
 

@@ -22,7 +22,7 @@ class Fields:
     Without a default, an absent key raises ConfigError.
     """
 
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+    def __init__(self, data: Mapping[str, object], where: str) -> None:
         if not isinstance(data, Mapping):
             raise ConfigError(f"{where}: expected a JSON object, found {_kind(data)}")
         self.data = data

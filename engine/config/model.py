@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from engine.config import huggingface
 from engine.config.fields import Fields
@@ -49,8 +49,8 @@ class ModelConfig:
     @classmethod
     def from_hf(
         cls,
-        config: Mapping[str, Any],
-        generation: Mapping[str, Any] | None = None,
+        config: Mapping[str, object],
+        generation: Mapping[str, object] | None = None,
         where: str = "config.json",
     ) -> ModelConfig:
         """Read a Hugging Face `config.json` and `generation_config.json` as transformers 5 would.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.files import INDEX
 from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
 from engine.errors import CheckpointError, ConfigError
@@ -215,6 +217,30 @@ def test_a_gguf_file_says_what_to_use_instead(single: Path) -> None:
         single / "model.gguf", "GGUF files are not supported yet; use the model's Hugging Face directory"
     )
     _refused(single, "GGUF files are not supported yet")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "model.safetensors", "other.safetensors", INDEX]
+)
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "a directory"])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(name: str, kind: str, single: Path) -> None:
+    """Opening a pipe waits for a writer, reading a device never ends."""
+    file = single / name
+    if not name.endswith("config.json"):
+        (single / "model.safetensors").unlink()
+    file.unlink(missing_ok=True)
+    if kind == "a named pipe":
+        os.mkfifo(file)
+    elif kind == "a device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+    with pytest.raises((CheckpointError, ConfigError), match=f"{name}: {kind}, not a file"):
+        open_checkpoint(single)
+    if file.suffix == ".safetensors" and kind != "a directory":
+        with pytest.raises(CheckpointError, match=f"{name}: {kind}, not a file"):
+            open_checkpoint(file)
 
 
 def test_files_that_are_missing_are_named(single: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from engine import shards
+from engine.parallel import shards
 from engine.checkpoint import safetensors
 from engine.checkpoint.load import rank0_shards, shards_of
 from engine.checkpoint.resolve import open_checkpoint
