@@ -12,7 +12,7 @@ from sessions import Session
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, Script
 from workbench.debugger.host import replay as replaying
-from workbench.debugger.host.requests import replay_of
+from workbench.debugger.host.replay import open_replay
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.models.opening import open_model
@@ -49,7 +49,7 @@ def replay(
     lines = commands_of(script or (), ex or ())
     if not lines and not sys.stdin.isatty():
         lines = piped_commands()
-    with replay_of(session) as debugger:
+    with open_replay(session) as debugger:
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
     raise typer.Exit(code)
 

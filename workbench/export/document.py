@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from workbench.views.biases import Bias
 from workbench.views.heads import Attention
@@ -13,8 +14,8 @@ from workbench.views.story import Story
 VERSION = 1
 
 
-def document(story: Story) -> dict[str, object]:
-    """Plain values for `workbench.export.json.dumps`, which writes NaN and the infinities as words."""
+def document(story: Story) -> dict[str, Any]:
+    """Plain values for `json.dumps` of this room, which writes NaN and the infinities as words."""
     return {
         "lockstep_export": VERSION,
         "identity": asdict(story.identity),
@@ -31,7 +32,7 @@ def document(story: Story) -> dict[str, object]:
     }
 
 
-def _history(one: History) -> dict[str, object]:
+def _history(one: History) -> dict[str, Any]:
     return {
         "tap": one.tap,
         "layout": one.layout,
@@ -45,7 +46,7 @@ def _history(one: History) -> dict[str, object]:
     }
 
 
-def _attention(one: Attention) -> dict[str, object]:
+def _attention(one: Attention) -> dict[str, Any]:
     heads = [
         {
             "head": head.head,
@@ -68,6 +69,6 @@ def _attention(one: Attention) -> dict[str, object]:
     }
 
 
-def _bias(one: Bias) -> dict[str, object]:
+def _bias(one: Bias) -> dict[str, Any]:
     parts = [asdict(part) for part in one.parts]
     return {"name": one.name, "values": None if one.values is None else one.values.tolist(), "ranks": parts}

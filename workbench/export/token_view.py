@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from markupsafe import Markup
 
@@ -26,7 +27,7 @@ def token_data(tokens: Tokens, now: int | None) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _choice(choice: Choice) -> dict[str, object]:
+def _choice(choice: Choice) -> dict[str, Any]:
     notes = ["forced"] if choice.forced else []
     if choice.entropy is not None:
         notes.append(f"entropy {number(choice.entropy)}")

@@ -24,9 +24,9 @@ from sessions.records import StepRecord, TensorRecord
 from workbench.inferior.identity import session_meta
 from workbench.inferior.patches import Patch
 from workbench.inferior.recorder import misaligned, step_record, taps_of
+from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import find_tokenizer
-from workbench.views.token_texts import TokenTextRecorder
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Inferior:
         self.step_number = 0
         self.writer: SessionWriter | None = None
         self.branch: int | None = 0  # where passes are recorded; None: not at all
-        self.texts: TokenTextRecorder | None = None
+        self.texts: TokenRecorder | None = None
         self.patches: list[Patch] = []
         self.first_sampling: dict[int, Sampling] = {}
         self.extra_tensors: Sequence[
@@ -135,7 +135,7 @@ class Inferior:
         )
         self.record_to(writer)
         tokenizer = find_tokenizer(self.path if self.path.is_dir() else self.path.parent)
-        self.texts = None if tokenizer is None else TokenTextRecorder(writer, tokenizer.token)
+        self.texts = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
         return writer
 
     def watch(self, capture: Capture) -> None:

@@ -70,9 +70,9 @@ class Replay:
     def _made(self) -> Debugger:
         if self._debugger is None:
             # Not at the top: the debugger takes as long to import as the whole screen.
-            from workbench.debugger.host.requests import replay_of
+            from workbench.debugger.host.replay import open_replay
 
-            self._debugger = replay_of(self.path)
+            self._debugger = open_replay(self.path)
         return self._debugger
 
     def _commands(self) -> list[dict[str, Any]]:

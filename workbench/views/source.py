@@ -15,7 +15,7 @@ from sessions.layouts import Rebuilt
 from sessions.records import SequenceStep, StepRecord
 from sessions.session import Session
 from workbench.references.cache import golden_directory
-from workbench.views.token_display import TokenTexts, model_path
+from workbench.views.token_texts import TokenTexts, checkpoint_path
 from workbench.views.where import Where
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
@@ -52,7 +52,7 @@ class Source:
     @property
     def model_path(self) -> Path | None:
         """The checkpoint that the session was made from, if it is on this machine. "demo" is the embedded model."""
-        return model_path(self.meta)
+        return checkpoint_path(self.meta)
 
     def owner(self, step: int, branch: int) -> int:
         """The branch that ran a step of `branch`: itself, or the one it shares the step with."""

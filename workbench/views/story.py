@@ -12,7 +12,7 @@ from workbench.views.identity import Identity, identify
 from workbench.views.request import Limits, Request
 from workbench.views.series import History, choose, history
 from workbench.views.session_sentinels import Sentinel, left_golden, sentinels
-from workbench.views.token_labels import Labels
+from workbench.views.token_texts import TokenTexts
 from workbench.views.tokens import Tokens, tokens_of
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import Judgement, first_failure, judgement
@@ -85,8 +85,8 @@ class _Teller:
         hit = next((one.branch for one in self.looked if one.step is not None), None)
         if request.branch is None and failure is None and hit is not None:
             self.branch = hit  # nothing was judged: the trouble is where something fired
-        self.labels = Labels(session.meta)
-        self.judgement = judgement(session, self.branch, request.step, self.labels.label)
+        self.texts = TokenTexts.of(session.meta)
+        self.judgement = judgement(session, self.branch, request.step, self.texts.label)
         if self.judgement.first is not None:
             self.looked.append(left_golden(self.judgement.first))
 
@@ -157,7 +157,7 @@ class _Teller:
         marks = [] if step is None else [step]
         marks += [one.step for one in self.looked if one.step is not None]
         found = tuple(
-            tokens_of(self.session, self.trail, self.labels, seq, sides, marks, self.limits)
+            tokens_of(self.session, self.trail, self.texts, seq, sides, marks, self.limits)
             for seq in self.seqs
         )
         for tokens in found:

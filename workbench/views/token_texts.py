@@ -1,81 +1,134 @@
-"""What turns ids into text; and the texts that a session keeps itself, so that a replay needs no tokenizer."""
+"""Token ids as text: the text that the session recorded, else the tokenizer of the model, else the id.
+
+A token's text comes from a foreign file. `token_label` is the only form in which it is shown.
+"""
 
 from __future__ import annotations
 
+import os
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sessions import SessionWriter
-from sessions.records import StepRecord
-from sessions.text import token_texts, token_texts_key
+from rich.cells import cell_len, set_cell_size
 
-#: Texts a page of the session's meta holds; only the last page is ever written again.
-_PAGE = 512
+from engine.errors import ConfigError
+from sessions.text import token_texts
+from workbench.demo import MODEL_DIR
 
+if TYPE_CHECKING:
+    from workbench.models.tokenizer import Tokenizer
 
-class Tokenizer(Protocol):
-    """What turns ids into text."""
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of some ids."""
-
-    def token(self, token: int) -> str | None:
-        """The text of one token."""
+_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\u00a0": "⍽", "\ufeff": "‹bom›"}
 
 
-class RecordedTokens:
-    """A tokenizer that knows the tokens a session speaks of."""
+class TokenTexts:
+    """The texts of a session's tokens. `tokenizer` is called when an id is asked for that `recorded` lacks.
 
-    def __init__(self, texts: Mapping[int, str], special: Collection[int]) -> None:
-        self._texts, self._special = texts, frozenset(special)
+    `special` ids (end of sequence) are left out of `joined`.
+    """
+
+    def __init__(
+        self,
+        recorded: Mapping[int, str],
+        tokenizer: Callable[[], Tokenizer | None] = lambda: None,
+        special: Collection[int] = (),
+    ) -> None:
+        self._texts: dict[int, str | None] = dict(recorded)
+        self._recorded, self._special = bool(recorded), frozenset(special)
+        self._find_tokenizer = tokenizer
+        self._labels: dict[int, str] = {}
 
     @classmethod
-    def of(cls, meta: Mapping[str, object]) -> RecordedTokens | None:
-        """From a session's meta; None where it holds no texts."""
-        texts, model = token_texts(meta), meta.get("model")
+    def of(cls, meta: Mapping[str, Any]) -> TokenTexts:
+        """The texts that a session's meta holds, and the tokenizer beside its checkpoint, read when first needed."""
+        model = meta.get("model")
         ends = model.get("eos_ids") if isinstance(model, dict) else None
-        return cls(texts, ends if isinstance(ends, list) else ()) if texts else None
+        special = [i for i in ends if type(i) is int] if isinstance(ends, list) else []
+        checkpoint = checkpoint_path(meta)
+        return cls(token_texts(meta), lambda: _tokenizer_at(checkpoint), special)
 
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of some ids; a token of which the session holds no text is shown by its number."""
-        return "".join(self._texts.get(i, f"<{i}>") for i in ids if special or i not in self._special)
+    def text(self, token: int) -> str | None:
+        """The raw text of a token, special or not; None if it is unknown."""
+        if token not in self._texts:
+            tokenizer = self._find_tokenizer()
+            self._texts[token] = None if tokenizer is None else tokenizer.token(token)
+        return self._texts[token]
 
-    def token(self, token: int) -> str | None:
-        """The text of one token."""
-        return self._texts.get(token)
+    def label(self, token: int) -> str:
+        """The token as it is shown; its id in angle quotes if its text is unknown."""
+        known = self._labels.get(token)
+        if known is None:
+            text = self.text(token)
+            known = self._labels[token] = f"‹{token}›" if text is None else token_label(text)
+        return known
+
+    def joined(self, ids: Sequence[int]) -> str | None:
+        """The raw text of several tokens without special ones; None if there are neither texts nor a tokenizer.
+
+        A tokenizer goes first here: it joins characters that are split over tokens.
+        """
+        tokenizer = self._find_tokenizer()
+        if tokenizer is not None:
+            return tokenizer.decode(ids)
+        if not self._recorded:
+            return None
+        return "".join(self._texts.get(i) or f"<{i}>" for i in ids if i not in self._special)
 
 
-class TokenTextRecorder:
-    """Collects the ids of every pass (fed, emitted, and the best candidates) and writes their texts."""
+@lru_cache(maxsize=65536)
+def token_label(text: str, limit: int = 24) -> str:
+    """One token's text in at most `limit` terminal cells: nothing invisible, nothing that a terminal obeys.
 
-    def __init__(self, writer: SessionWriter, token: Callable[[int], str | None]) -> None:
-        self._writer, self._token = writer, token
-        self._known: set[int] = set()
-        self._page: dict[str, str] = {}
-        self._number = 0
-        self._unwritten = False
+    Control and format characters get a visible form, a lone combining mark a circle to stand on, special tokens angle
+    quotes. A leading space stays a space (it is how words begin); other blanks are dots.
+    """
+    if not text:
+        return "∅"
+    if len(text) > 2 and text[0] == "<" and text[-1] == ">":
+        text = f"‹{text[1:-1]}›"
+    shown = "".join(map(_visible_character, text[: 4 * limit]))
+    body = shown.rstrip(" ")
+    shown = body + "·" * (len(shown) - len(body))
+    if unicodedata.combining(shown[0]):
+        shown = "◌" + shown
+    if cell_len(shown) > limit:
+        shown = set_cell_size(shown, limit - 1).rstrip(" ") + "…"
+    return shown if cell_len(shown) else "◌" + shown
 
-    def note(self, record: StepRecord) -> None:
-        """Take the ids of a pass and write the texts that are new."""
-        for told in record.sequences:
-            emitted = () if told.emitted is None else (told.emitted,)
-            for token in (*told.ids, *emitted, *told.topk_ids):
-                if token not in self._known:
-                    self._add(token)
-        self._flush()
 
-    def _flush(self) -> None:
-        if self._unwritten:
-            self._writer.set_meta(token_texts_key(self._number), self._page)
-            self._unwritten = False
+def _visible_character(character: str) -> str:
+    if character in _NAMED:
+        return _NAMED[character]
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)  # the "symbol for" block: ␛ for escape
+    category = unicodedata.category(character)
+    if category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"‹{code:x}›"
+    return "·" if category == "Zs" and character != " " else character
 
-    def _add(self, token: int) -> None:
-        self._known.add(token)
-        text = self._token(token)
-        if text is None:
-            return
-        if len(self._page) == _PAGE:
-            self._flush()
-            self._page, self._number = {}, self._number + 1
-        self._page[str(token)] = text
-        self._unwritten = True
+
+def checkpoint_path(meta: Mapping[str, Any]) -> Path | None:
+    """The checkpoint that a session names, if it is on this machine. "demo" is the embedded model."""
+    named = meta.get("model_path")
+    if not isinstance(named, str) or not named:
+        return None
+    path = MODEL_DIR if named == "demo" else Path(named)
+    return path if os.path.exists(path) else None  # Path.exists raises for a name that is too long
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_at(checkpoint: Path | None) -> Tokenizer | None:
+    """The tokenizer beside a checkpoint; None where there is none that can be read."""
+    if checkpoint is None:
+        return None
+    # Imported here: the Rust library is paid for only by a session that does not name its tokens.
+    from workbench.models.tokenizer import find_tokenizer
+
+    try:
+        return find_tokenizer(checkpoint if checkpoint.is_dir() else checkpoint.parent)
+    except ConfigError:
+        return None  # the session's own texts are still shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sessions import SequenceStep, Session
 from workbench.views.request import Limits
-from workbench.views.token_labels import Labels
+from workbench.views.token_texts import TokenTexts
 from workbench.views.trail import Trail
 
 #: Steps shown around each place of interest where not all can be.
@@ -67,7 +67,7 @@ class Tokens:
 def tokens_of(
     session: Session,
     trail: Trail,
-    labels: Labels,
+    texts: TokenTexts,
     seq: int,
     branches: Sequence[tuple[int, str]],
     interesting: Sequence[int],
@@ -87,7 +87,7 @@ def tokens_of(
         Line(
             branch,
             name,
-            tuple(_choice(session, trail, labels, (branch, first), k, seq, limits) for k in steps),
+            tuple(_choice(session, trail, texts, (branch, first), k, seq, limits) for k in steps),
             differences.get(branch),
         )
         for branch, name in branches
@@ -99,7 +99,7 @@ def tokens_of(
     gaps = [(a, b - a - 1) for a, b in zip(steps, [*steps[1:], longest.stop], strict=True) if b - a > 1]
     return Tokens(
         seq,
-        tuple(labels.label(token) for token in kept),
+        tuple(texts.label(token) for token in kept),
         len(prompt) - len(kept),
         half if cut else len(kept),
         tuple(steps),
@@ -150,7 +150,7 @@ def _told(session: Session, branch: int, step: int, seq: int) -> SequenceStep | 
 def _choice(
     session: Session,
     trail: Trail,
-    labels: Labels,
+    texts: TokenTexts,
     sides: tuple[int, int],
     step: int,
     seq: int,
@@ -164,7 +164,7 @@ def _choice(
     if told is None or told.emitted is None:
         return None
     candidates = tuple(
-        Candidate(labels.label(token), token, _chance(logit, told.logsumexp), logit, token == told.emitted)
+        Candidate(texts.label(token), token, _chance(logit, told.logsumexp), logit, token == told.emitted)
         for token, logit in zip(
             told.topk_ids[: limits.candidates], told.topk_logits[: limits.candidates], strict=False
         )
@@ -173,7 +173,7 @@ def _choice(
     there = step in session.steps(reference)
     return Choice(
         step,
-        labels.label(told.emitted),
+        texts.label(told.emitted),
         _chance(logits[told.emitted], told.logsumexp) if told.emitted in logits else None,
         told.entropy,
         told.forced,

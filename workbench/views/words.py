@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from typing import Any
 
 from sessions.text import clean
-
-#: Format, private and unassigned characters: invisible, so that their code is shown instead.
-_INVISIBLE = ("Cf", "Co", "Cn")
 
 
 def said(value: object, limit: int = 120) -> str:
@@ -39,21 +35,6 @@ def figure_of(data: object, key: str) -> float | None:
 def finite(value: float | None) -> bool:
     """Whether it is a number that can be drawn."""
     return value is not None and math.isfinite(value)
-
-
-def token_label(text: str) -> str:
-    """One token's text as a reader can see it: blanks as dots, invisible characters by their code, a combining
-    mark on a circle. A leading space stays a space, for that is how words begin."""
-    if not text:
-        return "∅"
-    shown = "".join(
-        f"‹{ord(c):x}›" if unicodedata.category(c) in _INVISIBLE else c for c in clean(text, limit=40)
-    )
-    if not shown.strip(" "):
-        return "·" * len(shown)
-    body = shown.rstrip(" ")
-    shown = body + "·" * (len(shown) - len(body))
-    return f"◌{shown}" if unicodedata.combining(shown[0]) else shown
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,8 +15,7 @@ from sessions import SessionError
 from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.replay import engine_config, recorded_sequences
-from workbench.debugger.host.requests import replay_of
+from workbench.debugger.host.replay import engine_config, open_replay, recorded_sequences
 
 EVIL = "\x1b]0;owned\x07\x9b2J../../etc/passwd'; DROP TABLE steps; --\u202e\n$(touch pwned)"
 JUNK: tuple[Any, ...] = (
@@ -57,7 +56,7 @@ def harmless(path: Path) -> None:
     """Every command answers with clean text or refuses with one of our errors; the file stays as it is."""
     before = path.read_bytes()
     try:
-        debugger = replay_of(path)
+        debugger = open_replay(path)
     except (SessionError, EngineError, DebuggerError):
         return
     with debugger:

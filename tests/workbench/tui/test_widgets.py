@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from workbench.export.pooling import ABSENT, FINITE, NAN, pool
 from workbench.models.identify import completions, identify
 from workbench.tui import settings
 from workbench.tui.screens import commands, moves
-from workbench.tui.tokens import fit, visible
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
@@ -26,15 +25,6 @@ from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
 from workbench.views.overview import BranchLine, Overview
 from workbench.views.sentinels import collapsed, first_desync, replica_groups
 from workbench.views.where import Where
-
-
-@given(st.text(max_size=40))
-def test_visible_tokens_hold_nothing_that_a_terminal_obeys(text: str) -> None:
-    shown = visible(text)
-    assert shown
-    assert 1 <= cell_len(shown) <= 25
-    for character in shown:
-        assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 @given(st.text(max_size=30), st.integers(1, 30), st.booleans())

@@ -13,7 +13,7 @@ from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
 from workbench.views.cache_rows import cache_rows
 from workbench.views.kv_cache import cache
 from workbench.views.source import Source
-from workbench.views.token_display import TokenTexts
+from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
 TAP = "layers.0.attn.k_cache"

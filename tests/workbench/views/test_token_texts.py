@@ -1,34 +1,63 @@
-"""A session keeps the texts of its tokens, page by page, and gives them back without a tokenizer."""
+"""One way from a token id to its text, and one form in which it is shown."""
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
-from sessions import Session, SessionWriter
-from sessions.records import SequenceStep, StepRecord, Tap
-from sessions.text import token_texts
-from workbench.views.token_texts import TokenTextRecorder
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from workbench.demo import MODEL_DIR
+from workbench.models.tokenizer import find_tokenizer
+from workbench.views.token_texts import TokenTexts, checkpoint_path, token_label
+
+DEMO = find_tokenizer(MODEL_DIR)
 
 
-def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "texts.session"
-    wanted = {token: f"t{token}\x1b" for token in range(1300) if token % 7}
-    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta={}) as writer:
-        texts = TokenTextRecorder(writer, wanted.get)
-        for step in range(13):
-            ids = range(step * 100, step * 100 + 90)
-            told = SequenceStep(
-                0, list(ids[:50]), list(ids[:50]), [[1]], emitted=ids[50], topk_ids=list(ids[51:])
-            )
-            texts.note(StepRecord(step, "decode", [told], 0.0))
-    seen = {token for step in range(13) for token in range(step * 100, step * 100 + 90)}
-    assert token_texts(Session.open(path).meta) == {t: wanted[t] for t in seen if t in wanted}
+@given(st.text(max_size=40))
+def test_a_label_holds_nothing_that_a_terminal_obeys(text: str) -> None:
+    shown = token_label(text)
+    assert shown
+    assert 1 <= cell_len(shown) <= 25
+    for character in shown:
+        assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def test_foreign_pages_are_read_as_data() -> None:
-    meta = {
-        "token_texts": {"1": "a", "x": "b", "2": 3, "9" * 40: "c"},
-        "token_texts.1": ["no"],
-        "other": {"5": "d"},
-    }
-    assert token_texts(meta) == {1: "a"}
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("", "∅"), (" The", " The"), ("\n\n", "⏎⏎"), ("   ", "···"), ("a ", "a·"), ("<|im_end|>", "‹|im_end|›")],
+)
+def test_labels(text: str, label: str) -> None:
+    assert token_label(text) == label
+
+
+def test_the_recorded_text_goes_before_the_tokenizer_and_the_id_comes_last() -> None:
+    assert DEMO is not None
+    known = DEMO.token(300)
+    assert known is not None
+    texts = TokenTexts({301: "recorded"}, lambda: DEMO)
+    assert texts.label(301) == "recorded"
+    assert texts.text(300) == known
+    assert texts.label(1 << 40) == f"‹{1 << 40}›"
+    assert TokenTexts({}).label(7) == "‹7›"
+
+
+def test_texts_are_joined_without_special_tokens() -> None:
+    assert DEMO is not None
+    ids = DEMO.encode("a word")
+    assert TokenTexts({}, lambda: DEMO).joined(ids) == "a word"
+    assert TokenTexts({1: "a", 2: " b", 3: "<end>"}, special=[3]).joined([1, 2, 9, 3]) == "a b<9>"
+    assert TokenTexts({}).joined([1]) is None
+
+
+@pytest.mark.parametrize("path", ["", 3, None, "/nowhere", "x" * 5000, "a\0b"])
+def test_a_checkpoint_that_is_not_there_is_none(path: object) -> None:
+    assert checkpoint_path({"model_path": path}) is None
+
+
+def test_a_broken_tokenizer_costs_only_the_texts(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert TokenTexts.of({"model_path": str(tmp_path)}).label(5) == "‹5›"

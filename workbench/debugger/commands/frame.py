@@ -80,7 +80,7 @@ def topk(debugger: Debugger, count: int) -> Result:
                     math.exp(logit - told.logsumexp) if known and told.logsumexp is not None else None
                 )
                 chosen = "←" if token == told.emitted else ""
-                rows.append([told.seq, token, debugger.token_text(token), logit, probability, chosen])
+                rows.append([told.seq, token, debugger.texts.label(token), logit, probability, chosen])
     return Table(
         f"step {at.step}", ["sequence", "id", "token", "logit", "probability", ""], rows,
         empty="no top-k was recorded",
@@ -124,7 +124,7 @@ def _position_tokens(debugger: Debugger, count: int) -> list[str]:
     for step in range(min(at.step, debugger.timeline.last(at.branch)) + 1):
         told = debugger.timeline.sequence(at.branch, step)
         ids += list(told.ids) if told is not None else []
-    return [debugger.token_text(token) for token in ids[:count]]
+    return [debugger.texts.label(token) for token in ids[:count]]
 
 
 @command(

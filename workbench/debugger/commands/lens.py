@@ -55,7 +55,7 @@ def lens(debugger: Debugger, count: int) -> Table:
     ]
     told = debugger.timeline.sequence(at.branch, at.step)
     emitted = told.emitted if told is not None else None
-    chosen = "nothing" if emitted is None else debugger.token_text(emitted)
+    chosen = "nothing" if emitted is None else debugger.texts.label(emitted)
     return Table(
         f"step {at.step} → {chosen}", ["after", "would choose", "probability", "entropy", "golden"], rows
     )
@@ -125,7 +125,7 @@ def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32])
 
 def _first(debugger: Debugger, layer: dict[str, Any], count: int) -> list[Any]:
     """The best candidates in words, and the probability of the best."""
-    words = "  ".join(debugger.token_text(token) for token in layer["ids"][: max(1, count)])
+    words = "  ".join(debugger.texts.label(token) for token in layer["ids"][: max(1, count)])
     best, total = layer["logits"][0], layer["logsumexp"]
     return [words, None if best is None or total is None else math.exp(min(0.0, best - total))]
 

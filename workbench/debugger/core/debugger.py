@@ -15,7 +15,6 @@ from typing import Any
 
 from engine.errors import RankError
 from sessions import Session, SessionWriter
-from sessions.text import clean
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
 from workbench.debugger.core.executor import Executor
@@ -23,7 +22,7 @@ from workbench.debugger.core.registry import Command
 from workbench.debugger.core.timeline import Timeline
 from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
 from workbench.debugger.stops.breakpoints import Breakpoints
-from workbench.views.token_texts import Tokenizer
+from workbench.views.token_texts import TokenTexts
 
 
 @dataclass(slots=True)
@@ -53,10 +52,11 @@ class Debugger:
         executor: Executor | None = None,
         *,
         writer: SessionWriter | None = None,
-        tokenizer: Tokenizer | None = None,
+        texts: TokenTexts | None = None,
         events: Callable[[str, Mapping[str, Any]], None] = lambda kind, body: None,
     ) -> None:
-        self.timeline, self.executor, self.tokenizer = timeline, executor, tokenizer
+        self.timeline, self.executor = timeline, executor
+        self.texts = texts or TokenTexts({})
         self.writer, self.events = writer, events
         self.position = Position(0, -1)
         self.breakpoints = Breakpoints()
@@ -223,7 +223,7 @@ class Debugger:
             told = self.timeline.record(at.branch, at.step).sequences
             position = int(told[0].positions[-1]) if told else None
             emitted = told[0].emitted if told else None
-            token = None if emitted is None or at.place is not None else self.token_text(emitted)
+            token = None if emitted is None or at.place is not None else self.texts.label(emitted)
         return Stop(reason, description, at.branch, at.step, tap, position, token, **details)
 
     def token_read(self) -> str | None:
@@ -231,14 +231,9 @@ class Debugger:
         at = self.position
         flight = self.executor.flight if self.executor is not None else None
         if flight is not None and flight.step == at.step:
-            return self.token_text(int(flight.stopped.names[0]["token"]))
+            return self.texts.label(int(flight.stopped.names[0]["token"]))
         told = self.timeline.sequence(at.branch, at.step) if at.step >= 0 else None
-        return None if told is None else self.token_text(told.ids[-1])
-
-    def token_text(self, token: int) -> str:
-        """A token as it is shown."""
-        text = self.tokenizer.token(token) if self.tokenizer is not None else None
-        return str(token) if text is None else clean(repr(text)[1:-1] if not text.strip() else text, limit=60)
+        return None if told is None else self.texts.label(told.ids[-1])
 
     def _amended(self, line: str, before: Position) -> str:
         """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank

@@ -17,7 +17,8 @@ from workbench.debugger.core.timeline import Timeline
 from workbench.debugger.stops.locations import Places
 from workbench.inferior.inferior import Inferior
 from workbench.models.capture import STATS, Capture
-from workbench.views.token_texts import Tokenizer
+from workbench.models.tokenizer import Tokenizer
+from workbench.views.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,4 @@ def start(run: Run, on_warning: Callable[[str], None] = lambda text: None) -> De
         session, Places([spec.name for spec in inferior.specs]), run.config.tp, inferior.rules
     )
     executor = Executor(inferior, timeline)
-    return Debugger(timeline, executor, writer=writer, tokenizer=run.tokenizer)
+    return Debugger(timeline, executor, writer=writer, texts=TokenTexts({}, lambda: run.tokenizer))

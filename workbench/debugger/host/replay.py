@@ -19,14 +19,14 @@ from workbench.debugger.core.timeline import open_timeline
 from workbench.debugger.errors import Divergence
 from workbench.inferior.identity import identity
 from workbench.inferior.inferior import Inferior
-from workbench.views.token_texts import Tokenizer
+from workbench.views.token_texts import TokenTexts
 
 
-def open_replay(path: Path, tokenizer: Tokenizer | None = None) -> Debugger:
+def open_replay(path: Path) -> Debugger:
     """A debugger before the first step of a saved session. SessionError says what is wrong with the file."""
     session = Session.open(path)
     try:
-        return Debugger(open_timeline(session), tokenizer=tokenizer)
+        return Debugger(open_timeline(session), texts=TokenTexts.of(session.meta))
     except BaseException:
         session.close()
         raise

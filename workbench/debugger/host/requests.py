@@ -7,18 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.errors import ConfigError
 from engine.run.sampling import Sampling
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.host.launch import Run, start
 from workbench.debugger.host.replay import open_replay
-from workbench.demo import MODEL_DIR
 from workbench.inferior.destination import may_write
 from workbench.models import requests
-from workbench.models.opening import DEMO, open_model
-from workbench.models.tokenizer import Tokenizer, find_tokenizer
+from workbench.models.opening import open_model
 from workbench.paths import new_session_path
-from workbench.views.token_texts import RecordedTokens
 
 
 @dataclass(frozen=True)
@@ -74,31 +70,12 @@ def run_of(launch: Launch) -> Run:
     )  # fmt: skip
 
 
-def tokenizer_of(model_path: object) -> Tokenizer | None:
-    """The tokenizer of the checkpoint that a session was recorded from, where it is still there."""
-    path = MODEL_DIR if model_path == DEMO else Path(str(model_path or ""))
-    if not model_path or not path.exists():
-        return None
-    try:
-        return find_tokenizer(path if path.is_dir() else path.parent)
-    except ConfigError:
-        return None  # the session's own texts do
-
-
-def replay_of(path: Path) -> Debugger:
-    """The replay of a session, with the texts of its tokens."""
-    debugger = open_replay(path)
-    meta = debugger.session.meta
-    debugger.tokenizer = tokenizer_of(meta.get("model_path")) or RecordedTokens.of(meta)
-    return debugger
-
-
 def start_debugger(options: Options, on_warning: Callable[[str], None]) -> Debugger:
     """What the host's command line asks for."""
     if options.launch is not None:
         return start(run_of(options.launch), on_warning)
     assert options.replay is not None, "the parser lets nothing else through"
-    return replay_of(options.replay)
+    return open_replay(options.replay)
 
 
 def parse_options(words: Sequence[str]) -> Options:

@@ -168,9 +168,10 @@ def _tokens(debugger: Debugger) -> list[int]:
 
 
 def _text(debugger: Debugger) -> str:
-    if debugger.tokenizer is None:
+    text = debugger.texts.joined(_tokens(debugger))
+    if text is None:
         raise NotCaptured("there is no tokenizer to tell the text by: use `tokens`")
-    return debugger.tokenizer.decode(_tokens(debugger))
+    return text
 
 
 _FACTS: dict[str, Callable[[Debugger], Fact]] = {

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.tokens import fit
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import LineWidget
 
 

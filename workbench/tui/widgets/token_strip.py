@@ -17,7 +17,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.tui.theme import Paint, mix
-from workbench.tui.tokens import fit
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import LineWidget
 
 _DIVIDER = "│"

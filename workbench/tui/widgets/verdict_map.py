@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.tokens import fit
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import LineWidget
 
 _LABEL = 17

@@ -16,15 +16,15 @@ def test_where_tells_the_token_that_is_read_and_the_one_that_comes_out(live: Liv
     debugger.execute("next 2")
     emitted = debugger.timeline.tokens(0)
     told = debugger.execute("where").to_json()["data"]
-    assert (told["reads"], told["token"]) == (str(emitted[0]), str(emitted[1]))
+    assert (told["reads"], told["token"]) == (f"‹{emitted[0]}›", f"‹{emitted[1]}›")
     debugger.execute("stepi")
     text = debugger.execute("where").to_text()
     assert text.startswith("step 2 (under way), at embed")
-    assert f'reads "{emitted[1]}" at position 6' in text
+    assert f'reads "‹{emitted[1]}›" at position 6' in text
     texts(debugger, "next", "goto 0")
     text = debugger.execute("where").to_text()
     assert text.startswith("step 0 (the last is 2)")
-    assert f'reads "{PROMPT[-1]}"' in text
+    assert f'reads "‹{PROMPT[-1]}›"' in text
 
 
 def test_one_rank_or_all_of_them(live: Live) -> None:

@@ -21,7 +21,6 @@ from workbench.debugger.answers import Expectation
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import NeedsEngine, NotCaptured
 from workbench.debugger.host.replay import open_replay, verify
-from workbench.debugger.host.requests import replay_of
 from workbench.demo.record_faults import STORIES, Story, file_name
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -99,7 +98,7 @@ def conclusions(lines: str) -> list[dict[str, object]]:
 def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: Path) -> None:
     path = tmp_path / file_name(story)
     path.write_bytes((RECORDED / file_name(story)).read_bytes())
-    with replay_of(path) as debugger:
+    with open_replay(path) as debugger:
         claims = []
         for line in script_of(debugger).splitlines():
             if line.startswith("#"):
@@ -154,7 +153,7 @@ def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:
 
 
 def test_a_replay_goes_back_to_where_the_golden_was_left() -> None:
-    with replay_of(RECORDED / "load_bias-false.session") as debugger:
+    with open_replay(RECORDED / "load_bias-false.session") as debugger:
         texts(debugger, "goto 1", "catch golden")
         stops = [debugger.execute("reverse-continue").to_json() for _ in range(2)]
     assert [(stop["reason"], stop["step"], stop["tap"]) for stop in stops] == [
@@ -166,11 +165,11 @@ def test_a_replay_goes_back_to_where_the_golden_was_left() -> None:
 def test_a_replay_needs_no_tokenizer_to_show_tokens(tmp_path: Path) -> None:
     path = tmp_path / "moved.session"
     shutil.copyfile(RECORDED / "load_bias-false.session", path)
-    with replay_of(path) as debugger:
+    with open_replay(path) as debugger:
         here = debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()
     with SessionWriter.reopen(path) as writer:
         writer.set_meta("model_path", str(tmp_path / "gone"))
-    with replay_of(path) as debugger:
+    with open_replay(path) as debugger:
         assert (debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()) == here
 
 

@@ -1,0 +1,48 @@
+"""Records the text of every token of a session, so that a replay needs no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sessions import SessionWriter
+from sessions.records import StepRecord
+from sessions.text import token_texts_key
+
+#: Texts a page of the session's meta holds; only the last page is ever written again.
+_PAGE = 512
+
+
+class TokenRecorder:
+    """Collects the ids of every pass (fed, emitted, and the best candidates) and writes their texts."""
+
+    def __init__(self, writer: SessionWriter, token: Callable[[int], str | None]) -> None:
+        self._writer, self._token = writer, token
+        self._known: set[int] = set()
+        self._page: dict[str, str] = {}
+        self._number = 0
+        self._unwritten = False
+
+    def note(self, record: StepRecord) -> None:
+        """Take the ids of a pass and write the texts that are new."""
+        for told in record.sequences:
+            emitted = () if told.emitted is None else (told.emitted,)
+            for token in (*told.ids, *emitted, *told.topk_ids):
+                if token not in self._known:
+                    self._add(token)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._unwritten:
+            self._writer.set_meta(token_texts_key(self._number), self._page)
+            self._unwritten = False
+
+    def _add(self, token: int) -> None:
+        self._known.add(token)
+        text = self._token(token)
+        if text is None:
+            return
+        if len(self._page) == _PAGE:
+            self._flush()
+            self._page, self._number = {}, self._number + 1
+        self._page[str(token)] = text
+        self._unwritten = True
