@@ -3,7 +3,6 @@ installation may crash, and then says so on one line."""
 
 from __future__ import annotations
 
-import json
 import locale
 import os
 import shutil
@@ -15,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
 import psutil
 from packaging.requirements import Requirement
 
@@ -65,7 +65,7 @@ def examine() -> Iterator[Finding]:
     if isinstance(torch, Finding):
         yield torch
         return
-    yield Finding("torch", "ok", f"{torch['version']} loads")
+    yield Finding("torch", "ok", f"{torch.version} loads")
     yield _gpus(torch)
     yield _collectives(torch)
     yield _ranks()
@@ -145,7 +145,17 @@ def _demo() -> Finding:
     return Finding("demo model", "bad", f"not at {MODEL_DIR}", "install again: the package is incomplete")
 
 
-def _probe_torch() -> dict[str, Any] | Finding:
+class TorchBuild(msgspec.Struct, frozen=True):
+    """What the installed torch can do, as a process that loads it reports. `gpus`: (name, bytes, capability)."""
+
+    version: str
+    built_for_cuda: str | None  # CUDA's version
+    gloo: bool
+    nccl: bool
+    gpus: tuple[tuple[str, int, str], ...]
+
+
+def _probe_torch() -> TorchBuild | Finding:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _PROBE],
@@ -156,33 +166,30 @@ def _probe_torch() -> dict[str, Any] | Finding:
             "torch", "bad", f"does not load within {_SECONDS:.0f} s", "is the disk or the machine overloaded?"
         )
     try:
-        told = json.loads(done.stdout)
-    except ValueError:
+        return msgspec.json.decode(done.stdout, type=TorchBuild)
+    except msgspec.MsgspecError:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Finding("torch", "bad", f"does not load: {last[:200]}", "pip install --force-reinstall torch")
-    return dict(told)
 
 
-def _gpus(torch: dict[str, Any]) -> Finding:
-    if torch["gpus"]:
-        listed = ", ".join(
-            f"{name} {memory / 2**30:.0f} GiB (sm {cap})" for name, memory, cap in torch["gpus"]
-        )
+def _gpus(torch: TorchBuild) -> Finding:
+    if torch.gpus:
+        listed = ", ".join(f"{name} {memory / 2**30:.0f} GiB (sm {cap})" for name, memory, cap in torch.gpus)
         return Finding("GPUs", "ok", listed)
-    if torch["built_for_cuda"]:
+    if torch.built_for_cuda:
         return Finding(
             "GPUs", "note", "none: torch is built for CUDA but sees no device", "ranks run on the CPU"
         )
     return Finding("GPUs", "note", "none: this torch is built for the CPU", "ranks run on the CPU")
 
 
-def _collectives(torch: dict[str, Any]) -> Finding:
-    if not torch["gloo"]:
+def _collectives(torch: TorchBuild) -> Finding:
+    if not torch.gloo:
         return Finding(
             "collectives", "bad", "no gloo in this torch", "install a build of torch with distributed"
         )
-    count = len(torch["gpus"])
-    if not torch["nccl"]:
+    count = len(torch.gpus)
+    if not torch.nccl:
         level: Level = "note" if count > 1 else "ok"
         return Finding("collectives", level, "gloo (no nccl: ranks on GPUs would talk through the host)")
     fits = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import typer
 
@@ -53,31 +54,42 @@ def inspect(
         if as_json:
             tensors = [_told(one) for one in found]
             _need_some(tensors, tensor)
-            print(dumps(_summary(model, names) | {"tp": tp, "tensors": tensors}))
+            print(dumps(asdict(_summary(model, names)) | {"tp": tp, "tensors": tensors}))
             return
         print(_headline(model, names))
         _need_some(list(_print_all(found, model.config, names, tp)), tensor)
 
 
-def _need_some(shown: list[Any], pattern: str) -> None:
+def _need_some(shown: Sized, pattern: str) -> None:
     if not shown:
         raise UsageError(
             f"no tensor matches {pattern!r}: the glob is held against whole names, such as 'model.*.bias'"
         )
 
 
-def _summary(model: OpenedModel, names: set[str]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """A checkpoint as a whole; tensors that the model needs and lacks, or has and does not know."""
+
+    path: str
+    family: str
+    layers: int
+    missing: list[str]
+    unexpected: list[str]
+
+
+def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
     expected = shards.parameters(model.config).keys()
-    return {
-        "path": str(model.path),
-        "family": model.config.family,
-        "layers": model.config.num_layers,
-        "missing": sorted(expected - names),
-        "unexpected": sorted(names - expected),
-    }
+    return CheckpointSummary(
+        path=str(model.path),
+        family=model.config.family,
+        layers=model.config.num_layers,
+        missing=sorted(expected - names),
+        unexpected=sorted(names - expected),
+    )
 
 
-def _told(one: TensorSurvey) -> dict[str, Any]:
+def _told(one: TensorSurvey) -> dict[str, object]:
     return {
         "name": one.name,
         "dtype": one.info.dtype,
@@ -108,10 +120,10 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
         f"{heads}, vocabulary {config.vocab_size}",
     ]
     told = _summary(model, names)
-    for what in ("missing", "unexpected"):
-        if told[what]:
-            listed = ", ".join(clean(name, limit=60) for name in told[what][:5])
-            more = f" and {len(told[what]) - 5} more" if len(told[what]) > 5 else ""
+    for what, tensors in (("missing", told.missing), ("unexpected", told.unexpected)):
+        if tensors:
+            listed = ", ".join(clean(name, limit=60) for name in tensors[:5])
+            more = f" and {len(tensors) - 5} more" if len(tensors) > 5 else ""
             lines.append(f"! {what}: {listed}{more}")
     return "\n".join(lines)
 

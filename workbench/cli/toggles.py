@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,8 +41,8 @@ def toggles(
         _print(fault, None if opened is None else fault.needs(opened.config, tp))
 
 
-def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]:
+    told: dict[str, object] = {
         "id": fault.id,
         "rule": fault.rule,
         "value": fault.value,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from workbench.views.biases import Bias
 from workbench.views.heads import Attention
@@ -14,8 +13,8 @@ from workbench.views.story import Story
 VERSION = 1
 
 
-def document(story: Story) -> dict[str, Any]:
-    """Plain values for `json.dumps` of this room, which writes NaN and the infinities as words."""
+def document(story: Story) -> dict[str, object]:
+    """Plain values for `workbench.export.json.dumps`, which writes NaN and the infinities as words."""
     return {
         "lockstep_export": VERSION,
         "identity": asdict(story.identity),
@@ -32,7 +31,7 @@ def document(story: Story) -> dict[str, Any]:
     }
 
 
-def _history(one: History) -> dict[str, Any]:
+def _history(one: History) -> dict[str, object]:
     return {
         "tap": one.tap,
         "layout": one.layout,
@@ -46,7 +45,7 @@ def _history(one: History) -> dict[str, Any]:
     }
 
 
-def _attention(one: Attention) -> dict[str, Any]:
+def _attention(one: Attention) -> dict[str, object]:
     heads = [
         {
             "head": head.head,
@@ -69,6 +68,6 @@ def _attention(one: Attention) -> dict[str, Any]:
     }
 
 
-def _bias(one: Bias) -> dict[str, Any]:
+def _bias(one: Bias) -> dict[str, object]:
     parts = [asdict(part) for part in one.parts]
     return {"name": one.name, "values": None if one.values is None else one.values.tolist(), "ranks": parts}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from markupsafe import Markup
 
@@ -27,7 +26,7 @@ def token_data(tokens: Tokens, now: int | None) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: Choice) -> dict[str, object]:
     notes = ["forced"] if choice.forced else []
     if choice.entropy is not None:
         notes.append(f"entropy {number(choice.entropy)}")
