@@ -150,7 +150,7 @@ def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
     first = result.judgement.first_divergence
     named = "" if first is None else f"first wrong: {where(first, tp)}"
     causes = "\n".join(cause.text for cause in result.causes)
-    verdict = junit.Case(
+    verdict = junit.JUnitCase(
         "check", "verdict", "matches transformers", "pass" if result.matches else "fail", named, causes
     )
     with Session.open(result.engine_session) as session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sessions import Session
-from workbench.export.junit import Case, Result
+from workbench.export.junit import JUnitCase, Result
 from workbench.export.plots import told
 from workbench.views.verdicts import Judged, State, judged_of
 
@@ -18,14 +18,14 @@ _RESULTS: dict[State, Result] = {
 }
 
 
-def cases(session: Session, branch: int | None = None, step: int | None = None) -> Iterator[Case]:
+def cases(session: Session, branch: int | None = None, step: int | None = None) -> Iterator[JUnitCase]:
     """In the order of the judgement: by branch, step, execution."""
     names = {line.id: line.name for line in session.branches()}
     for one in judged_of(session, branch, step):
         group = "model" if one.layer is None else f"layers.{one.layer}"
         suite = f"{names.get(one.branch, one.branch)}, step {one.step}"
         message = one.reason if one.state in ("absent", "fail") and one.reason else told(one)
-        yield Case(suite, group, one.operation, _RESULTS[one.state], message, _detail(one))
+        yield JUnitCase(suite, group, one.operation, _RESULTS[one.state], message, _detail(one))
 
 
 def _detail(one: Judged) -> str:

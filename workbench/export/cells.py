@@ -35,7 +35,7 @@ _DRAWN = {*_BLOCKS, *_SHADES, " "}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CellRun:
     """Text of one style: `cells` wide, colours as `#rrggbb`."""
 
     text: str
@@ -46,7 +46,7 @@ class Run:
     underline: bool = False
 
 
-def cells_svg(rows: Sequence[Sequence[Run]], title: str, ground: str) -> str:
+def cells_svg(rows: Sequence[Sequence[CellRun]], title: str, ground: str) -> str:
     """A picture of the rows on `ground`."""
     width = max((sum(run.cells for run in row) for row in rows), default=1) * WIDTH + 2 * _PADDING
     height = len(rows) * HEIGHT + 2 * _PADDING
@@ -66,7 +66,7 @@ def cells_svg(rows: Sequence[Sequence[Run]], title: str, ground: str) -> str:
     return f"{document}\n"
 
 
-def _row(row: Sequence[Run], y: float, ground: str) -> Iterable[Markup]:
+def _row(row: Sequence[CellRun], y: float, ground: str) -> Iterable[Markup]:
     x = _PADDING
     for run in row:
         if run.background != ground:
@@ -77,7 +77,7 @@ def _row(row: Sequence[Run], y: float, ground: str) -> Iterable[Markup]:
         x += run.cells * WIDTH
 
 
-def _text(run: Run, x: float, y: float) -> Markup:
+def _text(run: CellRun, x: float, y: float) -> Markup:
     """Letters, fitted into their cells whatever the font; blanks that do not collapse."""
     text = run.text.rstrip(" ")
     cells = run.cells - (len(run.text) - len(text))
@@ -89,7 +89,7 @@ def _text(run: Run, x: float, y: float) -> Markup:
     )  # fmt: skip
 
 
-def _blocks(run: Run, x: float, y: float) -> Iterable[Markup]:
+def _blocks(run: CellRun, x: float, y: float) -> Iterable[Markup]:
     """Bars and half cells; neighbours that are alike are one rectangle."""
     for block, group in groupby(enumerate(run.text), key=lambda pair: pair[1]):
         if block == " ":

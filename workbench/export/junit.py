@@ -18,7 +18,7 @@ _NOT_XML = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class JUnitCase:
     """One judgement. Cases of one `suite` must follow each other. `message` is the line that a CI shows;
     `detail` what it shows when asked. Foreign strings are made safe here."""
 
@@ -30,7 +30,7 @@ class Case:
     detail: str = ""
 
 
-def junit(title: str, cases: Iterable[Case]) -> str:
+def junit(title: str, cases: Iterable[JUnitCase]) -> str:
     """The document. "fail" is a failure, "absent" is skipped; "suspect" passes and says why on its output."""
     root = ElementTree.Element("testsuites", name=_text(title))
     totals = dict.fromkeys(("tests", "failures", "skipped"), 0)
@@ -51,7 +51,7 @@ def junit(title: str, cases: Iterable[Case]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(suite: ElementTree.Element, case: Case) -> None:
+def _case(suite: ElementTree.Element, case: JUnitCase) -> None:
     element = ElementTree.SubElement(suite, "testcase", classname=_text(case.group), name=_text(case.name))
     if case.result == "fail":
         failure = ElementTree.SubElement(element, "failure", message=_text(case.message), type="diverged")

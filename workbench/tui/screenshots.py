@@ -14,7 +14,7 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.screen import Screen
 
-from workbench.export.cells import Run, cells_svg
+from workbench.export.cells import CellRun, cells_svg
 from workbench.export.table import Table, as_csv, as_html, as_json, as_text
 from workbench.tui.theme import Paint, paint
 
@@ -39,7 +39,7 @@ class Screenshot:
 
     title: str
     table: Table | None
-    cells: tuple[tuple[Run, ...], ...]
+    cells: tuple[tuple[CellRun, ...], ...]
     ground: str
 
     def picture(self) -> str:
@@ -59,16 +59,16 @@ def taken(screen: Screen[Any], region: Region, title: str, table: Table | None =
     return Screenshot(title, table, tuple(rows), styles.ground)
 
 
-def _runs(segments: Iterable[tuple[str, Style]], styles: Paint) -> tuple[Run, ...]:
+def _runs(segments: Iterable[tuple[str, Style]], styles: Paint) -> tuple[CellRun, ...]:
     return tuple(_run(content, style, styles) for content, style in segments)
 
 
-def _run(content: str, style: Style, styles: Paint) -> Run:
+def _run(content: str, style: Style, styles: Paint) -> CellRun:
     fore = _hex(style.color, _hex(styles.text.color, "#808080"))
     back = _hex(style.bgcolor, styles.ground)
     if style.reverse:
         fore, back = back, fore
-    return Run(content, cell_len(content), fore, back, bool(style.bold), bool(style.underline))
+    return CellRun(content, cell_len(content), fore, back, bool(style.bold), bool(style.underline))
 
 
 def _hex(colour: Color | None, otherwise: str) -> str:

@@ -7,15 +7,15 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.export.junit import Case, junit
+from workbench.export.junit import JUnitCase, junit
 
 
 def test_counts_and_kinds() -> None:
     cases = [
-        Case("main, step 0", "layers.0", "attn.q_proj", "pass"),
-        Case("main, step 0", "layers.0", "attn.k_proj", "suspect", "2.1 times the floor"),
-        Case("main, step 0", "layers.0", "attn.scores", "fail", "820 NaN", "line 1\nline 2"),
-        Case("main, step 1", "", "embed", "absent", "not captured"),
+        JUnitCase("main, step 0", "layers.0", "attn.q_proj", "pass"),
+        JUnitCase("main, step 0", "layers.0", "attn.k_proj", "suspect", "2.1 times the floor"),
+        JUnitCase("main, step 0", "layers.0", "attn.scores", "fail", "820 NaN", "line 1\nline 2"),
+        JUnitCase("main, step 1", "", "embed", "absent", "not captured"),
     ]
     root = ElementTree.fromstring(junit("demo", cases))
     assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("4", "1", "1")
@@ -30,7 +30,7 @@ def test_counts_and_kinds() -> None:
 
 @given(st.text(), st.text())
 def test_any_text_makes_a_document(name: str, message: str) -> None:
-    root = ElementTree.fromstring(junit(name, [Case(name, name, name, "fail", message, message)]))
+    root = ElementTree.fromstring(junit(name, [JUnitCase(name, name, name, "fail", message, message)]))
     assert root.get("failures") == "1"
 
 
