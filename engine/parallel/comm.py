@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
 
+from engine.parallel.devices import own_gpus
+
 
 class ProgressSink(Protocol):
     """Where a rank reports its progress and learns that the host wants a pause."""
@@ -63,9 +65,8 @@ class Comm:
         GPU of its own, else gloo (also over CUDA tensors, when ranks share a GPU). `store_path`:
         the rendezvous file; None: where torchrun's environment says."""
         if size > 1:
-            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= local_size
             dist.init_process_group(
-                "nccl" if own_gpu else "gloo",
+                "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
                 store=None if store_path is None else FileStore(store_path, size),
                 rank=rank,
                 world_size=size,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.parallel.comm import Comm
+from engine.parallel.devices import rank_device
 from engine.ranks.commands import Commands
 from engine.ranks.environment import Post, take_post
 from engine.ranks.wire import Connection, Disconnected, failure
@@ -57,7 +58,7 @@ def _meet(post: Post) -> Comm:
         post.rank,
         post.size,
         local_size=post.local_size,
-        device=_device(post),
+        device=rank_device(post.device, post.local_rank, post.local_size),
         store_path=None if post.store is None else str(post.store),
         timeout=_COLLECTIVE_PATIENCE * post.timeout,
         board=post.board,
@@ -71,21 +72,6 @@ def _stay(host: Connection[dict[str, Any]]) -> None:
             pass
     except Disconnected:
         return
-
-
-def _device(post: Post) -> torch.device:
-    """This rank's device; ranks share GPUs in turn when there are fewer of them. ConfigError where there is none."""
-    kind, _, number = post.device.partition(":")
-    if kind != "cuda":
-        return torch.device(post.device)
-    count = torch.cuda.device_count()
-    if count == 0:
-        raise ConfigError(f"device {post.device}: torch sees no GPU here; use the cpu")
-    index = int(number) if number else post.local_rank % count
-    if index >= count:
-        raise ConfigError(f"device {post.device}: there are GPUs 0 to {count - 1}")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 def _answer(host: Connection[dict[str, Any]], commands: Commands) -> bool:
