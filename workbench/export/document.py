@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
-from workbench.views.heads import Attention
 from workbench.views.series import STATISTIC, History
 from workbench.views.story import Story
 
@@ -45,15 +45,15 @@ def _history(one: History) -> dict[str, object]:
     }
 
 
-def _attention(one: Attention) -> dict[str, object]:
+def _attention(one: LayerAttention) -> dict[str, object]:
     heads = [
         {
             "head": head.head,
             "rank": head.rank,
             "kv_head": head.kv_head,
-            "row_sum": head.total,
-            "entropy": head.entropy,
-            "keys_holding_99_percent": head.keys,
+            "row_sum": head.figures.total,
+            "entropy": head.figures.entropy,
+            "keys_holding_99_percent": head.figures.keys,
             "last_row": head.values[-1].tolist(),
         }
         for head in one.heads

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.export.heatmap_svg import heatmap, scale_bar
 from workbench.export.numbers import number
 from workbench.export.plots import sparkline
 from workbench.export.svg import Picture, el
+from workbench.views.attention import AttentionHead, LayerAttention
 from workbench.views.biases import Bias
-from workbench.views.heads import Attention, Head
 from workbench.views.series import STATISTIC, History
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0
@@ -29,26 +31,26 @@ class HeadFigure:
     picture: Picture
 
 
-def head_figures(attention: Attention, pixels: int) -> list[HeadFigure]:
+def head_figures(attention: LayerAttention, pixels: int) -> list[HeadFigure]:
     """One picture a head, all on the scale 0 to 1."""
     width = _ONE_HEAD if len(attention.heads) == 1 else _MANY_HEADS
     return [_head(head, attention, width, pixels) for head in attention.heads]
 
 
-def _head(head: Head, attention: Attention, width: float, pixels: int) -> HeadFigure:
+def _head(head: AttentionHead, attention: LayerAttention, width: float, pixels: int) -> HeadFigure:
     queries, keys = head.values.shape
     height = min(width, max(14.0, width * queries / keys))
-    drawn = heatmap(head.values, width, height, top=1.0, known=head.known, pixels=pixels)
-    last = attention.first_query + queries - 1
+    drawn = heatmap(head.values, width, height, top=1.0, known=~np.isneginf(head.values), pixels=pixels)
+    last = head.figures
     label = (
         f"Layer {attention.layer}, head {head.head}: attention probabilities of queries"
-        f" {attention.first_query} to {last} over {keys} keys"
+        f" {attention.first_query} to {attention.first_query + queries - 1} over {keys} keys"
     )
     return HeadFigure(
         f"head {head.head}",
         head.rank,
-        f"Σ {_sum(head.total)}  H {number(head.entropy)}  {head.keys}/{keys}",
-        not abs(head.total - 1) <= 0.01,
+        f"Σ {_sum(last.total)}  H {number(last.entropy)}  {last.keys}/{keys}",
+        not abs(last.total - 1) <= 0.01,
         Picture(width, height, label, drawn.markup),
     )
 
@@ -57,7 +59,7 @@ def _sum(total: float) -> str:
     return f"{total:.4f}" if math.isfinite(total) else number(total)
 
 
-def attention_figure(attention: Attention, pixels: int) -> Picture:
+def attention_figure(attention: LayerAttention, pixels: int) -> Picture:
     """All heads of a layer in one picture."""
     heads = head_figures(attention, pixels)
     columns = min(len(heads), 4)

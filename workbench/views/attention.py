@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,70 +13,84 @@ from sessions.errors import SessionError
 from workbench.views.source import Source
 from workbench.views.where import Where
 
-#: How many steps back the rows of the last token are gathered into one matrix.
-_ROWS = 256
-#: The largest matrix of one layer that is put together, in elements.
-_LARGEST = 2_000_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """One layer at one step. `values[heads, queries, keys]` float32; row i is the query at position
-    `first_query + i`; -inf is a key that the mask hides. `golden` has the same shape, or is None."""
-
-    layer: int
-    kind: str
-    values: NDArray[np.float32] | None
-    first_query: int
-    kv_heads: int
-    ranks: int
-    missing: str = ""
-    golden: NDArray[np.float32] | None = None
-
-    @property
-    def heads(self) -> int:
-        """How many query heads."""
-        return 0 if self.values is None else self.values.shape[0]
-
-    def rank_of(self, head: int) -> int:
-        """The rank that computes a head."""
-        return head * self.ranks // max(1, self.heads)
-
-    def kv_of(self, head: int) -> int:
-        """The key/value head that a query head reads."""
-        return head * self.kv_heads // max(1, self.heads)
+#: Steps back from which the rows of the last token are gathered into one matrix, and the most elements it may have.
+ROWS, LARGEST = 256, 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """One query's row of one head: its sum, entropy in nats, how many keys hold 99 % of it, the strongest key."""
+    """One query's row of one head: its sum, entropy in nats, how many keys hold 99 % of it, how many get anything,
+    the strongest key."""
 
     total: float
     entropy: float
     keys: int
+    attended: int
     strongest: int
 
 
-def attention(source: Source, where: Where, layer: int, kind: str) -> Attention:
-    """The layer's `kind` ("probs" or "scores") at `where`, with the rows of the steps before gathered in."""
-    tap = f"layers.{layer}.attn.{kind}"
-    values, first, missing = _gather(source, where, tap)
-    golden = None
-    reference = source.golden(where)
-    if values is not None and reference is not None:
-        golden = _matching(_gather(reference, replace(where, branch=0), tap)[0], values.shape)
-    model = source.meta.get("model")
-    kv_heads = model.get("num_kv_heads") if isinstance(model, dict) else None
-    heads = values.shape[0] if values is not None else 1
-    return Attention(
-        layer=layer,
-        kind=kind,
-        values=values,
-        first_query=first,
-        kv_heads=kv_heads if isinstance(kv_heads, int) and 0 < kv_heads <= heads else heads,
-        ranks=source.session.ranks,
-        missing=missing,
-        golden=golden,
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionHead:
+    """One query head. `values[queries, keys]`; -inf is a key that the mask hides. `figures` are of the last query."""
+
+    head: int
+    rank: int
+    kv_head: int
+    values: NDArray[np.float32]
+    figures: RowFigures
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerAttention:
+    """One layer at one step: all query heads, or the one asked for. `values[heads, queries, keys]` are of all; row i
+    is the query at position `first_query + i`; -inf is a key that the mask hides. None with the reason in `missing`.
+    `golden` has the same shape, or is None."""
+
+    layer: int
+    step: int
+    seq: int
+    kind: str
+    values: NDArray[np.float32] | None = None
+    first_query: int = 0
+    heads: tuple[AttentionHead, ...] = ()
+    golden: NDArray[np.float32] | None = None
+    missing: str = ""
+
+
+def attention(
+    source: Source,
+    where: Where,
+    layer: int,
+    kind: str = "probs",
+    head: int | None = None,
+    rows: int = ROWS,
+    largest: int = LARGEST,
+) -> LayerAttention:
+    """The layer's `kind` ("probs" or "scores") at `where`, of all heads or of one. The rows of at most `rows` steps
+    before are gathered in, up to `largest` elements."""
+    tap, found = f"layers.{layer}.attn.{kind}", LayerAttention(layer, where.step, where.seq, kind)
+    values, first, missing = _gather(source, where, tap, rows, largest)
+    if values is None:
+        return replace(found, missing=missing)
+    count = len(values)
+    if head is not None and not 0 <= head < count:
+        return replace(found, missing=f"there is no head {head}: the layer has {count}")
+    golden, reference = None, source.golden(where)
+    if reference is not None:
+        theirs, _, _ = _gather(reference, replace(where, branch=0), tap, rows, largest)
+        golden = _matching(theirs, values.shape)
+    heads = _heads(source, values, range(count) if head is None else (head,))
+    return replace(found, values=values, first_query=first, heads=heads, golden=golden)
+
+
+def _heads(source: Source, values: NDArray[np.float32], shown: Iterable[int]) -> tuple[AttentionHead, ...]:
+    """The heads with the rank that computes each and the key/value head that it reads."""
+    model, ranks, count = source.meta.get("model"), source.session.ranks, len(values)
+    recorded = model.get("num_kv_heads") if isinstance(model, dict) else None
+    kv_heads = recorded if isinstance(recorded, int) and 0 < recorded <= count else count
+    return tuple(
+        AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], figures(values[h, -1]))
+        for h in shown
     )
 
 
@@ -88,30 +102,32 @@ def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDA
     return last if last.shape == shape else None
 
 
-def _gather(source: Source, where: Where, tap: str) -> tuple[NDArray[np.float32] | None, int, str]:
+def _gather(
+    source: Source, where: Where, tap: str, rows: int, largest: int
+) -> tuple[NDArray[np.float32] | None, int, str]:
     """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none."""
-    first = max(source.session.steps(where.branch).start, where.step - _ROWS)
-    rows: list[NDArray[Any]] = []  # the present step's first
+    if not source.session.has_tap(tap):
+        return None, 0, f"the session has no tap {tap}"
+    first = max(source.session.steps(where.branch).start, where.step - rows)
+    blocks: list[NDArray[Any]] = []  # the present step's first
     shape, total = (0, 0), 0  # heads and keys, and the queries so far
     try:
         for step, found in source.back_from(tap, where, first):
             array = found.array if found.array is not None and found.array.ndim == 3 else None
-            if not rows and array is None:
+            if not blocks and (array is None or 0 in array.shape):
                 return None, 0, found.note or "not captured"
-            shape = shape if array is None or rows else (array.shape[0], array.shape[2])
+            shape = shape if array is None or blocks else (array.shape[0], array.shape[2])
             if array is None or array.shape[0] != shape[0]:
                 break
-            rows.append(array)
+            blocks.append(array)
             total += array.shape[1]
             if not _is_whole(source, replace(where, step=step), array.shape[1]):
                 break  # what came before in that step is not known
-            if total * shape[0] * shape[1] > _LARGEST:
+            if total * shape[0] * shape[1] > largest:
                 break
     except SessionError as error:
-        if not rows:
-            return None, 0, str(error)
-        raise
-    return _stacked(rows, shape[0], total, shape[1]), shape[1] - total, ""
+        return None, 0, str(error)
+    return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, ""
 
 
 def _stacked(rows: Sequence[NDArray[Any]], heads: int, total: int, keys: int) -> NDArray[np.float32]:
@@ -134,14 +150,17 @@ def _is_whole(source: Source, where: Where, queries: int) -> bool:
     return sequence is not None and len(sequence.ids) == queries
 
 
-def figures(row: NDArray[np.float32]) -> RowFigures:
-    """The figures of one row [keys] of probabilities."""
-    finite = np.where(np.isfinite(row), np.maximum(row, 0), 0).astype(np.float64)
-    total = float(row.sum())
-    share = finite / finite.sum() if finite.sum() > 0 else finite
+def figures(row: NDArray[np.floating[Any]]) -> RowFigures:
+    """The figures of one row [keys] of probabilities; hidden keys (-inf) count as 0."""
+    values = np.where(np.isneginf(row), 0, row).astype(np.float64)
+    finite = np.where(np.isfinite(values), np.maximum(values, 0), 0)
+    total = finite.sum()
+    share = finite / total if total > 0 else finite
     positive = share[share > 0]
-    ordered = np.sort(share)[::-1]
-    keys = int(np.searchsorted(np.cumsum(ordered), 0.99) + 1) if positive.size else 0
     return RowFigures(
-        total, float(-(positive * np.log(positive)).sum()), keys, int(finite.argmax()) if row.size else 0
+        total=float(values.sum()),
+        entropy=float(-(positive * np.log(positive)).sum()),
+        keys=int(np.searchsorted(np.cumsum(np.sort(share)[::-1]), 0.99) + 1) if positive.size else 0,
+        attended=int(positive.size),
+        strongest=int(finite.argmax()) if row.size else 0,
     )

@@ -21,6 +21,7 @@ class Limits:
     series_points: int = 240
     heatmaps: int = 64
     attention_rows: int = 2048  # steps back that rows of the last token are gathered from
+    attention_elements: int = 32_000_000  # of one layer's matrix
     pixels: int = 512  # the larger side of one heatmap
     #: Statistics values (taps × ranks × steps) that the sentinels read; beyond it they read the residual stream.
     scan: int = 2_000_000

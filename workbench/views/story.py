@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from engine.errors import RequestError
 from sessions import Branch, Event, Session
+from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
-from workbench.views.heads import Attention, attention
 from workbench.views.identity import Identity, identify
 from workbench.views.request import Limits, Request
 from workbench.views.series import History, choose, history
 from workbench.views.session_sentinels import Sentinel, left_golden, sentinels
-from workbench.views.token_texts import TokenTexts
+from workbench.views.source import Source
 from workbench.views.tokens import Tokens, tokens_of
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import Judgement, first_failure, judgement
+from workbench.views.where import Where
 from workbench.views.words import plural, said
 
 
@@ -54,7 +55,7 @@ class Story:
     judgement: Judgement
     sentinels: tuple[Sentinel, ...]
     histories: tuple[History, ...]
-    attention: tuple[Attention, ...]
+    attention: tuple[LayerAttention, ...]
     biases: tuple[tuple[int, tuple[Bias, ...]], ...]
     journal: tuple[Entry, ...]
     journal_gap: int  # this many entries are left out after the first half of `journal`
@@ -85,8 +86,8 @@ class _Teller:
         hit = next((one.branch for one in self.looked if one.step is not None), None)
         if request.branch is None and failure is None and hit is not None:
             self.branch = hit  # nothing was judged: the trouble is where something fired
-        self.texts = TokenTexts.of(session.meta)
-        self.judgement = judgement(session, self.branch, request.step, self.texts.label)
+        self.source = Source(session)
+        self.judgement = judgement(session, self.branch, request.step, self.source.texts.label)
         if self.judgement.first is not None:
             self.looked.append(left_golden(self.judgement.first))
 
@@ -157,7 +158,7 @@ class _Teller:
         marks = [] if step is None else [step]
         marks += [one.step for one in self.looked if one.step is not None]
         found = tuple(
-            tokens_of(self.session, self.trail, self.texts, seq, sides, marks, self.limits)
+            tokens_of(self.session, self.trail, self.source.texts, seq, sides, marks, self.limits)
             for seq in self.seqs
         )
         for tokens in found:
@@ -176,15 +177,23 @@ class _Teller:
         points = self.limits.series_points
         return tuple(history(self.session, tap, self.branch, step, points) for tap in taps)
 
-    def _attention(self, step: int | None) -> tuple[Attention, ...]:
+    def _attention(self, step: int | None) -> tuple[LayerAttention, ...]:
         if step is None:
             return ()
         seq = self.seqs[0] if self.seqs else 0
-        found: list[Attention] = []
+        found: list[LayerAttention] = []
         room = self.limits.heatmaps
         for layer, head in self.request.attention:
-            rows = self.limits.attention_rows
-            one = attention(self.session, self.branch, step, seq, layer, head, rows)
+            at = Where(self.branch, step, seq)
+            one = attention(
+                self.source,
+                at,
+                layer,
+                "probs",
+                head,
+                self.limits.attention_rows,
+                self.limits.attention_elements,
+            )
             if len(one.heads) > room:
                 self.cut.append(f"the attention of {plural(len(one.heads), 'head')} of layer {layer}")
                 continue

@@ -14,6 +14,7 @@ from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command, parse_line
 from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.errors import CommandError
+from workbench.views.attention import figures
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
@@ -101,14 +102,13 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
     if not 0 <= head < array.shape[0]:
         raise CommandError(f"there is no head {head}: heads are 0 to {array.shape[0] - 1}")
     row = np.asarray(array[head, -1], dtype=np.float64)
-    positive = row[row > 0]
-    entropy = float(-(positive * np.log(positive)).sum())
+    found = figures(row)
     strongest = np.argsort(-np.nan_to_num(row, nan=-1.0), kind="stable")[:count]
     texts = _position_tokens(debugger, len(row))
     rows = [[int(p), float(row[p]), texts[p] if p < len(texts) else None] for p in strongest]
     title = (
-        f"layer {layer} head {head}, step {debugger.position.step}: row sum {row.sum():.6g}, "
-        f"entropy {entropy:.4g}, attends to {len(positive)} of {len(row)} positions"
+        f"layer {layer} head {head}, step {debugger.position.step}: row sum {found.total:.6g}, "
+        f"entropy {found.entropy:.4g}, attends to {found.attended} of {len(row)} positions"
     )
     return Table(
         f"{title}; {note}" if note and "only" not in note else title,

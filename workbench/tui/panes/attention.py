@@ -22,7 +22,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.attention import Attention, attention, figures
+from workbench.views.attention import LayerAttention, attention
 
 _MODES = ("heads", "head", "query")
 
@@ -70,7 +70,7 @@ both tokens and the value. Pixels take the strongest element under them.
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.snapshot: Attention | None = None
+        self.snapshot: LayerAttention | None = None
 
     def content(self) -> Iterable[Widget]:
         """The heads, their maps, and what is under the cursor."""
@@ -80,7 +80,7 @@ both tokens and the value. Pixels take the strongest element under them.
         )
         yield TextBlock(id="under")
 
-    def question(self) -> tuple[Callable[..., Attention], Sequence[object]]:
+    def question(self) -> tuple[Callable[..., LayerAttention], Sequence[object]]:
         """The layer of the present operation."""
         return attention, (self.present_layer, self.kind)
 
@@ -94,7 +94,7 @@ both tokens and the value. Pixels take the strongest element under them.
         """The layer's own attention, whole."""
         return f"capture layers.{self.present_layer}.attn.{self.kind}"
 
-    def answer(self, snapshot: Attention) -> None:
+    def answer(self, snapshot: LayerAttention) -> None:
         """Show the layer."""
         self.snapshot = snapshot
         if snapshot.values is None:
@@ -106,7 +106,7 @@ both tokens and the value. Pixels take the strongest element under them.
             return
         self.filled()
         heads = self.query_one(Grid)
-        heads.show(snapshot.heads, self._head_cells)
+        heads.show(len(snapshot.heads), self._head_cells)
         self._draw()
 
     @property
@@ -118,13 +118,13 @@ both tokens and the value. Pixels take the strongest element under them.
         snapshot = self.snapshot
         assert snapshot is not None
         assert snapshot.values is not None
-        row = np.where(np.isneginf(snapshot.values[head, -1]), 0, snapshot.values[head, -1])
-        found = figures(row)
-        broken = not np.isfinite(row).all()
+        one = snapshot.heads[head]
+        found = one.figures
+        broken = not np.isfinite(found.total)
         off = snapshot.kind == "probs" and abs(found.total - 1) > 1e-2
         return [
-            (str(head), f"rank{snapshot.rank_of(head) % 4}"),
-            (str(snapshot.kv_of(head)), "quiet"),
+            (str(head), f"rank{one.rank % 4}"),
+            (str(one.kv_head), "quiet"),
             ("NaN" if broken else f"{found.total:.4f}", "wrong" if broken or off else "quiet"),
             (f"{found.entropy:.2f}", "text"),
             (str(found.keys), "text"),
@@ -150,8 +150,8 @@ both tokens and the value. Pixels take the strongest element under them.
         tiles.set_class(self.mode == "heads", "-shown")
         heatmap.set_class(self.mode != "heads", "-shown")
         if self.mode == "heads":
-            titles = tuple(f"{head}" for head in range(snapshot.heads))
-            ranks = tuple(snapshot.rank_of(head) for head in range(snapshot.heads))
+            titles = tuple(f"{one.head}" for one in snapshot.heads)
+            ranks = tuple(one.rank for one in snapshot.heads)
             tiles.tiles = Tiles(values, titles, ranks, scale)
             tiles.selected = self.head
         else:
@@ -169,6 +169,7 @@ both tokens and the value. Pixels take the strongest element under them.
         heads, queries, keys = snapshot.values.shape
         query, key = self._pointed()
         value = snapshot.values[self.head, query, key]
+        head = snapshot.heads[self.head]
         golden = snapshot.golden[self.head, query, key] if snapshot.golden is not None else None
         q, last = snapshot.first_query + query, snapshot.first_query + queries - 1
         self.query_one(TextBlock).show(
@@ -183,8 +184,8 @@ both tokens and the value. Pixels take the strongest element under them.
                 ],
                 [
                     (f"head {self.head} ", "strong"),
-                    (f"rank {snapshot.rank_of(self.head)}", f"rank{snapshot.rank_of(self.head) % 4}"),
-                    (f"  kv {snapshot.kv_of(self.head)}   ", "quiet"),
+                    (f"rank {head.rank}", f"rank{head.rank % 4}"),
+                    (f"  kv {head.kv_head}   ", "quiet"),
                     (f"q {q} “{self.label(q)}”   k {key} “{self.label(key)}”   ", "text"),
                     (number(float(value), 4), "text" if np.isfinite(value) else "wrong"),
                     (f"   golden {number(float(golden), 4)}" if golden is not None else "", "quiet"),
@@ -199,7 +200,7 @@ both tokens and the value. Pixels take the strongest element under them.
         _, queries, keys = self.snapshot.values.shape
         row, column = self.query_one(Heatmap).cursor
         if self.mode == "heads":
-            return queries - 1, figures(self.snapshot.values[self.head, -1]).strongest
+            return queries - 1, self.snapshot.heads[self.head].figures.strongest
         return (min(row, queries - 1) if self.mode == "head" else queries - 1), min(column, keys - 1)
 
     @on(Grid.Pointed)
