@@ -49,7 +49,7 @@ class BlockManager:
 
     def truncate(self, seq: int, length: int) -> None:
         """Give back the blocks of `seq` that hold no token below `length`, last one first."""
-        table = self.tables[seq]
+        table = self.tables.get(seq, [])
         while len(table) > -(-length // self.block_size):
             self._free.appendleft(table.pop())
 

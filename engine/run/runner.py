@@ -162,18 +162,18 @@ class Runner:
         started = time.perf_counter()
         plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
         decoding = all(self.sequences[seq].computed and len(ids) == 1 for seq, ids in plan.items())
-        batch = self._batch(plan)
-        self.hub.begin(batch)
         try:
+            batch = self._batch(plan)
+            self.hub.begin(batch)
             logits = self.decoder.forward(batch, self.pool)
             whole = self.comm.gather_columns(logits, self._widths)
+            stats, checksums, captured = self.hub.end()
             results = self._advance(plan, batch, whole, forced)
         except BaseException:
             self.hub.abandon()
-            for seq in reversed(plan):  # in this order the free list is as it was
+            for seq in reversed(plan):  # last given, first returned: the free list is as it was
                 self.blocks.truncate(seq, self.sequences[seq].kv_len)
             raise
-        stats, checksums, captured = self.hub.end()
         self.comm.step += 1
         return StepResult(
             "decode" if decoding else "prefill",

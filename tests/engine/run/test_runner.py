@@ -1,0 +1,52 @@
+"""A step that fails leaves the runner as it was: no block is lost, no sequence has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import RequestError
+from engine.run.sampling import Sampling
+from engine.taps.hub import CapturePolicy
+from tests.engine.harness import local_runner
+
+PROMPTS = {0: [3, 130, 17, 99, 4], 1: [9, 110]}
+
+
+@pytest.mark.parametrize("where", ["slots", "hub.begin", "decoder.forward", "hub.end", "comm.broadcast"])
+def test_a_failed_step_gives_its_reserved_blocks_back(
+    where: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = local_runner(variant("qwen2-tied"), block_size=1, max_tokens=32)
+    runner.watch(CapturePolicy(statistics=True))
+    for seq, ids in PROMPTS.items():
+        runner.add(seq, ids, Sampling())
+    runner.step()
+    free, tables = runner.blocks.free, {seq: list(table) for seq, table in runner.blocks.tables.items()}
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("as torch does when a device is full")
+
+    *path, name = where.split(".")
+    owner = getattr(runner, path[0]) if path else runner
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fail)
+        with pytest.raises(MemoryError):
+            runner.step()
+    assert (runner.blocks.free, runner.blocks.tables) == (free, tables)
+    assert [len(runner.sequence(seq).ids) for seq in PROMPTS] == [6, 3]
+    runner.blocks.check_integrity()
+    assert [one.positions for one in runner.step().sequences] == [[5], [2]]
+
+
+def test_a_sequence_at_the_end_of_its_context_costs_no_block(variant: Callable[[str], Path]) -> None:
+    runner = local_runner(variant("qwen2-tied"), block_size=1, max_tokens=5)
+    runner.add(0, [3, 130, 17, 99, 4], Sampling())
+    runner.step()
+    free = runner.blocks.free
+    with pytest.raises(RequestError, match="the end of its context"):
+        runner.step()
+    assert runner.blocks.free == free
