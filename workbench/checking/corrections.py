@@ -5,25 +5,30 @@ What a run under corrections records of a tap is then what the operation itself 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import numpy as np
 
 from sessions import Session
 from sessions.errors import LayoutError
 from workbench.inferior.patches import Patch, cut
 
+#: The corrections of a step.
+Corrections = Callable[[int], Iterable[Patch]]
 
-def corrections(plain: Session, golden: Session, step: int) -> list[Patch]:
-    """The patches of one step. `plain` is the same run without them, every tensor whole.
+
+def corrections(plain: Session, golden: Session, step: int) -> Iterator[Patch]:
+    """The patches of one step, tap by tap as they are asked for. `plain` is the same run without them, every
+    tensor whole.
 
     A tap that has no golden tensor (partial sums), or gives another shape than the golden one, stays as it is:
     what is computed from it is not on right inputs.
     """
-    found = (
-        _correction(plain, golden, tap, step, told.seq)
-        for tap in range(len(plain.taps))
-        for told in plain.step(step).sequences
-    )
-    return [patch for patch in found if patch is not None]
+    for place in range(len(plain.taps)):
+        for told in plain.step(step).sequences:
+            patch = _correction(plain, golden, place, step, told.seq)
+            if patch is not None:
+                yield patch
 
 
 def _correction(plain: Session, golden: Session, place: int, step: int, seq: int) -> Patch | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from sessions import Verdict
-from workbench.diagnosis.evidence import Signature
-from workbench.diagnosis.judgement import Divergence, Judgement, TapVerdict
-from workbench.diagnosis.ledger import in_words as ledger_in_words
+from sessions.records import JSON
+from workbench.diagnosis.judgement import Judgement, TapVerdict
+from workbench.diagnosis.ledger import in_words
+from workbench.views.golden_event import Cause, GoldenEvent, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 
@@ -28,34 +28,35 @@ def _badness(one: TapVerdict) -> tuple[int, bool]:
     return _WORST.index(one.verdict), one.inherited
 
 
-def in_words(first: Divergence | None) -> str:
-    """ "layers.0.attn.q_proj at step 0, rank 1: 12 times the noise floor"; "" for none."""
-    if first is None:
-        return ""
-    rank = "" if first.rank is None else f", rank {first.rank}"
-    return f"{first.tap} at step {first.step}{rank}: {first.reason}"
-
-
-def summary(judgement: Judgement, causes: Sequence[Signature], steps: int) -> dict[str, Any]:
-    """The data of a "golden" event: the verdict over `steps` forward passes, its first divergence, the causes
-    that explain it, best first. What each tap came to are the session's verdicts."""
-    told = {key: value for key, value in judgement.to_json().items() if key != "taps"}
-    return told | {
-        "steps": steps,
-        "words": in_words(judgement.first_divergence),
-        "ledger": ledger_in_words(judgement),
-        "causes": [
-            {"name": one.name, "text": one.text, "fitted": one.fitted, "residual": one.residual}
-            for one in causes
-        ],
-    }
-
-
-def _detail(one: TapVerdict) -> dict[str, Any]:
+def _detail(one: TapVerdict) -> JSON:
     """The metrics, to six digits; what the verdict's own columns say, and what is not there, is left out."""
-    said = {key: value for key, value in one.to_json().items() if key not in ("tap", "step", "verdict")}
     return {
         key: float(f"{value:.6g}") if isinstance(value, float) else value
-        for key, value in said.items()
-        if value is not None and value is not False and value != ""
+        for key, value in plain(one).items()
+        if key not in ("tap", "step", "verdict") and value is not None and value is not False and value != ""
     }
+
+
+def summary(
+    judgement: Judgement, causes: Sequence[Cause], steps: int, rules: Mapping[str, str], golden_session: str
+) -> GoldenEvent:
+    """The verdict over `steps` forward passes under `rules`, its first divergence, the causes that explain it, best
+    first. What each tap came to are the session's verdicts."""
+    first = judgement.first_divergence
+    return GoldenEvent(
+        verdict=judgement.verdict,
+        max_abs_logits=judgement.max_abs_logits,
+        tokens_identical=judgement.tokens_identical,
+        first_divergence=first,
+        tp=judgement.tp,
+        tolerance=judgement.tolerance,
+        token_mismatches=judgement.mismatches,
+        notes=judgement.notes,
+        faulty=judgement.faulty,
+        steps=steps,
+        words="" if first is None else first.in_words(),
+        ledger=in_words(judgement),
+        causes=tuple(causes),
+        rules=dict(rules),
+        golden_session=golden_session,
+    )

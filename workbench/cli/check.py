@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from sessions import Session
-from workbench.checking.pipeline import CheckResult, check_fits, record_reference
-from workbench.checking.pipeline import check as run_check
+from workbench.checking.forced_run import check as run_check
+from workbench.checking.forced_run import check_fits, record_reference
+from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.progress import Status
 from workbench.exit_codes import Exit, UsageError

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from engine.config import EngineConfig
 from engine.run.sampling import Sampling
-from workbench.checking.pipeline import CheckResult, Reference, check, record_reference
+from workbench.checking.forced_run import check, record_reference
+from workbench.checking.pipeline import CheckResult, Reference
 from workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
 from workbench.inferior.generation import add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from workbench.diagnosis.causes_linear import factor
 from workbench.diagnosis.dataflow import layer_of
-from workbench.diagnosis.evidence import NOISE, Cause, Evidence, Signature
+from workbench.diagnosis.evidence import NOISE, Evidence, Signature
+from workbench.views.golden_event import Cause
 
 _NEW = {"attn.k_cache": "attn.k_rope", "attn.v_cache": "attn.v_proj"}
 
 
-def mask_nan(e: Evidence) -> Signature | None:
+def mask_nan(e: Evidence) -> Cause | None:
     """NaN exactly where the mask allows: 0 * -inf was added there."""
     seen, right = e.seen("attn.scores"), e.right("attn.scores")
     if seen is None or right is None or seen.shape != right.shape:
@@ -24,10 +25,10 @@ def mask_nan(e: Evidence) -> Signature | None:
     if not nan.any() or not (nan == allowed).all():
         return None
     text = f"NaN in exactly the {allowed.sum()} cells that the mask allows: 0 * -inf in an additive mask"
-    return Signature("mask_zero_times_inf", text, {"nan": int(nan.sum()), "allowed": int(allowed.sum())}, 0.0)
+    return Cause("mask_zero_times_inf", text, {"nan": int(nan.sum()), "allowed": int(allowed.sum())}, 0.0)
 
 
-def mask_differs(e: Evidence) -> Signature | None:
+def mask_differs(e: Evidence) -> Cause | None:
     """Scores are right wherever both masks allow; the masks are different ones."""
     seen, right = e.seen("attn.scores"), e.right("attn.scores")
     if seen is None or right is None or seen.shape != right.shape or np.isnan(seen).any():
@@ -39,7 +40,7 @@ def mask_differs(e: Evidence) -> Signature | None:
     if not (extra.any() or lost.any()) or left > NOISE[e.engine.dtype] * scale:
         return None
     fitted = {"extra": int(extra.sum()), "lost": int(lost.sum())}
-    return Signature("mask_differs", _mask_text(extra[0], lost[0]), fitted, left / scale)
+    return Cause("mask_differs", _mask_text(extra[0], lost[0]), fitted, left / scale)
 
 
 def _mask_text(extra: NDArray[np.bool_], lost: NDArray[np.bool_]) -> str:
@@ -62,7 +63,7 @@ def _mask_text(extra: NDArray[np.bool_], lost: NDArray[np.bool_]) -> str:
     return f"{int(extra.sum())} cells a head are seen that should be masked"
 
 
-def cache_not_used(e: Evidence) -> Signature | None:
+def cache_not_used(e: Evidence) -> Cause | None:
     """A decode step attends to its own tokens alone."""
     if e.step == 0:
         return None
@@ -79,7 +80,7 @@ def cache_not_used(e: Evidence) -> Signature | None:
     return _own_value(e)
 
 
-def _own_value(e: Evidence) -> Signature | None:
+def _own_value(e: Evidence) -> Cause | None:
     """The context of a one-token step is that token's own value, in every head."""
     seen, right, value = e.seen("attn.context"), e.right("attn.context"), e.right("attn.v_cache")
     if seen is None or right is None or value is None or seen.shape != right.shape or len(seen) != 1:
@@ -92,7 +93,7 @@ def _own_value(e: Evidence) -> Signature | None:
                       {"rows": 1, "expected": len(value)}, own, seen, right)  # fmt: skip
 
 
-def cache_heads_repeated(e: Evidence) -> Signature | None:
+def cache_heads_repeated(e: Evidence) -> Cause | None:
     """The cache holds KV heads repeated for the query heads."""
     if e.kind not in _NEW:
         return None
@@ -110,7 +111,7 @@ def cache_heads_repeated(e: Evidence) -> Signature | None:
     return None
 
 
-def cache_of_another_layer(e: Evidence) -> Signature | None:
+def cache_of_another_layer(e: Evidence) -> Cause | None:
     """The rows of earlier tokens are those that another layer has written."""
     pair, told = e.wrong_pair(), e.engine.sequences(e.step).get(e.seq)
     if e.kind not in _NEW or pair is None or told is None:
@@ -130,7 +131,7 @@ def cache_of_another_layer(e: Evidence) -> Signature | None:
     return None
 
 
-def cache_rows_wrong(e: Evidence) -> Signature | None:
+def cache_rows_wrong(e: Evidence) -> Cause | None:
     """Single rows of the cache are zero or hold another position's row."""
     pair = e.wrong_pair()
     if e.kind not in _NEW or pair is None:
@@ -152,7 +153,7 @@ def cache_rows_wrong(e: Evidence) -> Signature | None:
                       predicted.reshape(seen.shape), seen, right)  # fmt: skip
 
 
-def heads_tiled(e: Evidence) -> Signature | None:
+def heads_tiled(e: Evidence) -> Cause | None:
     """Query head h reads KV head h % n (on its rank) instead of h // group."""
     q, k = e.seen("attn.q_rope"), e.seen("attn.k_cache")
     seen, right = e.seen("attn.scores"), e.right("attn.scores")
@@ -176,9 +177,14 @@ def heads_tiled(e: Evidence) -> Signature | None:
     return e.explains("kv_heads_tiled", text, fitted, predicted, seen[allowed], right[allowed])
 
 
-_CACHE: tuple[Cause, ...] = (cache_not_used, cache_heads_repeated, cache_of_another_layer, cache_rows_wrong)
+_CACHE: tuple[Signature, ...] = (
+    cache_not_used,
+    cache_heads_repeated,
+    cache_of_another_layer,
+    cache_rows_wrong,
+)
 
-ATTENTION: Mapping[str, tuple[Cause, ...]] = {
+ATTENTION: Mapping[str, tuple[Signature, ...]] = {
     **dict.fromkeys(("attn.k_cache", "attn.v_cache"), _CACHE),
     "attn.scores": (mask_nan, mask_differs, heads_tiled, cache_not_used, factor),
     "attn.probs": (cache_not_used, factor),

@@ -15,10 +15,11 @@ from workbench.diagnosis.causes_shards import (
     transposed,
 )
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.evidence import Cause, Evidence, Signature
+from workbench.diagnosis.evidence import Evidence, Signature
+from workbench.views.golden_event import Cause
 
 
-def bias(e: Evidence) -> Signature | None:
+def bias(e: Evidence) -> Cause | None:
     """The error is a multiple of the module's bias, the same for every token: dropped, or added too often."""
     pair, vector, name = e.wrong_pair(), e.bias(MODULES[e.kind]), e.weight_name(MODULES[e.kind], "bias")
     if pair is None or vector is None or vector.shape != pair[0].shape[1:]:
@@ -36,7 +37,7 @@ def bias(e: Evidence) -> Signature | None:
                       right + times * mine, seen, right)  # fmt: skip
 
 
-def bias_of_other_rank(e: Evidence) -> Signature | None:
+def bias_of_other_rank(e: Evidence) -> Cause | None:
     """The wrong ranks add another rank's part of the bias."""
     pair, vector, name = e.wrong_pair(), e.bias(MODULES[e.kind]), e.weight_name(MODULES[e.kind], "bias")
     if pair is None or vector is None or not e.ranks:
@@ -58,7 +59,7 @@ def bias_of_other_rank(e: Evidence) -> Signature | None:
     return None
 
 
-def constant_row(e: Evidence) -> Signature | None:
+def constant_row(e: Evidence) -> Cause | None:
     """The same vector is missing at every token, and it is not a known bias."""
     pair = e.wrong_pair()
     if pair is None or len(pair[0]) < 2 or bias(e) or bias_of_other_rank(e):
@@ -69,7 +70,7 @@ def constant_row(e: Evidence) -> Signature | None:
                       {"norm": float(np.linalg.norm(row))}, right + row, seen, right)  # fmt: skip
 
 
-def residual_repeated(e: Evidence) -> Signature | None:
+def residual_repeated(e: Evidence) -> Cause | None:
     """The residual stream was added more than once."""
     pair = e.wrong_pair()
     stream = e.stream()
@@ -83,7 +84,7 @@ def residual_repeated(e: Evidence) -> Signature | None:
     return e.explains("residual_repeated", text, {"times": times}, right + times * stream, seen, right)
 
 
-def factor(e: Evidence) -> Signature | None:
+def factor(e: Evidence) -> Cause | None:
     """The tensor is the golden one times a number."""
     seen, right = e.seen(e.kind), e.right(e.kind)
     if seen is None or right is None or seen.shape != right.shape:
@@ -99,7 +100,7 @@ def factor(e: Evidence) -> Signature | None:
                       by * right, seen, right)  # fmt: skip
 
 
-def product_factor(e: Evidence) -> Signature | None:
+def product_factor(e: Evidence) -> Cause | None:
     """The product is a number times what it should be, the bias is right: reduced twice, or averaged."""
     pair, vector = e.wrong_pair(), e.bias(MODULES[e.kind])
     if pair is None or vector is None:
@@ -113,7 +114,7 @@ def product_factor(e: Evidence) -> Signature | None:
     return e.explains("factor", text, {"factor": by}, by * product + vector, seen, right)
 
 
-def channel_factor(e: Evidence) -> Signature | None:
+def channel_factor(e: Evidence) -> Cause | None:
     """Each channel is off by its own factor, the same for all tokens: another norm weight."""
     pair = e.wrong_pair()
     if pair is None or len(pair[0]) < FEW_TOKENS or factor(e):
@@ -125,7 +126,7 @@ def channel_factor(e: Evidence) -> Signature | None:
                       {"least": float(by.min()), "most": float(by.max())}, right * by, seen, right)  # fmt: skip
 
 
-def token_factor(e: Evidence) -> Signature | None:
+def token_factor(e: Evidence) -> Cause | None:
     """Each token is off by its own factor: another epsilon, or another mean square."""
     pair = e.wrong_pair()
     if pair is None or len(pair[0]) < 2 or factor(e):
@@ -137,7 +138,7 @@ def token_factor(e: Evidence) -> Signature | None:
                       {"least": float(by.min()), "most": float(by.max())}, right * by, seen, right)  # fmt: skip
 
 
-_PROJECTION: tuple[Cause, ...] = (
+_PROJECTION: tuple[Signature, ...] = (
     bias,
     bias_of_other_rank,
     constant_row,
@@ -147,10 +148,10 @@ _PROJECTION: tuple[Cause, ...] = (
     transposed,
     factor,
 )
-_ROW: tuple[Cause, ...] = (bias, not_reduced, residual_repeated, factor, product_factor, constant_row)
-_NORM: tuple[Cause, ...] = (factor, channel_factor, token_factor)
+_ROW: tuple[Signature, ...] = (bias, not_reduced, residual_repeated, factor, product_factor, constant_row)
+_NORM: tuple[Signature, ...] = (factor, channel_factor, token_factor)
 
-LINEAR: Mapping[str, tuple[Cause, ...]] = {
+LINEAR: Mapping[str, tuple[Signature, ...]] = {
     **dict.fromkeys((*QKV, *GATE_UP), _PROJECTION),
     **dict.fromkeys(("attn.o_proj", "mlp.down"), _ROW),
     **dict.fromkeys(("attn_residual", "mlp_residual"), (residual_repeated, factor)),

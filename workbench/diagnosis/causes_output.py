@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.diagnosis.causes_linear import factor
-from workbench.diagnosis.evidence import Cause, Evidence, Signature
+from workbench.diagnosis.evidence import Evidence, Signature
 from workbench.diagnosis.recording import Array
+from workbench.views.golden_event import Cause
 
 
-def head_untrained(e: Evidence) -> Signature | None:
+def head_untrained(e: Evidence) -> Cause | None:
     """The logits are noise of the size that a head at its initial values gives, or all zero."""
     rows = [_logits(e, step) for step in e.engine.steps]
     found = [row for row in rows if row is not None]
@@ -20,7 +21,7 @@ def head_untrained(e: Evidence) -> Signature | None:
         return None
     seen, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
     if not seen.any():
-        return Signature("head_zero", "all logits are zero: the output head was never filled", {}, 0.0)
+        return Cause("head_zero", "all logits are zero: the output head was never filled", {}, 0.0)
     std = float(e.meta.get("config", {}).get("initializer_range") or 0.02)
     ratio = float(np.sqrt((seen**2).mean())) / std
     cosine = float((seen * right).sum() / (np.linalg.norm(seen) * np.linalg.norm(right)))
@@ -28,7 +29,7 @@ def head_untrained(e: Evidence) -> Signature | None:
     if abs(cosine) > spread or abs(ratio - 1) > spread:
         return None
     text = f"the logits are noise of size {std:g} * |final_norm|: the output head is at its initial values"
-    return Signature("head_untrained", text, {"std": std, "cosine": cosine}, abs(ratio - 1))
+    return Cause("head_untrained", text, {"std": std, "cosine": cosine}, abs(ratio - 1))
 
 
 def _logits(e: Evidence, step: int) -> tuple[Array, Array] | None:
@@ -41,7 +42,7 @@ def _logits(e: Evidence, step: int) -> tuple[Array, Array] | None:
     return (seen / length, right / length) if np.isfinite(seen).all() and length > 0 else None
 
 
-def head_is_hidden(e: Evidence) -> Signature | None:
+def head_is_hidden(e: Evidence) -> Cause | None:
     """The final hidden state is passed off as logits."""
     seen, hidden = e.seen("logits"), e.right("final_norm")
     if seen is None or hidden is None or seen.shape[-1] != hidden.shape[-1]:
@@ -50,7 +51,7 @@ def head_is_hidden(e: Evidence) -> Signature | None:
                     {"width": hidden.shape[-1]}, hidden[-len(seen) :], seen)  # fmt: skip
 
 
-def head_from_embedding(e: Evidence) -> Signature | None:
+def head_from_embedding(e: Evidence) -> Cause | None:
     """The input embedding serves as the head of a model that has one of its own."""
     pair, hidden = e.wrong_pair(), e.seen("final_norm")
     embedding = e.weights("model.embed_tokens.weight") if e.weights else None
@@ -60,7 +61,7 @@ def head_from_embedding(e: Evidence) -> Signature | None:
                       {}, hidden[-1:] @ embedding.astype(np.float64).T, *pair)  # fmt: skip
 
 
-def other_activation(e: Evidence) -> Signature | None:
+def other_activation(e: Evidence) -> Cause | None:
     """gate and up are right; another function of them was computed."""
     pair, gate, up = e.wrong_pair(), e.seen("mlp.gate"), e.seen("mlp.up")
     if pair is None or gate is None or up is None or gate.shape != pair[0].shape:
@@ -94,7 +95,7 @@ def _gelu_tanh(x: Array) -> Array:
     return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
-OUTPUT: Mapping[str, tuple[Cause, ...]] = {
+OUTPUT: Mapping[str, tuple[Signature, ...]] = {
     "mlp.act": (other_activation, factor),
     "logits": (head_untrained, head_is_hidden, head_from_embedding, factor),
 }

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.evidence import Cause, Evidence, Signature
+from workbench.diagnosis.evidence import Evidence, Signature
 from workbench.diagnosis.recompute import complex_pairs, rotation
 from workbench.diagnosis.recording import Array
+from workbench.views.golden_event import Cause
 
 Complex = NDArray[np.complex128]
 
@@ -58,7 +59,7 @@ def _unhalve(z: Complex) -> Array:
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
-def no_rotation(e: Evidence) -> Signature | None:
+def no_rotation(e: Evidence) -> Cause | None:
     """What comes out is what went in. In decode after a right prefill: the position is stuck at 0."""
     turn = _turn(e)
     if turn is None:
@@ -69,7 +70,7 @@ def no_rotation(e: Evidence) -> Signature | None:
     return e.explains(name, text, {"step": e.step}, turn.given, turn.seen, turn.right)
 
 
-def interleaved(e: Evidence) -> Signature | None:
+def interleaved(e: Evidence) -> Cause | None:
     """The golden angles were applied to the pairs (2i, 2i + 1)."""
     turn = _turn(e)
     if turn is None:
@@ -80,7 +81,7 @@ def interleaved(e: Evidence) -> Signature | None:
                       {"pairs": "interleaved"}, predicted, turn.seen, turn.right)  # fmt: skip
 
 
-def applied_twice(e: Evidence) -> Signature | None:
+def applied_twice(e: Evidence) -> Cause | None:
     """Every angle is twice the golden one."""
     turn = _turn(e)
     if turn is None:
@@ -91,7 +92,7 @@ def applied_twice(e: Evidence) -> Signature | None:
     )
 
 
-def position_offset(e: Evidence) -> Signature | None:
+def position_offset(e: Evidence) -> Cause | None:
     """All tokens of the step are rotated by the same number of positions too far."""
     turn, unit = _turn(e), _one_position(e)
     if turn is None or unit is None:
@@ -119,7 +120,7 @@ def _one_position(e: Evidence) -> Complex | None:
     return np.asarray(np.exp(1j * np.angle(between.mean(0))))
 
 
-def other_angles(e: Evidence) -> Signature | None:
+def other_angles(e: Evidence) -> Cause | None:
     """The right pairs are rotated, by angles that no simpler cause explains: theta or frequency scaling."""
     turn = _turn(e)
     if turn is None or turn.seen.shape[1] < 2:  # one head's rotation can always be fitted
@@ -138,6 +139,6 @@ def other_angles(e: Evidence) -> Signature | None:
     )
 
 
-_ROPE: tuple[Cause, ...] = (no_rotation, interleaved, applied_twice, position_offset, other_angles)
+_ROPE: tuple[Signature, ...] = (no_rotation, interleaved, applied_twice, position_offset, other_angles)
 
-ROPE: Mapping[str, tuple[Cause, ...]] = dict.fromkeys(("attn.q_rope", "attn.k_rope"), _ROPE)
+ROPE: Mapping[str, tuple[Signature, ...]] = dict.fromkeys(("attn.q_rope", "attn.k_rope"), _ROPE)

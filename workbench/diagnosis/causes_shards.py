@@ -7,14 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.evidence import Evidence, Signature
+from workbench.diagnosis.evidence import Evidence
 from workbench.diagnosis.recording import Array
+from workbench.views.golden_event import Cause
 
 #: Tokens below which columns cannot be told apart by their values.
 FEW_TOKENS = 4
 
 
-def columns_moved(e: Evidence) -> Signature | None:
+def columns_moved(e: Evidence) -> Cause | None:
     """Every wrong column is a golden column of the same fused pack in another slot."""
     pack = QKV if e.kind in QKV else GATE_UP
     pair = e.wrong_pair()
@@ -62,7 +63,7 @@ def _same_shard_of(e: Evidence, moves: Mapping[int, tuple[str, int]]) -> int | N
     return None
 
 
-def ranks_hold_partials(e: Evidence) -> Signature | None:
+def ranks_hold_partials(e: Evidence) -> Cause | None:
     """Each rank shows all columns, of which none is right, but the ranks' sum is."""
     right = e.right(e.kind)
     parts = [e.engine.shard(e.tap, rank, e.step, e.seq) for rank in range(e.engine.ranks)]
@@ -79,7 +80,7 @@ def ranks_hold_partials(e: Evidence) -> Signature | None:
     return None
 
 
-def sharded_on_in_features(e: Evidence) -> Signature | None:
+def sharded_on_in_features(e: Evidence) -> Cause | None:
     """Each rank multiplied only its share of the input: its outputs are partial sums, never added up."""
     pair, x = e.wrong_pair(), e.seen("attn_norm" if e.kind in QKV else "mlp_norm")
     weight = e.weight(MODULES[e.kind], "weight")
@@ -103,7 +104,7 @@ def sharded_on_in_features(e: Evidence) -> Signature | None:
     return None
 
 
-def transposed(e: Evidence) -> Signature | None:
+def transposed(e: Evidence) -> Cause | None:
     """A square weight was used as it lies, not transposed: x @ W instead of x @ W.T."""
     pair, x = e.wrong_pair(), e.seen("attn_norm" if e.kind in QKV else "mlp_norm")
     weight, vector = e.weight(MODULES[e.kind], "weight"), e.bias(MODULES[e.kind])
@@ -114,7 +115,7 @@ def transposed(e: Evidence) -> Signature | None:
     return e.explains("transposed", f"{name} is used transposed", {"weight": name}, predicted, *pair)
 
 
-def not_reduced(e: Evidence) -> Signature | None:
+def not_reduced(e: Evidence) -> Cause | None:
     """Each rank went on with its own partial sum."""
     right, vector = e.right(e.kind), e.bias(MODULES[e.kind])
     if right is None or e.engine.ranks < 2:

@@ -1,4 +1,4 @@
-"""What a signature may look at, and how it says what it found."""
+"""What a signature may look at, and how it names the cause it found."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnosis.dataflow import inputs_of, kind_of, layer_of
 from workbench.diagnosis.recording import Array, Recording
+from workbench.views.golden_event import Cause
 
 #: Reads a weight of the checkpoint by its name, whole; None where there is no such weight.
 Weights = Callable[[str], NDArray[Any] | None]
@@ -22,17 +23,6 @@ NOISE = {"float64": 1e-6, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 #: Share of an error that a signature may leave unexplained: rounding may be a good part of a small error.
 UNEXPLAINED = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """A cause that fits. `fitted` holds the parameters of the transform (JSON); `residual` is the share of
-    the error's norm that it leaves: 0 explains everything, 1 nothing."""
-
-    name: str
-    text: str
-    fitted: dict[str, Any]
-    residual: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +126,28 @@ class Evidence:
         return ""
 
     def explains(
-        self, name: str, text: str, fitted: dict[str, Any], predicted: Array, seen: Array, right: Array
-    ) -> Signature | None:
-        """The signature, if `predicted` comes as near to the engine's tensor `seen` as rounding allows
+        self, name: str, text: str, fitted: Mapping[str, object], predicted: Array, seen: Array, right: Array
+    ) -> Cause | None:
+        """The cause, if `predicted` comes as near to the engine's tensor `seen` as rounding allows
         and explains what sets it apart from the golden `right`. All finite and of one shape."""
         error = float(np.linalg.norm(seen - right))
         left = float(np.linalg.norm(seen - predicted))
         scale = max(float(np.linalg.norm(right)), float(np.linalg.norm(predicted)))
         if not error > 0 or left > NOISE[self.engine.dtype] * scale or left > UNEXPLAINED * error:
             return None
-        return Signature(name, text, fitted, left / error)
+        return Cause(name, text, fitted, left / error)
 
     def equals(
-        self, name: str, text: str, fitted: dict[str, Any], predicted: Array, seen: Array
-    ) -> Signature | None:
-        """The signature, if the engine's tensor is `predicted`; for tensors whose shape alone is wrong."""
+        self, name: str, text: str, fitted: Mapping[str, object], predicted: Array, seen: Array
+    ) -> Cause | None:
+        """The cause, if the engine's tensor is `predicted`; for tensors whose shape alone is wrong."""
         if predicted.shape != seen.shape or not np.isfinite(seen).all() or not np.isfinite(predicted).all():
             return None
         left, scale = float(np.linalg.norm(seen - predicted)), float(np.linalg.norm(predicted))
         if not scale > 0 or left > NOISE[self.engine.dtype] * scale:
             return None
-        return Signature(name, text, fitted, left / scale)
+        return Cause(name, text, fitted, left / scale)
 
 
 #: Fits one transform; None where it does not apply or does not explain the divergence.
-Cause = Callable[[Evidence], Signature | None]
+Signature = Callable[[Evidence], Cause | None]

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from sessions.session import Session
 from workbench.diagnosis.dataflow import count_layers, kind_of, layer_of
-from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
+from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, limits_of, measure
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.verdict import Upstream, verdict_of
+from workbench.views.golden_event import Faulty
 
 #: How many groups of operations are named; the rest is counted.
 _NAMED = 6

@@ -14,12 +14,12 @@ from workbench.diagnosis.causes_attention import ATTENTION
 from workbench.diagnosis.causes_linear import LINEAR, factor
 from workbench.diagnosis.causes_output import OUTPUT
 from workbench.diagnosis.causes_rope import ROPE
-from workbench.diagnosis.evidence import Cause, Evidence, Signature, Weights
-from workbench.diagnosis.judgement import Divergence
+from workbench.diagnosis.evidence import Evidence, Signature, Weights
 from workbench.diagnosis.recording import Recording
+from workbench.views.golden_event import Cause, Divergence
 
 #: Tap kind -> the signatures that can explain a divergence there.
-_CAUSES: Mapping[str, tuple[Cause, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT}
+_CAUSES: Mapping[str, tuple[Signature, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT}
 
 
 def explain(
@@ -29,7 +29,7 @@ def explain(
     *,
     branch: int = 0,
     weights: Weights | None = None,
-) -> list[Signature]:
+) -> list[Cause]:
     """The causes that fit the first divergence of the engine's `branch`, best first; empty where none does.
 
     `weights` reads the checkpoint and lets causes be told that show in the weights' own numbers.

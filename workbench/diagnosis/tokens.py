@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.diagnosis.judgement import TokenMismatch
 from workbench.diagnosis.recording import Array, Recording
+from workbench.views.golden_event import TokenMismatch
 
 
 @dataclass(frozen=True, slots=True)

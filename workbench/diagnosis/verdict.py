@@ -26,11 +26,12 @@ from sessions.session import Session
 from workbench.diagnosis.compare import compare, wrong_ranks
 from workbench.diagnosis.dataflow import REMEMBERING, count_layers, inputs_of, kind_of, layer_of
 from workbench.diagnosis.floors import LEAST, Floors
-from workbench.diagnosis.judgement import DiagnosisError, Divergence, Judgement, TapVerdict, TokenMismatch
+from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, Limits, Measured, limits_of, measure, relative
 from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import compare_tokens
+from workbench.views.golden_event import Divergence, TokenMismatch
 
 #: Error over floor up to which a tap passes, and above which it has failed.
 PASS, FAIL = 1.5, 3.0

@@ -11,9 +11,9 @@ from rich.text import Text
 from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.diagnosis.dataflow import kind_of, layer_of
-from workbench.diagnosis.judgement import Divergence, TapVerdict
-from workbench.diagnosis.ledger import in_words
+from workbench.diagnosis.judgement import TapVerdict
 from workbench.export.numbers import number
+from workbench.views.golden_event import Divergence
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
@@ -108,12 +108,11 @@ def explain(result: CheckResult, console: Console) -> None:
     _say(console, "how wrong", how_wrong(first))
     for index, cause in enumerate(result.causes[:3]):
         name = "cause" if index == 0 else "or"
-        left = f" (leaves {100 * cause.residual:.2g} % of the error)" if cause.residual >= 1e-4 else ""
-        _say(console, name, clean(cause.text) + left, "bold" if index == 0 else "")
+        _say(console, name, clean(cause.in_words()), "bold" if index == 0 else "")
     if not result.causes:
         _say(console, "cause", "no known signature fits", "dim")
-    if ledger := in_words(result.judgement):
-        _say(console, "ledger", ledger)
+    if result.event.ledger:
+        _say(console, "ledger", result.event.ledger)
 
 
 def where(first: Divergence, tp: int) -> str:

@@ -12,7 +12,8 @@ from engine.errors import RequestError
 from engine.faults.catalogue import faults_of
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
-from workbench.checking.pipeline import CheckResult, Reference, check, check_fits, record_reference
+from workbench.checking.forced_run import check, check_fits, record_reference
+from workbench.checking.pipeline import CheckResult, Reference
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import OpenedModel, open_model
 from workbench.models.requests import plan
@@ -127,7 +128,7 @@ def test_the_session_keeps_the_verdicts_and_both_runs_read_the_same_ids(
         assert ours.meta["rules"] == {"act": "gelu"}
         (event,) = ours.events(kind="golden")
         assert event.data["first_divergence"]["tap"] == "layers.0.mlp.act"
-        assert event.data["golden_session"] == str(reference.golden)
+        assert event.data["golden_session"] == reference.golden.name
 
 
 def test_fixed_tolerances_say_so(model: OpenedModel, reference: Reference, tmp_path: Path) -> None:

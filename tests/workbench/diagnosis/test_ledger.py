@@ -15,13 +15,15 @@ from engine.config import EngineConfig
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
 from workbench.checking.corrections import corrections
-from workbench.checking.pipeline import CheckResult, Reference, check, record_forced, record_reference
-from workbench.diagnosis.judgement import Faulty, Judgement, TapVerdict
+from workbench.checking.forced_run import ForcedRun, check, record_reference
+from workbench.checking.pipeline import CheckResult, Reference
+from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words, ledger
 from workbench.diagnosis.verdict import judge
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import OpenedModel, open_model
 from workbench.models.requests import plan
+from workbench.views.golden_event import Faulty
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]
 STEPS = 2
@@ -188,17 +190,13 @@ def test_the_ledger_of_a_right_engine_is_empty(
     assert reference.floor is not None
     with ExitStack() as stack:
         inferior = stack.enter_context(Inferior(model.path, model.config, config))
-        record_forced(inferior, reference, tmp_path / "plain.session")
+        run = ForcedRun(inferior, reference, tmp_path / "plain.session", {})
+        run.record(run.path)
         plain, golden, floor = (
             stack.enter_context(Session.open(path))
             for path in (tmp_path / "plain.session", reference.golden, reference.floor)
         )
-        record_forced(
-            inferior,
-            reference,
-            tmp_path / "again.session",
-            corrected=lambda step: corrections(plain, golden, step),
-        )
+        run.record(tmp_path / "again.session", lambda step: corrections(plain, golden, step))
         again = stack.enter_context(Session.open(tmp_path / "again.session"))
         told = judge(plain, golden, floor=floor)
         assert told.faulty is None

@@ -18,6 +18,7 @@ from sessions import IdsMismatch, SequenceStep, Session, SessionWriter
 from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
 from workbench.diagnosis.verdict import FAIL, judge
+from workbench.views.golden_event import plain
 
 Q = "layers.1.attn.q_proj"
 
@@ -318,7 +319,7 @@ def test_a_golden_that_ends_too_early_is_refused(case: Case, tmp_path: Path) -> 
 
 def test_the_judgement_is_json(case: Case, tmp_path: Path) -> None:
     found = judged(case, tmp_path, tp=2, spoil={"layers.0.attn.scores": lambda x, at: x * np.nan})
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    data = json.loads(json.dumps(plain(found), allow_nan=False))
     assert data["verdict"] == "diverged"
     assert data["first_divergence"]["tap"] == "layers.0.attn.scores"
     assert data["first_divergence"]["layer"] == 0

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sessions.text import clean
-from workbench.debugger.answers import Result, Table, counted, jsonable
+from sessions.records import JSON
+from workbench.debugger.answers import Result, Table, counted
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin, stand_at
 from workbench.debugger.core.registry import Argument, Key, command
+from workbench.views.golden_event import GoldenEvent, plain
 
 
 @dataclass(frozen=True)
-class Golden(Result):
+class GoldenResult(Result):
     """What the golden reference said of a branch."""
 
-    verdict: str  # "match" | "diverged"
-    steps: int
-    first: str  # the first divergence in words, "" for none
-    golden_session: str
-    data: Any
+    event: GoldenEvent
     kind: ClassVar[str] = "golden"
 
     def _text(self) -> str:
-        head = f"golden: {self.verdict} over {counted(self.steps, 'step')}"
-        if not self.first:
+        event = self.event
+        head = f"golden: {event.verdict} over {counted(event.steps, 'step')}"
+        if not event.words:
             return head
-        ledger = clean(str(self.data.get("ledger") or ""), limit=800)
-        told = [f"{head}; first divergence {self.first}", ledger, f"cause: {causes_in_words(self.data)[0]}"]
+        told = [
+            f"{head}; first divergence {event.words}",
+            event.ledger,
+            f"cause: {event.causes_in_words()[0]}",
+        ]
         return "\n".join(filter(None, told))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind, "verdict": self.verdict, "steps": self.steps, "first": self.first or None,
-            "golden_session": self.golden_session, **jsonable(self.data),
-        }  # fmt: skip
+        return {"kind": self.kind, "first": self.event.words or None, **plain(self.event)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Diagnosis(Result):
     verdict: str
     first: str
     causes: Sequence[str]
-    data: Sequence[Any]  # each cause as the signatures told it: name, text, fitted, residual
+    data: JSON  # each cause as the signatures told it: name, text, fitted, residual
     kind: ClassVar[str] = "diagnosis"
 
     def _text(self) -> str:
@@ -58,33 +57,6 @@ class Diagnosis(Result):
         )
 
 
-def last_judgement(debugger: Debugger) -> dict[str, Any] | None:
-    """What `golden` found on this branch last, None where it was never asked."""
-    if debugger.position.branch in debugger.judged:
-        return debugger.judged[debugger.position.branch]
-    debugger.session.refresh()
-    found = debugger.session.events(branch=debugger.position.branch, kind="golden")
-    data: Any = found[-1].data if found else None
-    if not isinstance(data, dict) or data.get("verdict") not in ("match", "diverged"):
-        return None
-    causes = data.get("causes")
-    known = [one for one in causes if isinstance(one, dict)] if isinstance(causes, list) else []
-    steps = data.get("steps")
-    return data | {"causes": known, "steps": steps if isinstance(steps, int) else 0}
-
-
-def causes_in_words(data: Mapping[str, Any]) -> list[str]:
-    """The causes of a judgement, best first, each with what it leaves of the error."""
-    return [_cause(one) for one in data["causes"]] or ["no known signature fits"]
-
-
-def _cause(one: Mapping[str, Any]) -> str:
-    left, words = one.get("residual"), clean(str(one.get("text")), limit=400)
-    if not isinstance(left, int | float) or left < 1e-4:
-        return words
-    return f"{words} (leaves {100 * left:.2g} % of the error)"
-
-
 @command(
     "diagnose", group="checking", changes=True,
     help="name the cause of the first divergence from the golden reference",
@@ -93,14 +65,14 @@ def _cause(one: Mapping[str, Any]) -> str:
 )  # fmt: skip
 def diagnose(debugger: Debugger) -> Result:
     """The causes."""
-    data = last_judgement(debugger)
-    if data is None or (data["verdict"] == "match" and data["steps"] <= debugger.position.step):
+    event = last_judgement(debugger)
+    if event is None or (event.verdict == "match" and event.steps <= debugger.position.step):
         with debugger.quietly():
             debugger.execute("golden")
-        data = last_judgement(debugger)
-    assert data is not None, "`golden` leaves a judgement or raises"
-    verdict, first = str(data["verdict"]), clean(str(data.get("words", "")))
-    return Diagnosis(verdict, first, causes_in_words(data) if first else [], data["causes"])
+        event = last_judgement(debugger)
+    assert event is not None, "`golden` leaves a judgement or raises"
+    causes = event.causes_in_words() if event.words else []
+    return Diagnosis(event.verdict, event.words, causes, plain(event.causes))
 
 
 @command(

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sessions import Session, SessionWriter
-from sessions.records import StepRecord
-from workbench.checking.corrections import corrections
-from workbench.checking.verdicts import summary, verdict_rows
+from sessions import SessionWriter, Verdict
+from workbench.checking.corrections import Corrections
+from workbench.checking.pipeline import Reference, check_run
 from workbench.debugger.answers import Result
-from workbench.debugger.commands.diagnose import Golden, last_judgement
+from workbench.debugger.commands.diagnose import GoldenResult
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.registry import Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.diagnosis.judgement import DiagnosisError, Judgement
-from workbench.diagnosis.ledger import ledger
-from workbench.diagnosis.signatures import explain
-from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_weights
+from workbench.diagnosis.judgement import DiagnosisError
 from workbench.inferior.recorder import taps_of
 from workbench.models.capture import FULL
 from workbench.references.golden import record_pair
 from workbench.references.request import DTYPES, GoldenSequence
+from workbench.views.golden_event import KIND, GoldenEvent, plain
 
 
 @command(
@@ -42,90 +36,82 @@ from workbench.references.request import DTYPES, GoldenSequence
 def golden(debugger: Debugger) -> Result:
     """The verdict on the branch up to here."""
     if debugger.executor is None:
-        return _recorded(debugger)
-    engine = debugger.engine
-    engine.land()
+        event = last_judgement(debugger)
+        if event is None:
+            raise NotCaptured(
+                "the run was never held against a golden reference: `golden` does, in the live run"
+            )
+        return GoldenResult(event)
+    debugger.engine.land()
     at = debugger.position
     last = min(at.step, debugger.timeline.last(at.branch))
     if last < 0:
         raise DebuggerError("nothing was run yet: `next` runs the first step")
-    reference, floor = _references(debugger, engine, at.branch, last)
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-golden-")))
-        theirs, noise = (stack.enter_context(Session.open(path)) for path in (reference, floor))
-        run = partial(_capture, debugger, engine, at.branch, last)
-        ours = stack.enter_context(Session.open(run(scratch / "engine.session", engine.rerun)))
+    reference = _reference(debugger, at.branch, last)
+    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
+        run = BranchRun(debugger, at.branch, last, Path(scratch) / "engine.session")
         try:
-            judgement = judge(ours, theirs, floor=noise)
+            result = check_run(run, reference)
         except DiagnosisError as error:
             raise DebuggerError(f"no verdict: {error}") from error
-        if judgement.failed:
-
-            def correct(branch: int, step: int) -> StepRecord:
-                return engine.rerun_corrected(branch, step, corrections(ours, theirs, step))
-
-            corrected = stack.enter_context(Session.open(run(scratch / "corrected.session", correct)))
-            judgement = ledger(judgement, corrected, theirs, floor=noise)
-        weights = checkpoint_weights(engine.inferior.path)
-        causes = explain(ours, theirs, judgement.first_divergence, weights=weights)
-    debugger.settings.golden = str(reference)
-    return _keep(debugger, at.branch, judgement, summary(judgement, causes, last + 1), reference)
+    debugger.settings.golden = str(reference.golden)
+    return GoldenResult(result.event)
 
 
-def _references(debugger: Debugger, engine: Executor, branch: int, last: int) -> tuple[Path, Path]:
-    """The reference in float64, and at the engine's dtype (its own noise)."""
-    inferior, timeline = engine.inferior, debugger.timeline
-    sequences = [
+def _reference(debugger: Debugger, branch: int, last: int) -> Reference:
+    """The reference in float64, and at the engine's dtype (its own noise), for the branch's tokens up to `last`."""
+    inferior, timeline = debugger.engine.inferior, debugger.timeline
+    sequences = tuple(
         GoldenSequence(
             tuple(state.ids[: state.prompt_length]), tuple(timeline.tokens(branch, seq, stop=last))
         )
         for seq, state in sorted(inferior.sequences.items())
-    ]
+    )
     directory = inferior.path if inferior.path.is_dir() else inferior.path.parent
     dtype = next(known for known in DTYPES if known == inferior.config.dtype)
-    return record_pair(directory, sequences, last, dtype)
+    return Reference(sequences, last, *record_pair(directory, sequences, last, dtype))
 
 
-def _capture(
-    debugger: Debugger,
-    engine: Executor,
-    branch: int,
-    last: int,
-    path: Path,
-    rerun: Callable[[int, int], StepRecord],
-) -> Path:
-    """The branch's steps up to `last`, run again with every tensor whole, as a session of their own."""
-    inferior = engine.inferior
-    meta = {"dtype": inferior.config.dtype, "tp": inferior.config.tp, "model_path": str(inferior.path)}
-    with SessionWriter.create(
-        path, taps=taps_of(inferior.specs), ranks=inferior.config.tp, meta=meta
-    ) as writer:
-        engine.reach(branch, 0)
-        with engine.capturing(FULL):
-            for step in range(last + 1):
-                debugger.check_interrupted()
-                writer.step(0, rerun(branch, step))
-    return path
+@dataclass(frozen=True, slots=True)
+class BranchRun:
+    """A branch's steps up to `last`, run again on the recorded tokens, under its rules and patches."""
 
+    debugger: Debugger
+    branch: int
+    last: int
+    path: Path
 
-def _keep(
-    debugger: Debugger, branch: int, judgement: Judgement, data: dict[str, Any], reference: Path
-) -> Golden:
-    """Verdicts and summary into the session."""
-    writer = debugger.engine.inferior.writer
-    if writer is not None:
-        # A step that an ancestor ran is judged as part of this branch all the same.
-        verdicts = verdict_rows(judgement.taps, branch)
-        debugger.engine.inferior.guard(lambda: writer.verdicts(verdicts))
-    debugger.judged[branch] = told = data | {"golden_session": reference.name}
-    debugger.journal("golden", data["words"] or judgement.verdict, data=told)
-    return Golden(judgement.verdict, data["steps"], data["words"], str(reference), told)
+    @property
+    def checkpoint(self) -> Path:
+        """What the engine runs."""
+        return self.debugger.engine.inferior.path
 
+    @property
+    def rules(self) -> Mapping[str, str]:
+        """The branch's."""
+        return self.debugger.timeline.line(self.branch).rules
 
-def _recorded(debugger: Debugger) -> Golden:
-    """What the live run found."""
-    data = last_judgement(debugger)
-    if data is None:
-        raise NotCaptured("the run was never held against a golden reference: `golden` does, in the live run")
-    session = str(data.get("golden_session", ""))
-    return Golden(str(data["verdict"]), data["steps"], str(data.get("words", "")), session, data)
+    def record(self, path: Path, corrected: Corrections | None) -> None:
+        """Every tensor whole, as a session of its own."""
+        engine, config = self.debugger.engine, self.debugger.engine.inferior.config
+        meta = {"dtype": config.dtype, "tp": config.tp, "model_path": str(self.checkpoint)}
+        taps = taps_of(engine.inferior.specs)
+        with SessionWriter.create(path, taps=taps, ranks=config.tp, meta=meta) as writer:
+            engine.reach(self.branch, 0)
+            with engine.capturing(FULL):
+                for step in range(self.last + 1):
+                    self.debugger.check_interrupted()
+                    if corrected is None:
+                        record = engine.rerun(self.branch, step)
+                    else:
+                        record = engine.rerun_corrected(self.branch, step, list(corrected(step)))
+                    writer.step(0, record)
+
+    def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+        """Into the debugger's session. A step that an ancestor ran is judged as part of this branch all the same."""
+        inferior = self.debugger.engine.inferior
+        writer = inferior.writer
+        if writer is not None:
+            inferior.guard(lambda: writer.verdicts(verdicts))
+        self.debugger.judged[self.branch] = event
+        self.debugger.journal(KIND, event.words or event.verdict, data=plain(event))

@@ -22,6 +22,7 @@ from workbench.debugger.core.registry import Command
 from workbench.debugger.core.timeline import Timeline
 from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
 from workbench.debugger.stops.breakpoints import Breakpoints
+from workbench.views.golden_event import GoldenEvent
 from workbench.views.token_texts import TokenTexts
 
 
@@ -62,7 +63,7 @@ class Debugger:
         self.breakpoints = Breakpoints()
         self.checkpoints: list[Checkpoint] = []
         self.settings = Settings()
-        self.judged: dict[int, dict[str, Any]] = {}  # what `golden` found last, by branch; see `checking`
+        self.judged: dict[int, GoldenEvent] = {}  # what `golden` found last, by branch
         self.lost = ""  # why the engine is gone
         self.last_stop: Stop | None = None
         self._interrupt = threading.Event()

@@ -22,8 +22,8 @@ from engine.faults.catalogue import DEFAULTS
 from sessions.lengths import rows_of
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger.commands.diagnose import last_judgement
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin
 from workbench.debugger.core.tensors import check_rank, parts_of, select, statistics_at, whole_of
 from workbench.debugger.errors import CommandError, NotCaptured
@@ -134,14 +134,14 @@ def statistic(debugger: Debugger, name: str, tap: str, rank: int | None) -> floa
 
 def golden_verdict(debugger: Debugger) -> str:
     """What `golden` found on this branch last: "match", "diverged", or "none"."""
-    data = last_judgement(debugger)
-    return "none" if data is None else str(data["verdict"])
+    event = last_judgement(debugger)
+    return "none" if event is None else event.verdict
 
 
 def _cause(debugger: Debugger) -> str:
     """The name of the cause that `golden` found last on this branch, "none" where there is none."""
-    data = last_judgement(debugger)
-    return str(data["causes"][0].get("name")) if data is not None and data["causes"] else "none"
+    event = last_judgement(debugger)
+    return event.causes[0].name if event is not None and event.causes else "none"
 
 
 def _sequence(debugger: Debugger, what: str) -> float:

@@ -1,0 +1,145 @@
+"""An engine held against the golden reference from its prompts on: what `check` and the demo do.
+
+    reference = record_reference(model.directory, prompts, steps=8, dtype="float32")
+    with Inferior(model.path, model.config, config) as inferior:
+        result = check(inferior, reference, Path("a.session"), rules={"mask": "additive"})
+
+One inferior serves any number of checks, each under its own rules and in its own session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import DType
+from engine.errors import RequestError
+from sessions import SessionWriteError, SessionWriter, Verdict
+from workbench.checking.corrections import Corrections
+from workbench.checking.pipeline import CheckResult, Reference, check_run
+from workbench.inferior.inferior import Inferior
+from workbench.models.capture import FULL
+from workbench.models.opening import OpenedModel
+from workbench.references.golden import forced_onto, record_golden, record_pair
+from workbench.references.request import GoldenSequence
+from workbench.views.golden_event import KIND, GoldenEvent, plain
+
+#: `progress(what, done, of)`: which recording, and how many of its forward passes are over.
+Progress = Callable[[str, int, int], None]
+
+
+def record_reference(
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    dtype: DType,
+    *,
+    floor: bool = True,
+    device: str = "cpu",
+    progress: Progress = lambda what, done, of: None,
+) -> Reference:
+    """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
+    Runs are forced onto what the truth emits, greedily.
+
+    ReferenceFailure and CheckpointError say why there is none.
+    """
+    sequences = [GoldenSequence(tuple(prompt)) for prompt in prompts]
+
+    def count(done: int, of: int) -> None:
+        progress("golden reference", done, of)
+
+    noise = None
+    if floor:
+        golden, noise = record_pair(directory, sequences, steps, dtype, device=device, progress=count)
+    else:
+        golden = record_golden(directory, sequences, steps, "float64", device=device, progress=count)
+    return Reference(forced_onto(golden), steps, golden, noise)
+
+
+def check(
+    inferior: Inferior,
+    reference: Reference,
+    path: Path,
+    *,
+    rules: Mapping[str, str] | None = None,
+    model: OpenedModel | None = None,
+    progress: Progress = lambda what, done, of: None,
+) -> CheckResult:
+    """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
+
+    A session at `path` is replaced; with `model` it knows the model's name. The inferior is left at the end of a
+    run, unrecorded.
+    """
+    in_force = dict(inferior.rules if rules is None else rules)
+    return check_run(ForcedRun(inferior, reference, path, in_force, model, progress), reference)
+
+
+@dataclass(slots=True)
+class ForcedRun:
+    """An inferior's run over the reference's prompts and tokens, from an empty cache."""
+
+    inferior: Inferior
+    reference: Reference
+    path: Path
+    rules: Mapping[str, str]
+    model: OpenedModel | None = None
+    progress: Progress = lambda what, done, of: None
+    branch: int = 0
+
+    @property
+    def checkpoint(self) -> Path:
+        """What the inferior runs."""
+        return self.inferior.path
+
+    def record(self, path: Path, corrected: Corrections | None = None) -> None:
+        """The prefill and the reference's decode steps, teacher-forced."""
+        inferior, reference = self.inferior, self.reference
+        self._start_over()
+        inferior.watch(FULL)
+        inputs = "" if corrected is None else " on golden inputs"
+        what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
+        named = {} if self.model is None or corrected is not None else {"model_name": self.model.name}
+        with inferior.create_session(
+            path, overwrite=True, source="lockstep check", golden=str(reference.golden), **named
+        ):
+            for step in range(reference.steps + 1):
+                if corrected is not None:
+                    inferior.set_patches(list(corrected(step)))
+                inferior.step(
+                    {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
+                )
+                if inferior.writer is None:
+                    raise SessionWriteError(
+                        f"{path}: the run could not be recorded: free some room, or --save elsewhere"
+                    )
+                self.progress(what, step + 1, reference.steps + 1)
+        if inferior.patches:
+            inferior.set_patches([])
+        inferior.writer = None
+
+    def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+        """Into the session of the run."""
+        with SessionWriter.reopen(self.path) as writer:
+            writer.verdicts(verdicts)
+            writer.event(self.branch, event.steps - 1, KIND, event.words or event.verdict, plain(event))
+
+    def _start_over(self) -> None:
+        """The reference's prompts, at their beginning, under the rules."""
+        prompts = [one.prompt for one in self.reference.sequences]
+        states = self.inferior.sequences.values()
+        if [tuple(state.ids[: state.prompt_length]) for state in states] != prompts:
+            for seq in list(self.inferior.sequences):
+                self.inferior.remove(seq)
+            for prompt in prompts:
+                self.inferior.add(list(prompt))
+        self.inferior.set_rules(self.rules)
+
+
+def check_fits(prompts: Sequence[Sequence[int]], steps: int, context: int) -> None:
+    """RequestError where a prompt and the steps after it do not fit the model's context."""
+    longest = max(map(len, prompts))
+    if longest + steps > context:
+        raise RequestError(
+            f"{longest} prompt tokens and {steps} steps exceed the context of {context}: use fewer --steps"
+        )

@@ -1,0 +1,153 @@
+"""What `check` and `golden` leave in a session's journal: the judgement of a branch, with its causes.
+
+The verdict of each tap is a row of the session's verdicts; this is what they come to. A number that is not finite is
+null in the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from sessions import Session
+from sessions.records import JSON
+from sessions.text import clean
+
+#: The kind of the event.
+KIND = "golden"
+
+#: Characters of a foreign text that are kept.
+_TEXT = 800
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """The first operation that went wrong, and how.
+
+    `ranks` are the ranks whose part is wrong; `rank` is the first of them, None where all are wrong.
+    """
+
+    tap: str
+    layer: int | None = None
+    step: int = 0
+    seq: int = 0
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    max_abs: float | None = None
+    rel_l2: float | None = None
+    cosine: float | None = None
+    reason: str = ""
+
+    def in_words(self) -> str:
+        """ "layers.0.attn.q_proj at step 0, rank 1: 12 times the noise floor"."""
+        rank = "" if self.rank is None else f", rank {self.rank}"
+        return f"{self.tap} at step {self.step}{rank}: {self.reason}"
+
+
+class Faulty(msgspec.Struct, frozen=True):
+    """An operation that errs on golden inputs, where it does so first: its relative L2 error, and that over the
+    floor (infinite where shapes or non-finite elements differ)."""
+
+    tap: str
+    step: int = 0
+    seq: int = 0
+    injected: float | None = None
+    ratio: float | None = None
+
+
+class TokenMismatch(msgspec.Struct, frozen=True):
+    """A step at which the engine's likeliest token is not the reference's. `tie`: the reference itself
+    could not tell the two apart at this dtype."""
+
+    step: int
+    seq: int
+    engine: int
+    reference: int
+    margin: float | None = None
+    tie: bool = False
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A cause that fits the first divergence. `fitted` holds the parameters of the transform; `residual` is the
+    share of the error's norm that it leaves: 0 explains everything, 1 nothing."""
+
+    name: str = ""
+    text: str = ""
+    fitted: JSON = None
+    residual: float = math.nan
+
+    def in_words(self) -> str:
+        """The cause, with what it leaves of the error where that is worth a word."""
+        if not self.residual >= 1e-4:
+            return self.text
+        return f"{self.text} (leaves {100 * self.residual:.2g} % of the error)"
+
+
+class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One judgement of a branch over `steps` forward passes. `max_abs_logits` is against the reference at the
+    engine's own dtype where there is one. `tolerance` is "floor" (the reference's own error at that dtype) or
+    "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
+    themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name."""
+
+    verdict: Literal["match", "diverged"]
+    max_abs_logits: float | None = None
+    tokens_identical: bool = False
+    first_divergence: Divergence | None = None
+    tp: int = 1
+    tolerance: Literal["floor", "fixed"] = "floor"
+    token_mismatches: tuple[TokenMismatch, ...] = ()
+    notes: tuple[str, ...] = ()
+    faulty: tuple[Faulty, ...] | None = None
+    steps: int = 0
+    words: str = ""
+    ledger: str = ""
+    causes: tuple[Cause, ...] = ()
+    rules: Mapping[str, str] = {}
+    golden_session: str = ""
+
+    def causes_in_words(self) -> list[str]:
+        """The causes, best first; a sentence where none is known."""
+        return [cause.in_words() for cause in self.causes] or ["no known signature fits"]
+
+
+def plain(value: object) -> JSON:
+    """Structs and dataclasses as plain JSON values; what is not a finite number is null."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_number))
+
+
+def _number(value: object) -> float:
+    if isinstance(value, np.number):
+        return float(value)
+    raise NotImplementedError(f"{type(value).__name__} is no JSON")
+
+
+def golden_events(session: Session, branch: int) -> list[GoldenEvent]:
+    """The judgements of a branch, oldest first. An event that is none (a stranger may have written it) is left out,
+    and texts are cleaned."""
+    found = (_read(event.data) for event in session.events(branch=branch, kind=KIND))
+    return [event for event in found if event is not None]
+
+
+def last_golden_event(session: Session, branch: int) -> GoldenEvent | None:
+    """The newest judgement of a branch; None where it was never judged."""
+    return next(reversed(golden_events(session, branch)), None)
+
+
+def _read(data: JSON) -> GoldenEvent | None:
+    try:
+        return msgspec.convert(_cleaned(data), GoldenEvent)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _cleaned(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return clean(value, limit=_TEXT)
+    if isinstance(value, list):
+        return [_cleaned(one) for one in value]
+    if isinstance(value, dict):
+        return {clean(str(key), limit=_TEXT): _cleaned(one) for key, one in value.items()}
+    return value
