@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from sessions.errors import SessionError, broken
 from sessions.records import Branch
+
+
+class Forked(Protocol):
+    """A branch: it shares the steps before `fork_step` with its parent."""
+
+    @property
+    def parent(self) -> int | None:
+        """The branch that it left; None for the first."""
+
+    @property
+    def fork_step(self) -> int:
+        """The first step of its own."""
+
+
+AnyBranch = TypeVar("AnyBranch", bound=Forked)
+
+
+def owner_of(branches: Mapping[int, AnyBranch], branch: int, step: int) -> AnyBranch:
+    """The branch that runs this step of `branch`: itself, or the ancestor that it shares the step with."""
+    found = branches[branch]
+    while found.parent is not None and step < found.fork_step:
+        found = branches[found.parent]
+    return found
 
 
 class History:
@@ -65,9 +88,8 @@ class History:
 
     def owner(self, branch: int, step: int) -> int:
         """The branch that recorded this step of `branch`."""
-        for owner, first, stop in self.segments(branch):
-            if first <= step < stop:
-                return owner
         steps = self.steps(branch)
+        if step in steps:
+            return owner_of(self.branches, branch, step).id
         has = f"steps {steps.start} to {steps.stop - 1}" if steps else "no steps yet"
         raise SessionError(f"branch {branch} has no step {step}; it has {has}.")

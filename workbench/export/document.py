@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
+from workbench.views.sentinel_scan import Sentinel
 from workbench.views.series import STATISTIC, History
 from workbench.views.story import Story
 
@@ -22,12 +23,23 @@ def document(story: Story) -> dict[str, object]:
         "branches": [asdict(branch) for branch in story.branches],
         "tokens": [asdict(tokens) for tokens in story.tokens],
         "judgement": asdict(story.judgement),
-        "sentinels": [asdict(one) for one in story.sentinels],
+        "sentinels": [_sentinel(one) for one in story.sentinels],
         "statistics": [_history(one) for one in story.histories],
         "attention": [_attention(one) for one in story.attention],
         "biases": [{"layer": layer, "biases": [_bias(b) for b in found]} for layer, found in story.biases],
         "journal": [asdict(entry) for entry in story.journal],
         "left_out": list(story.cut),
+    }
+
+
+def _sentinel(one: Sentinel) -> dict[str, object]:
+    return {
+        "branch": one.branch,
+        "name": one.name,
+        "step": one.step,
+        "what": one.what,
+        "looked": one.looked,
+        "tap": one.tap,
     }
 
 

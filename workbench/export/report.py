@@ -25,7 +25,7 @@ from workbench.export.svg import STYLE
 from workbench.export.token_view import percent, token_class, token_data, token_title
 from workbench.views.alignment import blocks_of
 from workbench.views.request import Limits
-from workbench.views.session_sentinels import Sentinel
+from workbench.views.sentinel_scan import Sentinel
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged, State, StepVerdict
 from workbench.views.words import plural

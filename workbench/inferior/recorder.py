@@ -10,8 +10,8 @@ import numpy as np
 from engine.ranks.client import Answer
 from engine.ranks.wire import unpack_array
 from engine.taps.names import TapSpec
-from sessions.lengths import in_words, odd_lengths
 from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
+from workbench.views.cached_lengths import in_words, odd_lengths
 
 #: What the policy "last" keeps of a tensor [T, …], and of scores and probs [heads, T, K].
 LAST_ROW, LAST_ATTENTION_ROW = "-1:", ":,-1:"

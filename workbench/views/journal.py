@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sessions.records import Event
 from sessions.text import clean
+from workbench.views.sentinels import is_stop
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -41,23 +41,6 @@ class Journal:
 
     entries: tuple[JournalEntry, ...]
     branches: tuple[BranchNode, ...]
-
-
-#: Reasons of stops that are worth going back to: not those of a step that was simply done.
-_WORTH = ("breakpoint", "data breakpoint", "exception", "divergence", "pause")
-
-
-def is_stop(event: Event) -> bool:
-    """Whether something stopped the run: an error, or a stop for a reason of its own."""
-    if event.kind == "stop":
-        reason = event.data.get("reason") if isinstance(event.data, dict) else None
-        return reason is None or reason in _WORTH
-    return event.kind == "error"
-
-
-def stops(source: Source, branch: int) -> list[Event]:
-    """The stops of a branch in order."""
-    return [e for e in source.session.events(branch=branch) if is_stop(e)]
 
 
 #: The newest events that are kept on screen.

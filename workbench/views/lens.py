@@ -76,7 +76,7 @@ def lens(source: Source, where: Where) -> Lens:
 def _newest(source: Source, where: Where) -> Mapping[str, object]:
     if where.step not in source.session.steps(where.branch):
         return {}
-    owner = source.owner(where.step, where.branch)
+    owner = source.session.owner(where.step, where.branch)
     for event in reversed(source.session.events(branch=owner, step=where.step, kind="lens")):
         if isinstance(event.data, dict) and event.data.get("seq") == where.seq:
             return event.data

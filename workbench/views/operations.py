@@ -7,28 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.records import STATISTICS, Verdict
+from sessions.records import STATISTICS
+from sessions.session import Session
+from workbench.views.sentinels import not_finite
 from workbench.views.source import Source
+from workbench.views.verdicts import Judged, judged_at
 from workbench.views.where import Where
 
 NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict on one tap: pass, suspect, fail or absent, and the figure to show beside it. `injected` is its error
-    on golden inputs, where that was asked."""
-
-    verdict: str
-    figure: float | None
-    inherited: bool
-    injected: float | None = None
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> Judged:
-        """As a session tells it."""
-        detail = verdict.detail
-        return cls(verdict.verdict, figure_of(detail), inherited_of(detail), _number(detail, "injected"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +33,7 @@ class Operations:
 
     def broken(self, tap: int) -> bool:
         """Whether the tap holds NaN or Inf on any rank."""
-        return self.stats is not None and bool((self.stats[tap][:, (NAN, INF)] > 0).any())
+        return self.stats is not None and bool(not_finite(self.stats[tap : tap + 1]).any())
 
 
 def operations(source: Source, where: Where, window: int = 24) -> Operations:
@@ -57,62 +43,26 @@ def operations(source: Source, where: Where, window: int = 24) -> Operations:
         return Operations(where.step, None, None, (), {}, None, None, frozenset())
     stats = source.stats(where.step, where.branch)
     checksums = session.checksums(where.step, where.branch)
-    layouts = [tap.layout for tap in session.taps]
     return Operations(
         step=where.step,
         stats=stats,
         checksums=checksums,
-        agreement=_agreement(layouts, checksums),
-        judged=judged(source, where),
+        agreement=_agreement(session, checksums),
+        judged={one.tap: one for one in judged_at(session, where.branch, where.step)},
         past=_past(source, where, window),
         first_broken=_first_broken(stats),
         captured=frozenset(key.tap for key in session.captured(where.step, where.branch)),
     )
 
 
-def judged(source: Source, where: Where) -> dict[str, Judged]:
-    """The verdicts of a step by tap."""
-    found = source.session.verdicts(branch=where.branch, step=where.step)
-    return {v.tap: Judged.of(v) for v in found}
-
-
-def figure_of(detail: object) -> float | None:
-    """The one figure of a verdict that is worth a column: relative L2, else the largest difference."""
-    figures = (_number(detail, key) for key in ("rel_l2", "max_abs", "ratio"))
-    return next((figure for figure in figures if figure is not None), None)
-
-
-def _number(detail: object, key: str) -> float | None:
-    value = detail.get(key) if isinstance(detail, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def inherited_of(detail: object) -> bool:
-    """Whether the error came in with the inputs: the operation itself did nothing wrong."""
-    return isinstance(detail, dict) and (detail.get("inherited") is True or detail.get("kind") == "inherited")
-
-
-def _agreement(layouts: list[str], checksums: NDArray[np.uint64] | None) -> tuple[str, ...]:
-    if checksums is None or checksums.shape[1] < 2:
-        return ("",) * len(layouts)
-    return tuple(_agrees(layout, row) for layout, row in zip(layouts, checksums, strict=False))
-
-
-def _agrees(layout: str, row: NDArray[np.uint64]) -> str:
-    """Whether the ranks that must hold the same bits do: all of them, or each group of replicas."""
-    if not row.any():
-        return ""  # the tap did not run
-    if layout == "replicate":
-        group = len(row)
-    elif "replicas=" in layout:
-        digits = layout.rpartition("replicas=")[2].rstrip(")")
-        group = int(digits) if digits.isdigit() and int(digits) > 0 else 1
-    else:
-        return ""
-    if group < 2 or len(row) % group:
-        return ""
-    groups = row.reshape(-1, group)
-    return "=" if bool((groups == groups[:, :1]).all()) else "≠"
+def _agreement(session: Session, checksums: NDArray[np.uint64] | None) -> tuple[str, ...]:
+    if checksums is None:
+        return ("",) * len(session.taps)
+    differ = session.replicas.disagreeing(checksums)
+    return tuple(
+        "" if not groups or not checksums[tap].any() else "≠" if tap in differ else "="
+        for tap, groups in enumerate(session.replicas.groups)
+    )
 
 
 def _past(source: Source, where: Where, window: int) -> NDArray[np.float32] | None:
@@ -125,5 +75,5 @@ def _past(source: Source, where: Where, window: int) -> NDArray[np.float32] | No
 def _first_broken(stats: NDArray[np.float32] | None) -> int | None:
     if stats is None:
         return None
-    broken = np.flatnonzero((stats[:, :, (NAN, INF)] > 0).any(axis=(1, 2)))
-    return int(broken[0]) if broken.size else None
+    taps = np.argwhere(not_finite(stats))[:, 0]
+    return int(taps[0]) if taps.size else None

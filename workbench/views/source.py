@@ -54,13 +54,6 @@ class Source:
         """The checkpoint that the session was made from, if it is on this machine. "demo" is the embedded model."""
         return checkpoint_path(self.meta)
 
-    def owner(self, step: int, branch: int) -> int:
-        """The branch that ran a step of `branch`: itself, or the one it shares the step with."""
-        known = {one.id: one for one in self.session.branches()}
-        while step < known[branch].fork_step and (parent := known[branch].parent) is not None:
-            branch = parent
-        return branch
-
     def stats(self, step: int, branch: int) -> NDArray[np.float32] | None:
         """Statistics [taps, ranks, 8] of a step, kept for the neighbouring questions."""
         key = (branch, step)

@@ -10,12 +10,12 @@ from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
 from workbench.views.identity import Identity, identify
 from workbench.views.request import Limits, Request
+from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
 from workbench.views.series import History, choose, history
-from workbench.views.session_sentinels import Sentinel, left_golden, sentinels
 from workbench.views.source import Source
 from workbench.views.tokens import Tokens, tokens_of
 from workbench.views.trail import Trail, follow
-from workbench.views.verdicts import Judgement, first_failure, judgement
+from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
 from workbench.views.words import plural, said
 
@@ -52,7 +52,7 @@ class Story:
     step: int | None
     branches: tuple[BranchLine, ...]
     tokens: tuple[Tokens, ...]
-    judgement: Judgement
+    judgement: BranchJudgement
     sentinels: tuple[Sentinel, ...]
     histories: tuple[History, ...]
     attention: tuple[LayerAttention, ...]
@@ -75,21 +75,22 @@ class _Teller:
         self.cut: list[str] = []
         self.name = said(session.path.name, 60)
         self.all = {branch.id: branch for branch in session.branches()}
-        failure = first_failure(session)
+        failure = first_failed(judged_of(session))
         self.branch = request.branch if request.branch is not None else failure.branch if failure else 0
         if self.branch not in self.all:
             raise RequestError(f"{self.name} has no branch {self.branch}: it has 0 to {max(self.all)}")
         self.shown = self._branches_shown()
         self.trail: Trail = follow(session, [branch.id for branch in self.shown])
         self.seqs = self._sequences()
+        self.source = Source(session)
         self.looked = [one for branch in self.shown for one in self._sentinels(branch)]
         hit = next((one.branch for one in self.looked if one.step is not None), None)
         if request.branch is None and failure is None and hit is not None:
             self.branch = hit  # nothing was judged: the trouble is where something fired
-        self.source = Source(session)
         self.judgement = judgement(session, self.branch, request.step, self.source.texts.label)
-        if self.judgement.first is not None:
-            self.looked.append(left_golden(self.judgement.first))
+        left = left_golden(session, self.branch)
+        if left is not None:
+            self.looked.append(left)
 
     def story(self) -> Story:
         """All of it."""
@@ -117,7 +118,9 @@ class _Teller:
         """Over the branch's own steps; those of a parent that is not looked at itself count as its own."""
         shared = branch.parent in {line.id for line in self.shown}
         steps = range(branch.fork_step if shared else 0, len(self.session.steps(branch.id)))
-        return sentinels(self.session, self.trail, branch.id, steps, self.seqs, self.limits.scan)
+        return scan_steps(
+            self.session, self.trail, branch.id, steps, self.seqs, self.source.texts.label, self.limits.scan
+        )
 
     def _branches_shown(self) -> list[Branch]:
         """The branch in focus beside those it came from and those that left it, main first."""

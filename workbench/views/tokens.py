@@ -80,7 +80,7 @@ def tokens_of(
         branch: trail.first_difference(first, branch, _common(session, first, branch), seq)
         for branch in others
     }
-    forks = [trail.branches[branch].fork_step for branch in others]
+    forks = [session.own_steps(branch).start for branch in others]
     marks = [*interesting, *(k for k in differences.values() if k is not None), *forks]
     steps = _shown(longest, marks, limits.steps)
     lines = tuple(
@@ -178,7 +178,7 @@ def _choice(
         told.entropy,
         told.forced,
         there and trail.token(branch, step, seq) != trail.token(reference, step, seq),
-        trail.owner(branch, step) == branch,
+        session.owner(step, branch) == branch,
         candidates,
     )
 

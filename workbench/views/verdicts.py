@@ -32,6 +32,49 @@ class Judged:
     ranks: tuple[int, ...]  # those that are wrong; empty: all, or not told
     injected: float | None = None  # relative L2 error on golden inputs
 
+    @classmethod
+    def of(cls, verdict: Verdict) -> Judged:
+        """As a session tells it."""
+        detail = mapping(verdict.detail)
+        state: State = "absent"
+        if verdict.verdict == "fail":
+            state = "inherited" if detail.get("inherited") is True else "fail"
+        elif verdict.verdict in ("pass", "suspect"):
+            state = "pass" if verdict.verdict == "pass" else "suspect"
+        ranks, tap = detail.get("ranks"), said(verdict.tap, 120)
+        return cls(
+            branch=verdict.branch,
+            step=verdict.step,
+            tap=tap,
+            layer=layer_of(tap),
+            operation=local_name(tap),
+            state=state,
+            rel_l2=figure_of(detail, "rel_l2"),
+            max_abs=figure_of(detail, "max_abs"),
+            cosine=figure_of(detail, "cosine"),
+            floor=figure_of(detail, "floor"),
+            ratio=figure_of(detail, "ratio"),
+            reason=said(detail.get("reason") or "", 300),
+            ranks=tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else (),
+            injected=figure_of(detail, "injected"),
+        )
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the error came in with the inputs: the operation itself did nothing wrong."""
+        return self.state == "inherited"
+
+    @property
+    def verdict(self) -> Literal["pass", "suspect", "fail", "absent"]:
+        """The verdict on the tap's value, wherever its error came from."""
+        return "fail" if self.state == "inherited" else self.state
+
+    @property
+    def figure(self) -> float | None:
+        """The one figure that is worth a column: relative L2, else the largest difference."""
+        figures = (self.rel_l2, self.max_abs, self.ratio)
+        return next((figure for figure in figures if figure is not None), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -64,7 +107,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class BranchJudgement:
     """The judgements of one branch. `map` is of the step in focus, in execution order; `ledger` names the
     operations that are wrong by themselves, "" where that was not asked."""
 
@@ -83,27 +126,43 @@ class Judgement:
         return [one for one in self.map if one.state == state]
 
 
-def first_failure(session: Session) -> Judged | None:
-    """The first failed tap of the session: of the lowest branch that has one."""
-    return next((one for one in judged_of(session) if one.state == "fail"), None)
-
-
 def judged_of(session: Session, branch: int | None = None, step: int | None = None) -> list[Judged]:
     """The session's verdicts, all or some, by branch, step and execution order."""
-    return [_judged(verdict) for verdict in session.verdicts(branch=branch, step=step)]
+    return [Judged.of(verdict) for verdict in session.verdicts(branch=branch, step=step)]
 
 
-def judgement(session: Session, branch: int, step: int | None, label: Callable[[int], str]) -> Judgement:
+def judged_at(session: Session, branch: int, step: int) -> list[Judged]:
+    """The verdicts of a step: of this branch, else of the one that ran the step."""
+    return [Judged.of(verdict) for verdict in verdicts_at(session, branch, step)]
+
+
+def verdicts_at(session: Session, branch: int, step: int) -> list[Verdict]:
+    """The verdicts of a step as they were recorded: of this branch, else of the one that ran the step."""
+    own = session.verdicts(branch=branch, step=step)
+    if own or step not in session.steps(branch):
+        return own
+    return session.verdicts(branch=session.owner(step, branch), step=step)
+
+
+def first_failed(judged: Sequence[Judged]) -> Judged | None:
+    """The first that is wrong by itself, else the first that inherited an error."""
+    failed = [one for one in judged if one.verdict == "fail"]
+    return next((one for one in failed if not one.inherited), failed[0] if failed else None)
+
+
+def judgement(
+    session: Session, branch: int, step: int | None, label: Callable[[int], str]
+) -> BranchJudgement:
     """What was judged of a branch. `step` None: the step of the first divergence, else the last judged. `label`
     turns token ids into text."""
     judged = judged_of(session, branch)
     known = {one.step for one in judged}
-    first = next((one for one in judged if one.state == "fail"), None)
+    first = first_failed(judged)
     if step not in known:
         step = first.step if first else max(known, default=None)
     if first is not None and not first.ranks:
         first = _with_ranks(session, branch, first)
-    return Judgement(
+    return BranchJudgement(
         branch,
         step,
         tuple(one for one in judged if one.step == step),
@@ -113,36 +172,6 @@ def judgement(session: Session, branch: int, step: int | None, label: Callable[[
         tuple(_misses(session, branch, label)),
         tuple(_notes(session, branch)),
         next((said(told.get("ledger") or "", 400) for told in _told(session, branch)), ""),
-    )
-
-
-def _judged(verdict: Verdict) -> Judged:
-    detail = verdict.detail
-    inherited = mapping(detail).get("inherited") is True
-    state: State = "absent"
-    if verdict.verdict == "fail":
-        state = "inherited" if inherited else "fail"
-    elif verdict.verdict == "pass":
-        state = "pass"
-    elif verdict.verdict == "suspect":
-        state = "suspect"
-    ranks = mapping(detail).get("ranks")
-    tap = said(verdict.tap, 100)
-    return Judged(
-        branch=verdict.branch,
-        step=verdict.step,
-        tap=tap,
-        layer=layer_of(tap),
-        operation=local_name(tap),
-        state=state,
-        rel_l2=figure_of(detail, "rel_l2"),
-        max_abs=figure_of(detail, "max_abs"),
-        cosine=figure_of(detail, "cosine"),
-        floor=figure_of(detail, "floor"),
-        ratio=figure_of(detail, "ratio"),
-        reason=said(mapping(detail).get("reason") or "", 300),
-        ranks=tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else (),
-        injected=figure_of(detail, "injected"),
     )
 
 

@@ -23,7 +23,6 @@ from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
 from workbench.views.overview import BranchLine, Overview
-from workbench.views.sentinels import collapsed, first_desync, replica_groups
 from workbench.views.where import Where
 
 
@@ -173,15 +172,6 @@ def test_the_screens_own_lines_are_told_from_the_debuggers(line: str, do: str | 
 def test_a_pane_that_is_not_there_is_said_so() -> None:
     with pytest.raises(commands.CommandProblem, match="there are Operations"):
         commands.parse_own("pane nothing", ("Operations",))
-
-
-def test_sentinel_arithmetic() -> None:
-    assert collapsed([1, 2] * 6) == 2
-    assert collapsed([1, 2, 3, 4, 5] * 3) == 0
-    groups = replica_groups(["replicate", "shard(1,replicas=2)", "shard(0)"], 4)
-    assert groups == [(0, 4), (1, 2)]
-    checksums = np.array([[1, 1, 1, 1], [5, 5, 6, 7], [1, 2, 3, 4]], np.uint64)
-    assert first_desync(checksums, groups) == (1, 3)
 
 
 def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:

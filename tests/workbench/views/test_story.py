@@ -75,7 +75,7 @@ def test_cache_lengths_are_held_against_positions(tmp_path: Path) -> None:
 def test_a_branch_is_looked_at_where_it_left_its_parent(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session", tokens=range(10, 24), other=[40] * 12)
     story = _tell(path)
-    assert _fired(story) == {"repetition": (1, 9, "one token over and over")}
+    assert _fired(story) == {"repetition": (1, 9, "one token over and over: “ t40”")}
     assert (story.branch.name, story.step) == ("load_bias=false", 9)
     (tokens,) = story.tokens
     assert [line.first_difference for line in tokens.lines] == [None, 2]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sessions.lengths import expected_rows, runs, span
 from sessions.text import clean
 from workbench.debugger.answers import Group, Result, Table, jsonable
 from workbench.debugger.commands.branches import checkpoint_table
@@ -17,6 +16,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, NotCaptured
+from workbench.views.cached_lengths import expected_rows, runs, span
 from workbench.views.rank_weights import WEIGHT_COLUMNS
 
 

@@ -89,7 +89,7 @@ def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
         else:
             found = look(debugger, one.what, here.branch, step)
             fired = found is not None
-            place, ranks, words = (found.place, found.ranks, f": {found.words}") if found else (None, (), "")
+            place, ranks, words = (found.tap, found.ranks, f": {found.words}") if found else (None, (), "")
         if fired:
             at = Position(here.branch, step, place)
             if order(at) >= order(here):

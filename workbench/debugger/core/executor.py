@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.errors import RequestError
 from engine.ranks.wire import unpack_array, widen
 from sessions.records import StepRecord, TensorRecord
-from workbench.debugger.core.timeline import Line, Timeline
+from workbench.debugger.core.timeline import Timeline, TimelineBranch
 from workbench.debugger.errors import Divergence
 from workbench.inferior.inferior import Inferior, Paused
 from workbench.inferior.patches import Patch
@@ -231,7 +231,7 @@ class Executor:
             for seq, (low, _) in trace.rows.items()
         )
 
-    def _configure(self, line: Line, step: int, corrections: Sequence[Patch] = ()) -> None:
+    def _configure(self, line: TimelineBranch, step: int, corrections: Sequence[Patch] = ()) -> None:
         """Rules, sampling and patches as `line` has them in `step`, and `corrections` beside them."""
         inferior = self.inferior
         if inferior.rules != line.rules:

@@ -11,7 +11,7 @@ from workbench.debugger.core import registry
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import Goal, forward
-from workbench.debugger.core.timeline import Line
+from workbench.debugger.core.timeline import TimelineBranch
 from workbench.debugger.errors import NeedsEngine
 from workbench.inferior.patches import Patch
 
@@ -90,7 +90,7 @@ def _arrive(debugger: Debugger, at: Position) -> Stop:
 def _new_line(
     debugger: Debugger, name: str, *, fork_step: int, rules: dict[str, str], patches: list[Patch],
     sampling: dict[int, dict[str, Any]],
-) -> Line:  # fmt: skip
+) -> TimelineBranch:  # fmt: skip
     timeline, at = debugger.timeline, debugger.position
     inferior = debugger.engine.inferior
     writer, unused = inferior.writer, max(timeline.lines) + 1
@@ -99,7 +99,7 @@ def _new_line(
         number = inferior.guard(
             lambda: writer.branch(name, parent=at.branch, fork_step=fork_step, rules=rules)
         )
-    made = Line(
+    made = TimelineBranch(
         unused if number is None else number, name, at.branch, fork_step, rules, list(patches), dict(sampling),
         steps=fork_step, forked_at=at.step,
     )  # fmt: skip

@@ -15,12 +15,12 @@ from typing import Any, Literal
 from sessions import Session
 from sessions.records import StepRecord
 from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core import sentinels
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Flight
 from workbench.debugger.errors import DebuggerError, Divergence, Interrupted
-from workbench.debugger.stops import sentinels
 from workbench.debugger.stops.breakpoints import Hit, recorded_hits
-from workbench.debugger.stops.sentinels import Found
+from workbench.views.sentinels import Finding
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.
@@ -188,12 +188,12 @@ def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> 
     if not goal.quiet:
         for name, one in debugger.breakpoints.sentinels().items():
             found = look(debugger, name, at.branch, at.step)
-            if found is not None and found.place is not None and passed is not None and found.place <= passed:
+            if found is not None and found.tap is not None and passed is not None and found.tap <= passed:
                 continue
             stopping = debugger.breakpoints.count([one.id]) if found is not None else []
             if found is not None and stopping:
-                if found.place is not None:
-                    debugger.position = Position(at.branch, at.step, found.place)
+                if found.tap is not None:
+                    debugger.position = Position(at.branch, at.step, found.tap)
                 return debugger.stop(
                     "exception", f"{one.describe()}: {found.words}",
                     thread_id=found.ranks[0] if found.ranks else 0, hit_breakpoint_ids=[one.id],
@@ -205,13 +205,13 @@ def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> 
     return None
 
 
-def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Found | None:
+def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Finding | None:
     """Whether a sentinel that looks at whole steps fires at one."""
     timeline = debugger.timeline
     if sentinel == "desync":
-        return sentinels.desync(timeline, branch, step)
+        return timeline.desync(branch, step)
     if sentinel == "repetition":
-        return sentinels.repetition(timeline, branch, step)
+        return sentinels.repetition(timeline, branch, step, debugger.token_text)
     if sentinel == "eos":
         return sentinels.eos(timeline, branch, step, eos_ids(debugger))
     if sentinel == "golden":

@@ -7,7 +7,7 @@ well as in the session, so that looking at the present costs no disk, and a full
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 
 from sessions import Session, SessionError
 from sessions.errors import broken
-from sessions.layouts import parse, shard_groups
+from sessions.history import owner_of
 from sessions.records import STATISTICS, StepRecord
 from workbench.debugger.answers import Position
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.stops.locations import Places
 from workbench.debugger.stops.predicates import cached
 from workbench.inferior.patches import Patch
+from workbench.views.sentinels import Finding, desync
 
 #: Recorded passes kept in memory beside the session; unrecorded ones are all kept.
 _REMEMBERED = 256
 
 
 @dataclass(slots=True)
-class Line:
+class TimelineBranch:
     """One branch: how its passes are run, and how many there are. It shares the passes before `fork_step` with
     its parent. `sampling[seq]` are changes of how tokens are chosen."""
 
@@ -51,7 +52,7 @@ class Timeline:
 
     def __init__(self, session: Session | None, places: Places, ranks: int, rules: Mapping[str, str]) -> None:
         self.session, self.places, self.ranks = session, places, ranks
-        self.lines: dict[int, Line] = {0: Line(0, "main", None, 0, dict(rules))}
+        self.lines: dict[int, TimelineBranch] = {0: TimelineBranch(0, "main", None, 0, dict(rules))}
         self._memory: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
         self._unrecorded: dict[tuple[int, int], StepRecord] = {}
         if session is not None:
@@ -60,7 +61,7 @@ class Timeline:
     def _load(self, session: Session) -> None:
         """Take over the branches of a session that was recorded before."""
         for branch in session.branches():
-            line = Line(branch.id, branch.name, branch.parent, branch.fork_step, dict(branch.rules))
+            line = TimelineBranch(branch.id, branch.name, branch.parent, branch.fork_step, dict(branch.rules))
             line.steps = session.steps(branch.id).stop
             self.lines[branch.id] = line
         for event in session.events(kind="fork"):
@@ -68,7 +69,7 @@ class Timeline:
                 raise broken(f"event {event.id}", f"it forks branch {event.branch}, which is not there")
             self._fork(self.lines[event.branch], event.data, f"event {event.id}")
 
-    def _fork(self, line: Line, data: Any, where: str) -> None:
+    def _fork(self, line: TimelineBranch, data: Any, where: str) -> None:
         """What the journal says of a fork beside what the branch does: patches, sampling, where the user was."""
         data = data if isinstance(data, dict) else {}
         patches, sampling, at = data.get("patches", []), data.get("sampling", {}), data.get("at")
@@ -83,13 +84,13 @@ class Timeline:
 
     # --- branches ------------------------------------------------------------------------------------
 
-    def line(self, branch: int) -> Line:
+    def line(self, branch: int) -> TimelineBranch:
         """A branch. DebuggerError for one that is not there."""
         if branch not in self.lines:
             raise DebuggerError(f"there is no branch {branch}: `branches` lists {len(self.lines)}")
         return self.lines[branch]
 
-    def named(self, name: str) -> Line:
+    def named(self, name: str) -> TimelineBranch:
         """The branch of that number or name."""
         if name.isdigit():
             return self.line(int(name))
@@ -98,12 +99,10 @@ class Timeline:
                 return line
         raise DebuggerError(f"there is no branch {name!r}: `branches` lists {len(self.lines)}")
 
-    def owner(self, branch: int, step: int) -> Line:
-        """The branch that ran this step of `branch`."""
-        line = self.line(branch)
-        while line.parent is not None and step < line.fork_step:
-            line = self.lines[line.parent]
-        return line
+    def owner(self, branch: int, step: int) -> TimelineBranch:
+        """The branch that ran this step of `branch`, or would run it."""
+        self.line(branch)  # DebuggerError for one that is not there
+        return owner_of(self.lines, branch, step)
 
     def last(self, branch: int) -> int:
         """The last step that was run, -1 for none."""
@@ -204,34 +203,9 @@ class Timeline:
         place = int(np.flatnonzero(different.any(axis=1))[0])
         return place, tuple(int(rank) for rank in np.flatnonzero(different[place]))
 
-    def desynchronised(self, branch: int, step: int) -> tuple[int, tuple[int, ...]] | None:
-        """The first place whose replicas differ between ranks, and the ranks that differ from the majority."""
-        sums = self.record(branch, step).checksums
-        if sums is None or self.session is None:
-            return None
-        for place, groups in enumerate(self._replicas()):
-            for group in groups:
-                values = sums[place, group]
-                if len(group) > 1 and len(set(values.tolist())) > 1:
-                    kinds, counts = np.unique(values, return_counts=True)
-                    usual = kinds[int(counts.argmax())] if counts.max() > 1 else values[0]
-                    return place, tuple(r for r, v in zip(group, values, strict=True) if v != usual)
-        return None
-
-    def _replicas(self) -> list[Sequence[Sequence[int]]]:
-        """For each place the groups of ranks that must hold the same bits."""
-
-        assert self.session is not None
-        found: list[Sequence[Sequence[int]]] = []
-        for tap in self.session.taps:
-            layout = parse(tap.layout)
-            if layout.kind == "replicate":
-                found.append([list(range(self.ranks))])
-            elif layout.kind == "shard" and layout.replicas > 1:
-                found.append([list(group) for group in shard_groups(layout, self.ranks)])
-            else:
-                found.append([])
-        return found
+    def desync(self, branch: int, step: int) -> Finding | None:
+        """The first tap whose replicas differ between ranks."""
+        return None if self.session is None else desync(self.session, self.record(branch, step).checksums)
 
     def _remember(self, key: tuple[int, int], record: StepRecord, recorded: bool) -> None:
         if not recorded:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from engine.faults.catalogue import DEFAULTS
-from sessions.lengths import rows_of
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.core.debugger import Debugger
@@ -27,6 +26,7 @@ from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin
 from workbench.debugger.core.tensors import check_rank, parts_of, select, statistics_at, whole_of
 from workbench.debugger.errors import CommandError, NotCaptured
+from workbench.views.cached_lengths import rows_of
 
 Fact = float | str | list[Any]
 
@@ -186,7 +186,7 @@ _FACTS: dict[str, Callable[[Debugger], Fact]] = {
     "cause": _cause,
     "tokens": lambda d: [float(token) for token in _tokens(d)],
     "text": _text,
-    "desync": lambda d: float(d.timeline.desynchronised(d.position.branch, d.position.step) is not None),
+    "desync": lambda d: float(d.timeline.desync(d.position.branch, d.position.step) is not None),
     "origin": lambda d: find_origin(d, None).tap,
 }  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.lengths import runs, span
 from workbench.tui.widgets.text_block import TextLine
+from workbench.views.cached_lengths import runs, span
 from workbench.views.kv_cache import CachedSequence
 
 #: More ranks than this are told together where they hold the same; more lines of layers than this are cut.

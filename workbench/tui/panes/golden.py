@@ -19,7 +19,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
-from workbench.views.verdict_map import Golden, GoldenTap, golden, operations_of
+from workbench.views.judged_step import GoldenTap, JudgedStep, judged_step, operations_of
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _FLOOR = 1e-9
@@ -61,7 +61,7 @@ The figure under the map is the error of each tap in the order of execution, on 
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.snapshot: Golden | None = None
+        self.snapshot: JudgedStep | None = None
 
     def content(self) -> Iterable[Widget]:
         """The verdict, the map, the depth, the tap under the cursor."""
@@ -72,15 +72,15 @@ The figure under the map is the error of each tap in the order of execution, on 
             id="split",
         )
 
-    def question(self) -> tuple[Callable[..., Golden], Sequence[object]]:
+    def question(self) -> tuple[Callable[..., JudgedStep], Sequence[object]]:
         """The verdicts of the present step."""
-        return golden, ()
+        return judged_step, ()
 
     def lacks(self) -> str:
         """The comparison itself."""
         return "golden"
 
-    def answer(self, snapshot: Golden) -> None:
+    def answer(self, snapshot: JudgedStep) -> None:
         """Show them."""
         self.snapshot = snapshot
         if not snapshot.taps:
@@ -228,7 +228,7 @@ def _entry(tap: GoldenTap) -> TextLine:
     return [(f"  {tap.name:<28}", "text"), (number(figure), "wrong")]
 
 
-def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[VerdictRow, ...]:
+def _map(taps: tuple[str, ...], snapshot: JudgedStep) -> tuple[VerdictRow, ...]:
     """The rows of the map; a tap outside the layers has one cell."""
     layers = count_layers(taps)
     rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(taps)}
@@ -236,10 +236,7 @@ def _map(taps: tuple[str, ...], snapshot: Golden) -> tuple[VerdictRow, ...]:
         layer = layer_of(name)
         key = local_name(name)
         found = snapshot.taps.get(index)
-        mark = "absent" if found is None else found.judged.verdict
-        if found is not None and mark == "fail" and found.judged.inherited:
-            mark = "inherited"
         cells = list(rows[key].cells) or [None]
-        cells[layer or 0] = (index, mark if mark in ("pass", "suspect", "fail", "inherited") else "absent")
+        cells[layer or 0] = (index, "absent" if found is None else found.judged.state)
         rows[key] = replace(rows[key], cells=(cells[0],) if layer is None else tuple(cells))
     return tuple(rows.values())

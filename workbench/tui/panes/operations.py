@@ -20,7 +20,8 @@ from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
-from workbench.views.operations import INF, NAN, Judged, Operations, operations
+from workbench.views.operations import INF, NAN, Operations, operations
+from workbench.views.verdicts import Judged
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")

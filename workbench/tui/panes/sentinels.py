@@ -13,7 +13,7 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.sentinels import Sentinel, Sentinels, Watch
+from workbench.views.sentinel_scan import Sentinel, SentinelScan, Watch
 
 
 class SentinelsPane(Pane):
@@ -39,7 +39,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Watch | None = None
-        self._scan = Sentinels()
+        self._scan = SentinelScan()
 
     def content(self) -> Iterable[Widget]:
         """The sentinels, and how far they have looked."""
@@ -75,19 +75,18 @@ golden reference; stops. Enter goes there: the step, and the tap.
         if sentinel.step is None:
             return [
                 ("·", "faint"),
-                (sentinel.title, "quiet"),
+                (sentinel.name, "quiet"),
                 ("", "quiet"),
                 ("clear", "quiet"),
                 ("", "quiet"),
             ]
-        where = sentinel.tap or ""
-        rank = "" if sentinel.rank is None else f"rank {sentinel.rank}"
+        first = next(iter(sentinel.ranks), None)
         return [
             ("●", "wrong"),
-            (sentinel.title, "text"),
+            (sentinel.name, "text"),
             (str(sentinel.step), "text"),
-            (" ".join(part for part in (where, sentinel.told) if part), "wrong"),
-            (rank, f"rank{(sentinel.rank or 0) % 4}"),
+            (sentinel.what, "wrong"),
+            ("" if first is None else f"rank {first}", f"rank{(first or 0) % 4}"),
         ]
 
     @on(Grid.Chosen)
@@ -106,7 +105,10 @@ golden reference; stops. Enter goes there: the step, and the tap.
         """The sentinels."""
         if self.snapshot is None:
             return None
-        rows = tuple((s.kind, s.step, s.tap, s.rank, s.told) for s in self.snapshot.sentinels)
+        rows = tuple(
+            (s.kind, s.step, s.tap or None, next(iter(s.ranks), None), s.what or None)
+            for s in self.snapshot.sentinels
+        )
         return Table("sentinels", ("sentinel", "first step", "tap", "rank", "what"), rows)
 
 

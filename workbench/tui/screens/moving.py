@@ -9,8 +9,8 @@ from textual.reactive import var
 from workbench.tui.reader import Reader
 from workbench.tui.screens import moves
 from workbench.tui.screens.exporting import Exporting
-from workbench.views.journal import stops
 from workbench.views.overview import Overview, Present
+from workbench.views.sentinels import stops
 from workbench.views.where import Where
 
 
@@ -55,7 +55,7 @@ class Moving(Exporting):
         return where if step is None else replace(where, step=step)
 
     async def _stop_beside(self, where: Where, by: int) -> int | None:
-        found = await self.reader.ask(stops, where.branch)
+        found = await self.reader.ask(lambda source: stops(source.session, where.branch))
         return moves.next_stop([(event.branch, event.step) for event in found], where, by)
 
     def action_scrub(self, by: int) -> None:

@@ -9,9 +9,9 @@ from workbench.cli.console import Console
 from workbench.debugger.answers import Stop
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.debugger.stops.sentinels import repeated_phrase
 from workbench.exit_codes import Exit
 from workbench.models.capture import NOTHING
+from workbench.views.sentinels import repeated_phrase
 
 
 def go(debugger: Debugger, line: str = "continue") -> Stop:

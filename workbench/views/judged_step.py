@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from engine.taps.names import local_name
 from sessions.text import clean
-from workbench.views.operations import Judged
 from workbench.views.source import Source
+from workbench.views.verdicts import Judged, first_failed, verdicts_at
 from workbench.views.where import Where
 
 
@@ -22,9 +22,9 @@ class GoldenTap:
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
-    """The judged taps in execution order, by tap index; the first that failed; steps that have verdicts; what is
-    known to cause the branch's first divergence, best first."""
+class JudgedStep:
+    """The judged taps of a step in execution order, by tap index; the first that failed; the steps of the branch
+    that have verdicts; what is known to cause its first divergence, best first."""
 
     step: int
     taps: dict[int, GoldenTap]
@@ -33,22 +33,20 @@ class Golden:
     causes: tuple[str, ...] = ()
 
 
-def golden(source: Source, where: Where) -> Golden:
+def judged_step(source: Source, where: Where) -> JudgedStep:
     """The verdicts at `where`."""
-    everything = source.session.verdicts(branch=where.branch)
-    index = {tap.name: tap.index for tap in source.session.taps}
+    session = source.session
     taps: dict[int, GoldenTap] = {}
-    for verdict in everything:
-        if verdict.step == where.step and verdict.tap in index:
-            tap = index[verdict.tap]
-            name, told = clean(verdict.tap, limit=120), details(verdict.detail)
-            taps[tap] = GoldenTap(tap, name, Judged.of(verdict), told)
-    ordered = dict(sorted(taps.items()))
-    return Golden(
+    for verdict in verdicts_at(session, where.branch, where.step):
+        if session.has_tap(verdict.tap):
+            tap, name = session.tap(verdict.tap).index, clean(verdict.tap, limit=120)
+            taps[tap] = GoldenTap(tap, name, Judged.of(verdict), details(verdict.detail))
+    first = first_failed([tap.judged for tap in taps.values()])
+    return JudgedStep(
         where.step,
-        ordered,
-        next((tap for tap in ordered.values() if tap.judged.verdict == "fail"), None),
-        tuple(sorted({verdict.step for verdict in everything})),
+        taps,
+        next((tap for tap in taps.values() if tap.judged is first), None),
+        tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
         _causes(source, where.branch),
     )
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from sessions import SequenceStep, Session, SessionError, verify
 from sessions.format import codec
 from sessions.format.schema import MAX_LAYERS
-from sessions.lengths import in_words, odd_lengths, rows_of, runs
 from tests.sessions.samples import create, record, sequence, write
+from workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs
 
 R0 = " on rank 0"
-RECORDED = Path(__file__).parents[2] / "sessions" / "recorded"
+RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
 
 def _with(lengths: object) -> SequenceStep:

@@ -1,0 +1,105 @@
+"""The sentinels: one answer each, whoever asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap
+from tests.workbench.export import made
+from workbench.debugger.core import sentinels as catching
+from workbench.debugger.core.timeline import open_timeline
+from workbench.views import sentinels
+from workbench.views.operations import operations
+from workbench.views.request import Request
+from workbench.views.sentinel_scan import Sentinel, SentinelScan
+from workbench.views.source import Source
+from workbench.views.story import tell
+from workbench.views.where import Where
+
+
+def _watched(path: Path, branch: int = 0) -> dict[str, Sentinel]:
+    """What the Sentinels pane shows, once it has looked at every step."""
+    source, scan = Source(Session.open(path)), SentinelScan()
+    try:
+        while (watch := scan.watch(source, Where(branch=branch))).scanned < watch.total:
+            pass
+    finally:
+        source.close()
+    return {one.kind: one for one in watch.sentinels if one.step is not None}
+
+
+def _told(path: Path) -> dict[str, Sentinel]:
+    """What the report tells."""
+    with Session.open(path) as session:
+        return {one.kind: one for one in tell(session, Request()).sentinels if one.step is not None}
+
+
+def test_eight_equal_tokens_are_a_collapse_for_all_who_look(tmp_path: Path) -> None:
+    path = made.build(tmp_path / "a.session", tokens=[10, 11, *[40] * 8])
+    with Session.open(path) as session:
+        timeline = open_timeline(session)
+        caught = [catching.repetition(timeline, 0, step, lambda token: f" t{token}") for step in range(10)]
+    words = "one token over and over: “ t40”"
+    assert [found and found.words for found in caught] == [*[None] * 9, words]
+    pane, report = _watched(path)["repetition"], _told(path)["repetition"]
+    assert (pane.step, pane.what) == (report.step, report.what) == (9, words)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [([1, 2] * 4, 2), ([1, 2, 3, 4, 5] * 3, 0), ([7] * 7, 0)])
+def test_a_phrase_is_said_often_enough(tokens: list[int], length: int) -> None:
+    assert sentinels.repeated_phrase(tokens) == length
+
+
+def _shared_heads(path: Path) -> Path:
+    """Four ranks, of which two each hold the same KV heads; at step 1 rank 3 differs from rank 2."""
+    taps = [Tap(0, "embed", "replicate"), Tap(1, "layers.0.attn.k_proj", "shard(1,replicas=2)")]
+    with SessionWriter.create(path, taps=taps, ranks=4, meta={}) as writer:
+        for step in range(2):
+            sums = np.array([[9, 9, 9, 9], [5, 5, 6, 6 + step]], np.uint64)
+            told = SequenceStep(0, [1], [step], [[step + 1]] * 4, emitted=3 + step)
+            writer.step(0, StepRecord(step, "decode", [told], 0.1, np.zeros((2, 4, 8), np.float32), sums))
+    return path
+
+
+def test_kv_heads_that_ranks_share_must_agree_for_all_who_look(tmp_path: Path) -> None:
+    path = _shared_heads(tmp_path / "a.session")
+    words = "layers.0.attn.k_proj: rank 3 differs bit for bit"
+    pane, report = _watched(path)["desync"], _told(path)["desync"]
+    assert (pane.step, pane.what, pane.tap) == (report.step, report.what, report.tap)
+    assert (pane.step, pane.what, pane.ranks) == (1, words, (3,))
+    with Session.open(path) as session:
+        timeline = open_timeline(session)
+        assert timeline.desync(0, 0) is None
+        found = timeline.desync(0, 1)
+        assert found is not None
+        assert (found.words, found.tap, found.ranks) == (words, 1, (3,))
+    source = Source(Session.open(path))
+    assert [operations(source, Where(step=step)).agreement for step in range(2)] == [("=", "="), ("=", "≠")]
+    source.close()
+
+
+def test_the_first_failure_is_one_that_is_wrong_by_itself(tmp_path: Path) -> None:
+    path = made.build(tmp_path / "a.session")
+    made.judge(path)
+    pane, report = _watched(path)["golden"], _told(path)["golden"]
+    assert (pane.step, pane.what) == (report.step, report.what)
+    assert pane.what == "layers.0.attn.probs is the first to leave the golden reference"
+    with Session.open(path) as session:
+        found = catching.golden(open_timeline(session), 0, 3, None)
+        assert found is not None
+        assert (found.words, found.tap) == (pane.what, session.tap("layers.0.attn.probs").index)
+
+
+def test_cache_lengths_are_told_alike(tmp_path: Path) -> None:
+    def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
+        if step == 4:
+            sequence["kv_lens"] = [[7, 7], [7, 6]]
+
+    path = made.build(tmp_path / "a.session", change=change)
+    pane, report = _watched(path)["cache"], _told(path)["cache"]
+    assert (pane.step, pane.what, pane.ranks) == (report.step, report.what, report.ranks)
+    assert pane.what == "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"

@@ -1,0 +1,79 @@
+"""What `catch` looks for when a step is over: ranks out of step, repetition, the end of the text, golden."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from sessions import Session
+from workbench.debugger.core.timeline import Timeline
+from workbench.views import sentinels
+from workbench.views.sentinels import Finding
+from workbench.views.verdicts import judged_at
+
+
+def repetition(timeline: Timeline, branch: int, step: int, label: Callable[[int], str]) -> Finding | None:
+    """The text of a sequence has begun to repeat itself. `label` turns ids into text."""
+    for told in timeline.record(branch, step).sequences:
+        tokens = _recent_tokens(timeline, branch, step, told.seq, sentinels.TAIL)
+        if not sentinels.repeated_phrase(tokens[:-1]) and (found := sentinels.repetition(tokens, label)):
+            return found
+    return None
+
+
+def _recent_tokens(timeline: Timeline, branch: int, step: int, seq: int, count: int) -> list[int]:
+    """The last `count` tokens that were emitted up to a step."""
+    found: list[int] = []
+    for k in range(step, -1, -1):
+        told = timeline.sequence(branch, k, seq)
+        if told is not None and told.emitted is not None:
+            found.append(told.emitted)
+        if len(found) == count:
+            break
+    return found[::-1]
+
+
+def eos(timeline: Timeline, branch: int, step: int, eos_ids: Sequence[int]) -> Finding | None:
+    """A sequence has ended."""
+    return sentinels.ended(timeline.record(branch, step).sequences, eos_ids)
+
+
+def golden(timeline: Timeline, branch: int, step: int, reference: Session | None) -> Finding | None:
+    """The step has left the golden's tolerance: the first operation that `golden` failed in it, or, in a step
+    that was never judged, its logits."""
+    session = timeline.session
+    if session is not None:
+        session.refresh()
+        judged = judged_at(session, branch, step)
+        if judged:
+            return sentinels.left_golden(session, judged)
+    return None if reference is None else _logits(timeline, branch, step, reference)
+
+
+def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> Finding | None:
+    """The step's likeliest token is another, or its logits are off by more than any rounding."""
+    if step not in reference.steps(0):
+        return None
+    theirs = {told.seq: told for told in reference.step(step, 0).sequences}
+    for ours in timeline.record(branch, step).sequences:
+        other = theirs.get(ours.seq)
+        if other is None or not ours.topk_ids or not other.topk_ids:
+            continue
+        if list(other.ids) != list(ours.ids):
+            return Finding(f"the golden read other ids at step {step}: record it again (`golden`)")
+        mine = dict(zip(ours.topk_ids, ours.topk_logits, strict=True))
+        if any(math.isnan(value) for value in ours.topk_logits):
+            return Finding("the logits are NaN, the golden's are not")
+        off = max(
+            (abs(mine[i] - v) for i, v in zip(other.topk_ids, other.topk_logits, strict=True) if i in mine),
+            default=math.inf,
+        )
+        scale = max(map(abs, other.topk_logits))
+        if ours.topk_ids[0] != other.topk_ids[0] or off > LOGIT_TOLERANCE * max(scale, 1.0):
+            return Finding(f"logits are off by {off:.3g} (golden token {other.topk_ids[0]})")
+    return None
+
+
+#: Logits off by more than this share of the golden's largest have left it: far above float32 and bfloat16
+#: rounding, so that the catchpoint does not stop for noise. `golden` judges finely.
+LOGIT_TOLERANCE = 0.05

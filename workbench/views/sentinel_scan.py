@@ -1,0 +1,246 @@
+"""Where each sentinel first fires on a branch: a little at a time for the screen, all at once for a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from engine.taps.names import local_name
+from sessions import Session, Tap
+from sessions.text import clean
+from workbench.views import sentinels
+from workbench.views.sentinels import NAMES, TAIL, Finding, SentinelKind
+from workbench.views.source import Source
+from workbench.views.trail import Trail
+from workbench.views.verdicts import first_failed, judged_of
+from workbench.views.where import Where
+from workbench.views.words import plural
+
+#: Seconds that one question of the screen may take.
+_BUDGET = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinel:
+    """One sentinel over a branch. `step` is where it first fired (None: nowhere in what was `looked` at), `what`
+    says what was found, `ranks` are those that are wrong (empty: none in particular)."""
+
+    kind: SentinelKind
+    name: str
+    branch: int
+    step: int | None = None
+    what: str = ""
+    looked: str = ""
+    tap: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+def _fired(session: Session, kind: SentinelKind, branch: int, step: int, found: Finding, looked: str = "",
+           name: str = "") -> Sentinel:  # fmt: skip
+    tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
+    return Sentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
+
+
+# --- the screen ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """All sentinels of a branch after `scanned` of `total` steps."""
+
+    sentinels: tuple[Sentinel, ...]
+    scanned: int
+    total: int
+
+
+@dataclass(slots=True)
+class _Scan:
+    next_step: int = 0
+    tail: list[int] = field(default_factory=list)
+    fired: dict[SentinelKind, Sentinel] = field(default_factory=dict)
+
+
+class SentinelScan:
+    """Scans a sequence of a branch; one that grew is scanned on from where it was left."""
+
+    def __init__(self) -> None:
+        self._scans: dict[tuple[int, int], _Scan] = {}
+
+    def watch(self, source: Source, where: Where) -> Watch:
+        """Go on scanning the branch for a short while, and tell what was found so far."""
+        scan = self._scans.setdefault((where.branch, where.seq), _Scan())
+        steps = source.session.steps(where.branch)
+        deadline = time.monotonic() + _BUDGET
+        while scan.next_step < steps.stop and time.monotonic() < deadline:
+            step = scan.next_step
+            for kind, found in _look(source, where, step, scan):
+                if found is not None and kind not in scan.fired:
+                    scan.fired[kind] = _fired(source.session, kind, where.branch, step, found)
+            scan.next_step += 1
+        for one in _noted(source.session, where.branch):
+            scan.fired.setdefault(one.kind, one)
+        every = tuple(scan.fired.get(kind) or Sentinel(kind, NAMES[kind], where.branch) for kind in NAMES)
+        return Watch(every, scan.next_step, steps.stop)
+
+
+def _look(
+    source: Source, where: Where, step: int, scan: _Scan
+) -> Iterable[tuple[SentinelKind, Finding | None]]:
+    """What one step shows of the sentinels that have not fired."""
+    session, branch = source.session, where.branch
+    stats = session.stats(step, branch)
+    if stats is not None:
+        yield "nan", sentinels.first_not_finite(session, stats, "nan")
+        yield "inf", sentinels.first_not_finite(session, stats, "inf")
+    if "desync" not in scan.fired:
+        yield "desync", sentinels.desync(session, session.checksums(step, branch))
+    told = source.sequence(step, branch, where.seq)
+    if told is None:
+        return
+    yield "cache", sentinels.misaligned(session, [told])
+    if told.emitted is not None:
+        scan.tail = [*scan.tail[1 - TAIL :], told.emitted]
+        yield "repetition", sentinels.repetition(scan.tail, source.texts.label)
+
+
+def _noted(session: Session, branch: int) -> Iterable[Sentinel]:
+    """What others wrote into the session: verdicts and stops."""
+    golden = left_golden(session, branch)
+    if golden is not None:
+        yield golden
+    for stop in sentinels.stops(session, branch)[:1]:
+        yield _fired(session, "stop", branch, stop.step, Finding(clean(stop.text, limit=80)))
+
+
+def left_golden(session: Session, branch: int) -> Sentinel | None:
+    """Where a branch first left the golden reference."""
+    judged = judged_of(session, branch)
+    first, found = first_failed(judged), sentinels.left_golden(session, judged)
+    if first is None or found is None:
+        return None
+    return _fired(session, "golden", branch, first.step, found, "every judged step")
+
+
+# --- a report ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of one branch that a report looks at: those that it recorded itself."""
+
+    session: Session
+    trail: Trail
+    branch: int
+    steps: range
+    label: Callable[[int], str]
+    budget: int
+
+    def clear(self, kind: SentinelKind, looked: str, name: str = "") -> Sentinel:
+        return Sentinel(kind, name or NAMES[kind], self.branch, looked=looked)
+
+    def fired(self, kind: SentinelKind, step: int, found: Finding, looked: str, name: str = "") -> Sentinel:
+        return _fired(self.session, kind, self.branch, step, found, looked, name)
+
+
+def scan_steps(
+    session: Session,
+    trail: Trail,
+    branch: int,
+    steps: range,
+    seqs: Sequence[int],
+    label: Callable[[int], str],
+    budget: int,
+) -> list[Sentinel]:
+    """Every sentinel over `steps` of one branch. `budget`: statistics values (taps × ranks × steps) to be read."""
+    chosen = _Steps(session, trail, branch, steps, label, budget)
+    return [
+        _not_finite(chosen, "nan"),
+        _not_finite(chosen, "inf"),
+        _desync(chosen),
+        _misaligned(chosen),
+        *(_repetition(chosen, seq, len(seqs) > 1) for seq in seqs),
+    ]
+
+
+def _not_finite(chosen: _Steps, kind: Literal["nan", "inf"]) -> Sentinel:
+    session, branch, steps = chosen.session, chosen.branch, chosen.steps
+    whole = len(steps) * len(session.taps) * session.ranks <= chosen.budget
+    if whole:
+        candidates: Iterable[int] = steps
+        looked = f"every tap at {plural(len(steps), 'step')}"
+    else:
+        hits = [_first_in_series(chosen, tap.name, kind) for tap in _streams(session)]
+        candidates = sorted({step for step in hits if step is not None})[:1]
+        looked = f"residual stream and logits at {plural(len(steps), 'step')}"
+    seen = False
+    for step in candidates:
+        stats = session.stats(step, branch)
+        seen |= stats is not None
+        found = None if stats is None else sentinels.first_not_finite(session, stats, kind)
+        if found is not None:
+            return chosen.fired(kind, step, found, looked)
+    return chosen.clear(
+        kind, looked if seen or not whole or not len(steps) else "no statistics were recorded"
+    )
+
+
+def _streams(session: Session) -> list[Tap]:
+    """The taps that whatever goes wrong in a layer flows into."""
+    wanted = ("mlp_residual", "final_norm", "logits")
+    return [tap for tap in session.taps if local_name(tap.name) in wanted] or list(session.taps[-1:])
+
+
+def _first_in_series(chosen: _Steps, tap: str, statistic: str) -> int | None:
+    first: list[int] = []
+    for rank in range(chosen.session.ranks):
+        steps, values = chosen.session.series(tap, statistic, rank, chosen.branch)
+        hits = np.flatnonzero((values > 0) & (steps >= chosen.steps.start))
+        if hits.size:
+            first.append(int(steps[hits[0]]))
+    return min(first, default=None)
+
+
+def _desync(chosen: _Steps) -> Sentinel:
+    """Replicas must be the same bits: their checksums say so."""
+    session, steps = chosen.session, chosen.steps
+    if not any(session.replicas.groups):
+        return chosen.clear("desync", "there is one rank" if session.ranks < 2 else "no replicated taps")
+    fits = max(16, chosen.budget // max(1, len(session.taps) * session.ranks))
+    near = steps if len(steps) <= fits else [*steps[: fits // 2], *steps[-(fits // 2) :]]
+    looked = f"replicated taps at {plural(len(near), 'step')}"
+    looked += "" if len(near) == len(steps) else f" of {len(steps)} (first and last)"
+    seen = False
+    for step in near:
+        checksums = session.checksums(step, chosen.branch)
+        seen |= checksums is not None
+        found = sentinels.desync(session, checksums)
+        if found is not None:
+            return chosen.fired("desync", step, found, looked)
+    return chosen.clear("desync", looked if seen or not len(steps) else "no checksums were recorded")
+
+
+def _misaligned(chosen: _Steps) -> Sentinel:
+    looked = f"every sequence and rank at {plural(len(chosen.steps), 'step')}"
+    for step in chosen.steps:
+        found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
+        if found is not None:
+            return chosen.fired("cache", step, found, looked)
+    return chosen.clear("cache", looked)
+
+
+def _repetition(chosen: _Steps, seq: int, several: bool) -> Sentinel:
+    name = f"{NAMES['repetition']}, sequence {seq}" if several else ""
+    looked = f"emitted tokens at {plural(len(chosen.steps), 'step')}"
+    tokens: list[int] = []
+    for step in range(chosen.steps.stop):  # what a parent said before counts
+        token = chosen.trail.token(chosen.branch, step, seq)
+        if token is not None:
+            tokens = [*tokens[1 - TAIL :], token]
+            found = sentinels.repetition(tokens, chosen.label) if step in chosen.steps else None
+            if found is not None:
+                return chosen.fired("repetition", step, found, looked, name)
+    return chosen.clear("repetition", looked, name)
