@@ -211,7 +211,7 @@ def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Finding |
     if sentinel == "desync":
         return timeline.desync(branch, step)
     if sentinel == "repetition":
-        return sentinels.repetition(timeline, branch, step, debugger.token_text)
+        return sentinels.repetition(timeline, branch, step, debugger.texts.label)
     if sentinel == "eos":
         return sentinels.eos(timeline, branch, step, eos_ids(debugger))
     if sentinel == "golden":
