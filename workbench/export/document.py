@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
 from workbench.views.sentinel_scan import Sentinel
 from workbench.views.series import STATISTIC, History
 from workbench.views.story import Story
+from workbench.views.verdicts import BranchJudgement
 
 #: Counts up when a field changes its meaning or goes away.
 VERSION = 1
@@ -22,7 +24,7 @@ def document(story: Story) -> dict[str, object]:
         "focus": {"branch": story.branch.id, "step": story.step},
         "branches": [asdict(branch) for branch in story.branches],
         "tokens": [asdict(tokens) for tokens in story.tokens],
-        "judgement": asdict(story.judgement),
+        "judgement": _judgement(story.judgement),
         "sentinels": [_sentinel(one) for one in story.sentinels],
         "statistics": [_history(one) for one in story.histories],
         "attention": [_attention(one) for one in story.attention],
@@ -30,6 +32,18 @@ def document(story: Story) -> dict[str, object]:
         "journal": [asdict(entry) for entry in story.journal],
         "left_out": list(story.cut),
     }
+
+
+def _judgement(one: BranchJudgement) -> dict[str, object]:
+    causes = [
+        {
+            "name": cause.name,
+            "text": cause.text,
+            "residual": None if math.isnan(cause.residual) else cause.residual,
+        }
+        for cause in one.causes
+    ]
+    return asdict(replace(one, causes=())) | {"causes": causes}
 
 
 def _sentinel(one: Sentinel) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.taps.names import local_name
 from sessions.text import clean
 from workbench.views.source import Source
-from workbench.views.verdicts import Judged, first_failed, verdicts_at
+from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
 from workbench.views.where import Where
 
 
@@ -47,17 +47,8 @@ def judged_step(source: Source, where: Where) -> JudgedStep:
         taps,
         next((tap for tap in taps.values() if tap.judged is first), None),
         tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
-        _causes(source, where.branch),
+        tuple(cause.in_words() for cause in causes(session, where.branch)),
     )
-
-
-def _causes(source: Source, branch: int) -> tuple[str, ...]:
-    """What the newest comparison of the branch gave as causes."""
-    events = source.session.events(branch=branch, kind="golden")
-    data = events[-1].data if events else None
-    told = data.get("causes") if isinstance(data, dict) else None
-    texts = (one.get("text") for one in told if isinstance(one, dict)) if isinstance(told, list) else ()
-    return tuple(clean(text, limit=200) for text in texts if isinstance(text, str))[:8]
 
 
 def details(detail: object) -> tuple[tuple[str, str], ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from engine.taps.names import layer_of, local_name
 from sessions import Session, Verdict
+from workbench.views.golden_event import Cause, GoldenEvent, TokenMismatch, last_golden_event
 from workbench.views.words import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
@@ -74,15 +75,6 @@ class Judged:
         """The one figure that is worth a column: relative L2, else the largest difference."""
         figures = (self.rel_l2, self.max_abs, self.ratio)
         return next((figure for figure in figures if figure is not None), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A named cause. `residual` is the share of the error that it leaves unexplained."""
-
-    name: str
-    text: str
-    residual: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +147,30 @@ def judgement(
 ) -> BranchJudgement:
     """What was judged of a branch. `step` None: the step of the first divergence, else the last judged. `label`
     turns token ids into text."""
-    judged = judged_of(session, branch)
+    judged, event = judged_of(session, branch), last_golden_event(session, branch)
     known = {one.step for one in judged}
     first = first_failed(judged)
     if step not in known:
         step = first.step if first else max(known, default=None)
-    if first is not None and not first.ranks:
-        first = _with_ranks(session, branch, first)
+    if first is not None and event is not None and not first.ranks:
+        first = replace(first, ranks=_wrong_ranks(session, first, event))
     return BranchJudgement(
         branch,
         step,
         tuple(one for one in judged if one.step == step),
         first,
-        _causes(session, branch, first) if first else (),
-        tuple(_step(k, [one for one in group if one.step == k]) for k, group in _by_step(judged)),
-        tuple(_misses(session, branch, label)),
-        tuple(_notes(session, branch)),
-        next((said(told.get("ledger") or "", 400) for told in _told(session, branch)), ""),
+        causes(session, branch) if first else (),
+        tuple(_step(k, group) for k, group in _by_step(judged)),
+        tuple(_miss(one, label) for one in event.token_mismatches) if event else (),
+        event.notes[:5] if event else (),
+        event.ledger if event else "",
     )
+
+
+def causes(session: Session, branch: int) -> tuple[Cause, ...]:
+    """What the newest judgement of a branch gives as causes of its first divergence, best first."""
+    event = last_golden_event(session, branch)
+    return event.causes[:8] if event else ()
 
 
 def _by_step(judged: Sequence[Judged]) -> Iterable[tuple[int, list[Judged]]]:
@@ -188,58 +186,13 @@ def _step(step: int, group: Sequence[Judged]) -> StepVerdict:
     return StepVerdict(step, counts, next((one.tap for one in group if one.state == "fail"), None))
 
 
-def _told(session: Session, branch: int) -> Iterable[Mapping[str, Any]]:
-    """Summaries of judgements, which say more than their verdicts: the newest event's first, then `check`'s."""
-    for event in reversed(session.events(branch=branch)):
-        if isinstance(event.data, dict) and "verdict" in event.data:
-            yield event.data
-    check = session.meta.get("check")
-    if branch == 0 and isinstance(check, dict):
-        yield check
+def _wrong_ranks(session: Session, first: Judged, event: GoldenEvent) -> tuple[int, ...]:
+    """The ranks that a judgement names for the first divergence; empty where it is all of them."""
+    told = event.first_divergence
+    if told is None or (told.tap, told.step) != (first.tap, first.step):
+        return ()
+    return told.ranks if len(told.ranks) < session.ranks else ()
 
 
-def _with_ranks(session: Session, branch: int, first: Judged) -> Judged:
-    """The first divergence with the ranks that a summary names for it."""
-    for told in _told(session, branch):
-        summary = mapping(told.get("first_divergence"))
-        ranks = summary.get("ranks")
-        if (summary.get("tap"), summary.get("step")) == (first.tap, first.step) and isinstance(ranks, list):
-            wrong = tuple(rank for rank in ranks if type(rank) is int)
-            return replace(first, ranks=wrong if len(wrong) < session.ranks else ())
-    return first
-
-
-def _causes(session: Session, branch: int, first: Judged) -> tuple[Cause, ...]:
-    """The causes named for the first divergence: with its verdict, or with the event of the judgement."""
-    verdicts = session.verdicts(branch=branch, step=first.step, tap=first.tap)
-    for told in (*(mapping(verdict.detail) for verdict in verdicts), *_told(session, branch)):
-        causes = told.get("causes")
-        if isinstance(causes, list) and causes:
-            return tuple(
-                Cause(
-                    said(mapping(one).get("name") or "", 80),
-                    said(mapping(one).get("text") or "", 400),
-                    figure_of(one, "residual"),
-                )
-                for one in causes[:5]
-            )
-    return ()
-
-
-def _misses(session: Session, branch: int, label: Callable[[int], str]) -> Iterable[Miss]:
-    for told in _told(session, branch):
-        found = told.get("token_mismatches")
-        for one in found if isinstance(found, list) else ():
-            ids = [mapping(one).get(key) for key in ("step", "seq", "engine", "reference")]
-            numbers = [value for value in ids if type(value) is int]
-            if len(numbers) == len(ids):
-                step, seq, engine, reference = numbers
-                yield Miss(step, seq, label(engine), label(reference), mapping(one).get("tie") is True)
-        return
-
-
-def _notes(session: Session, branch: int) -> Iterable[str]:
-    for told in _told(session, branch):
-        if isinstance(told.get("notes"), list):
-            yield from (said(note, 200) for note in told["notes"][:5])
-            return
+def _miss(one: TokenMismatch, label: Callable[[int], str]) -> Miss:
+    return Miss(one.step, one.seq, label(one.engine), label(one.reference), one.tie)
