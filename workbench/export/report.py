@@ -22,8 +22,8 @@ from workbench.export.numbers import number
 from workbench.export.palette import css_variables
 from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
+from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import percent, token_class, token_data, token_title
-from workbench.views.alignment import blocks_of
 from workbench.views.request import Limits
 from workbench.views.sentinel_scan import Sentinel
 from workbench.views.story import Story

@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from workbench.export.json import jsonable
 from workbench.export.numbers import number
-from workbench.views.tokens import Choice, Line, Tokens
+from workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
 
 
-def token_data(tokens: Tokens, now: int | None) -> Markup:
+def token_data(tokens: SequenceTokens, now: int | None) -> Markup:
     """What the script shows of each step, as JSON that cannot end the element it stands in."""
     data = {
         "steps": tokens.steps,
@@ -26,7 +26,7 @@ def token_data(tokens: Tokens, now: int | None) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _choice(choice: Choice) -> dict[str, object]:
+def _choice(choice: EmittedToken) -> dict[str, object]:
     notes = ["forced"] if choice.forced else []
     if choice.entropy is not None:
         notes.append(f"entropy {number(choice.entropy)}")
@@ -47,7 +47,7 @@ def _rounded(probability: float | None) -> float | str | None:
     return round(probability, 6) if math.isfinite(probability) else number(probability)
 
 
-def token_class(choice: Choice, line: Line, now: int | None, row: int) -> str:
+def token_class(choice: EmittedToken, line: BranchTokens, now: int | None, row: int) -> str:
     """The CSS classes of a cell; `row` counts the branches shown."""
     names = []
     if choice.probability is not None and math.isfinite(choice.probability):
@@ -63,7 +63,7 @@ def token_class(choice: Choice, line: Line, now: int | None, row: int) -> str:
     return " ".join(names)
 
 
-def token_title(choice: Choice) -> str:
+def token_title(choice: EmittedToken) -> str:
     """What a pointer resting on the cell is told."""
     chance = "" if choice.probability is None else f", p {percent(choice.probability)}"
     return f"step {choice.step}{chance}{', forced' if choice.forced else ''}"

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from sessions.records import SequenceStep
+from workbench.views.candidates import Candidate, candidates, emitted_probability, margin, probabilities
 from workbench.views.source import Source
 from workbench.views.where import Where
 
+Figures = tuple[float | None, float | None, float | None]
+
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One of the top-k: its rank, what it was a step before (None: not among them), and golden's view of it."""
+class RankedCandidate:
+    """A candidate with its rank from 0, its rank a step before (None: not among the top-k), and golden's rank and
+    probability of the same token."""
 
+    candidate: Candidate
     rank: int
-    token: int
-    label: str
-    logit: float
-    probability: float | None
     rank_before: int | None
-    chosen: bool
-    golden_rank: int | None = None
-    golden_probability: float | None = None
+    golden_rank: int | None
+    golden_probability: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,84 +30,50 @@ class Logits:
     chosen) of the last steps, this one last."""
 
     step: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RankedCandidate, ...]
     margin: float | None
     entropy: float | None
-    logsumexp: float | None
     forced: bool
     emitted: str | None
     covered: float | None
     has_golden: bool
-    history: tuple[tuple[float | None, float | None, float | None], ...]
+    history: tuple[Figures, ...]
 
 
 def logits(source: Source, where: Where, window: int = 48) -> Logits | None:
     """The choice at `where`; None while there is no such step."""
     steps = source.session.steps(where.branch)
-    sequence = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None
-    if sequence is None:
+    told = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None
+    if told is None:
         return None
-    before: dict[int, int] = {}
-    if where.step - 1 in steps:
-        previous = source.sequence(where.step - 1, where.branch, where.seq)
-        before = {t: i for i, t in enumerate(previous.topk_ids)} if previous else {}
-    golden = _golden(source, where)
-    chances = [_chance(logit, sequence.logsumexp) for logit in sequence.topk_logits]
-    candidates = tuple(
-        Candidate(
-            rank,
-            token,
-            source.texts.label(token),
-            logit,
-            chance,
-            before.get(token),
-            token == sequence.emitted,
-            *golden.get(token, (None, None)),
-        )
-        for rank, (token, logit, chance) in enumerate(
-            zip(sequence.topk_ids, sequence.topk_logits, chances, strict=False)
-        )
-    )
-    known = [chance for chance in chances if chance is not None]
+    before = source.sequence(where.step - 1, where.branch, where.seq) if where.step - 1 in steps else None
+    reference = source.golden(where)
+    golden = reference.sequence(where.step, 0, where.seq) if reference is not None else None
+    ranks, theirs, chances = _ranks(before), _ranks(golden), probabilities(golden)
+    found = candidates(told, source.texts)
+    known = [one.probability for one in found if one.probability is not None]
+    first = max(steps.start, where.step - window + 1)
     return Logits(
         step=where.step,
-        candidates=candidates,
-        margin=candidates[0].logit - candidates[1].logit if len(candidates) > 1 else None,
-        entropy=sequence.entropy,
-        logsumexp=sequence.logsumexp,
-        forced=sequence.forced,
-        emitted=source.texts.label(sequence.emitted) if sequence.emitted is not None else None,
+        candidates=tuple(
+            RankedCandidate(one, i, ranks.get(one.token), theirs.get(one.token), chances.get(one.token))
+            for i, one in enumerate(found)
+        ),
+        margin=margin(told),
+        entropy=told.entropy,
+        forced=told.forced,
+        emitted=source.texts.label(told.emitted) if told.emitted is not None else None,
         covered=sum(known) if known else None,
-        has_golden=bool(golden),
+        has_golden=bool(theirs),
         history=tuple(
-            _history(source, where, step)
-            for step in range(max(steps.start, where.step - window + 1), where.step + 1)
+            _figures(source.sequence(step, where.branch, where.seq)) for step in range(first, where.step + 1)
         ),
     )
 
 
-def _chance(logit: float, logsumexp: float | None) -> float | None:
-    return None if logsumexp is None else math.exp(min(0.0, logit - logsumexp))
+def _ranks(told: SequenceStep | None) -> dict[int, int]:
+    return {} if told is None else {token: rank for rank, token in enumerate(told.topk_ids)}
 
 
-def _golden(source: Source, where: Where) -> dict[int, tuple[int, float | None]]:
-    """Rank and probability of each of the golden run's candidates at the same step."""
-    golden = source.golden(where)
-    if golden is None:
-        return {}
-    sequence = golden.sequence(where.step, 0, where.seq)
-    if sequence is None:
-        return {}
-    pairs = zip(sequence.topk_ids, sequence.topk_logits, strict=False)
-    return {token: (rank, _chance(logit, sequence.logsumexp)) for rank, (token, logit) in enumerate(pairs)}
-
-
-def _history(source: Source, where: Where, step: int) -> tuple[float | None, float | None, float | None]:
-    sequence = source.sequence(step, where.branch, where.seq)
-    if sequence is None:
-        return None, None, None
-    tops = sequence.topk_logits
-    margin = tops[0] - tops[1] if len(tops) > 1 else None
-    chances = dict(zip(sequence.topk_ids, tops, strict=False))
-    chosen = chances.get(sequence.emitted) if sequence.emitted is not None else None
-    return margin, sequence.entropy, None if chosen is None else _chance(chosen, sequence.logsumexp)
+def _figures(told: SequenceStep | None) -> Figures:
+    return (None, None, None) if told is None else (margin(told), told.entropy, emitted_probability(told))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from engine.taps.names import count_layers
-from sessions.records import SequenceStep
 from sessions.text import clean
+from workbench.views.candidates import emitted_probability
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -124,23 +123,9 @@ def present(source: Source, where: Where) -> Present | None:
         if record.wall_seconds > 0 and record.phase == "decode"
         else None,
         emitted=source.texts.label(emitted) if emitted is not None else None,
-        probability=probability(source, where, emitted),
+        probability=emitted_probability(sequence),
         entropy=sequence.entropy if sequence else None,
         sequences=tuple(s.seq for s in record.sequences),
         verdict=worst,
         first_wrong=clean(wrong.tap, limit=120) if wrong else None,
     )
-
-
-def chances(sequence: SequenceStep | None) -> dict[int, float]:
-    """The probabilities of the recorded candidates; none where the normaliser was not recorded."""
-    if sequence is None or sequence.logsumexp is None:
-        return {}
-    pairs = zip(sequence.topk_ids, sequence.topk_logits, strict=False)
-    return {token: math.exp(min(0.0, logit - sequence.logsumexp)) for token, logit in pairs}
-
-
-def probability(source: Source, where: Where, token: int | None) -> float | None:
-    """The probability the model gave `token` at a step, if it is among the recorded top-k."""
-    found = chances(source.sequence(where.step, where.branch, where.seq))
-    return None if token is None else found.get(token)

@@ -11,9 +11,9 @@ from workbench.views.biases import Bias, biases
 from workbench.views.identity import Identity, identify
 from workbench.views.request import Limits, Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
+from workbench.views.sequence_tokens import SequenceTokens, tokens_of
 from workbench.views.series import History, choose, history
 from workbench.views.source import Source
-from workbench.views.tokens import Tokens, tokens_of
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
@@ -51,7 +51,7 @@ class Story:
     branch: BranchLine
     step: int | None
     branches: tuple[BranchLine, ...]
-    tokens: tuple[Tokens, ...]
+    tokens: tuple[SequenceTokens, ...]
     judgement: BranchJudgement
     sentinels: tuple[Sentinel, ...]
     histories: tuple[History, ...]
@@ -156,14 +156,11 @@ class _Teller:
         hit = min(own, default=None)
         return hit if hit is not None else steps.stop - 1 if steps else None
 
-    def _tokens(self, step: int | None) -> tuple[Tokens, ...]:
+    def _tokens(self, step: int | None) -> tuple[SequenceTokens, ...]:
         sides = [(branch.id, said(branch.name, 40)) for branch in self.shown]
         marks = [] if step is None else [step]
         marks += [one.step for one in self.looked if one.step is not None]
-        found = tuple(
-            tokens_of(self.session, self.trail, self.source.texts, seq, sides, marks, self.limits)
-            for seq in self.seqs
-        )
+        found = tuple(tokens_of(self.source, self.trail, seq, sides, marks, self.limits) for seq in self.seqs)
         for tokens in found:
             missing = sum(count for _, count in tokens.gaps)
             if missing:

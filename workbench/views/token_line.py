@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from workbench.tui.widgets.token_strip import Cell, Tokens
-from workbench.views.overview import chances, probability
+from rich.cells import cell_len
+
+from workbench.views.candidates import emitted_probability, first_difference, probabilities
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -19,10 +23,42 @@ _BUDGET = 0.03
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCell:
+    """One token of the strip: its visible text, the step that emitted it (None for the prompt), what it can be
+    coloured by, each from 0 to 1 (None unknown), and whether it differs from what it is compared with."""
+
+    label: str
+    step: int | None = None
+    surprise: float | None = None  # 1 less the probability of the token
+    entropy: float | None = None  # of the choice
+    divergence: float | None = None  # of the choice from the reference's, or from the other branch's
+    differs: bool = False
+    fork: bool = False
+    token: int | None = None
+
+    def shade(self, colour: str) -> float | None:
+        """How strongly the token is coloured by "probability", "entropy" or "divergence"."""
+        return {"entropy": self.entropy, "divergence": self.divergence}.get(colour, self.surprise)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """The cells in order, and where each begins: `starts[i]` cells from the left, `starts[-1]` the width."""
+
+    cells: tuple[TokenCell, ...] = ()
+    starts: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of(cls, cells: Sequence[TokenCell]) -> TokenRow:
+        """Lay the cells out, one divider after each."""
+        return cls(tuple(cells), tuple(accumulate((cell_len(c.label) + 1 for c in cells), initial=0)))
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLine:
     """The strip of one branch; `prompt` cells come before that of step 0. `complete`: nothing left to read."""
 
-    tokens: Tokens = field(default_factory=Tokens)
+    tokens: TokenRow = field(default_factory=TokenRow)
     prompt: int = 0
     complete: bool = True
     skipped: int = 0  # tokens of the prompt that the strip leaves out at its beginning
@@ -42,7 +78,7 @@ class TokenLine:
 class _Growing:
     """What has been read of a branch's tokens."""
 
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[TokenCell] = field(default_factory=list)
     prompt: int = 0
     next_step: int = 0
     skipped: int = 0
@@ -68,30 +104,33 @@ class TokenLines:
             self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
             growing.next_step += 1
         complete = growing.next_step >= steps.stop
-        return TokenLine(Tokens.of(growing.cells), growing.prompt, complete, growing.skipped)
+        return TokenLine(TokenRow.of(growing.cells), growing.prompt, complete, growing.skipped)
 
     def _read(
         self, source: Source, where: Where, growing: _Growing, against: int | None, forks: set[int]
     ) -> None:
         sequence = source.sequence(where.step, where.branch, where.seq)
         if where.step == 0 and sequence is not None:
-            growing.cells += [Cell(source.texts.label(t)) for t in list(sequence.ids)[-_PROMPT_CELLS:]]
+            growing.cells += [
+                TokenCell(source.texts.label(t), token=t) for t in list(sequence.ids)[-_PROMPT_CELLS:]
+            ]
             growing.prompt = len(growing.cells)
             growing.skipped = len(sequence.ids) - growing.prompt
         emitted = sequence.emitted if sequence is not None else None
         if emitted is None:  # inside a chunked prefill, or the sequence took no part
-            growing.cells.append(Cell("…", where.step))
+            growing.cells.append(TokenCell("…", where.step))
             return
-        chance = probability(source, where, emitted)
+        chance = emitted_probability(sequence)
         entropy = sequence.entropy if sequence is not None else None
         growing.cells.append(
-            Cell(
+            TokenCell(
                 source.texts.label(emitted),
                 where.step,
-                None if chance is None else 1 - chance,
+                None if chance is None or math.isnan(chance) else 1 - chance,
                 None if entropy is None else min(1.0, entropy / _HIGH_ENTROPY),
                 _divergence(source, where, against),
                 fork=where.step in forks and where.step > 0,
+                token=emitted,
             )
         )
 
@@ -106,7 +145,36 @@ def _divergence(source: Source, where: Where, against: int | None) -> float | No
     elif against is not None and where.step in source.session.steps(against):
         theirs = source.sequence(where.step, against, where.seq)
     ours = source.sequence(where.step, where.branch, where.seq)
-    p, q = (chances(one) for one in (ours, theirs))
+    p, q = probabilities(ours), probabilities(theirs)
     if not p or not q:
         return None
     return min(1.0, sum(abs(p.get(token, 0.0) - q.get(token, 0.0)) for token in p.keys() | q.keys()) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LinePair:
+    """Two branches token for token: cells of the same step are equally wide. `first` is the first step whose tokens
+    differ, marked in ours; None: none so far."""
+
+    ours: TokenLine
+    theirs: TokenLine
+    first: int | None
+
+
+def compare(ours: TokenLine, theirs: TokenLine) -> LinePair:
+    """Lay two lines of the same prompt out under each other."""
+    left, right = list(ours.tokens.cells), list(theirs.tokens.cells)
+    begin = ours.prompt
+    first = first_difference((cell.token for cell in left[begin:]), (cell.token for cell in right[begin:]))
+    for i in range(min(len(left), len(right))):
+        a, b = left[i], right[i]
+        width = max(cell_len(a.label), cell_len(b.label))
+        left[i] = replace(_padded(a, width), differs=first is not None and i == begin + first)
+        right[i] = _padded(b, width)
+    return LinePair(
+        replace(ours, tokens=TokenRow.of(left)), replace(theirs, tokens=TokenRow.of(right)), first
+    )
+
+
+def _padded(cell: TokenCell, width: int) -> TokenCell:
+    return replace(cell, label=cell.label + " " * (width - cell_len(cell.label)))

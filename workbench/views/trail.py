@@ -23,10 +23,6 @@ class Trail:
         """The token that the sequence emitted at a step; None where it emitted none or took no part."""
         return self.emitted.get((self.session.owner(step, branch), step), {}).get(seq)
 
-    def first_difference(self, one: int, other: int, steps: Iterable[int], seq: int) -> int | None:
-        """The first of `steps` at which two branches emitted different tokens."""
-        return next((k for k in steps if self.token(one, k, seq) != self.token(other, k, seq)), None)
-
 
 def follow(session: Session, branches: Iterable[int]) -> Trail:
     """Read every step of the branches, each once."""

@@ -21,8 +21,9 @@ from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
-from workbench.tui.widgets.token_strip import Cell, Tokens, TokenStrip
+from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.overview import BranchLine, Overview
+from workbench.views.token_line import TokenCell, TokenRow
 from workbench.views.where import Where
 
 
@@ -96,7 +97,7 @@ async def test_a_heatmap_shows_nan_as_a_cross_and_its_cursor_stays_inside() -> N
 async def test_the_token_strip_keeps_the_present_token_in_view() -> None:
     strip = TokenStrip()
     async with _One(strip).run_test(size=(40, 1)) as pilot:
-        strip.tokens = Tokens.of([Cell(f"token{i}", i) for i in range(10_000)])
+        strip.tokens = TokenRow.of([TokenCell(f"token{i}", i) for i in range(10_000)])
         for at in (0, 9_999, 5_000, 17):
             strip.at = at
             await pilot.pause()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from sessions.records import STATISTICS
@@ -15,6 +13,7 @@ from workbench.debugger.core.registry import Argument, command, parse_line
 from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.errors import CommandError
 from workbench.views.attention import figures
+from workbench.views.candidates import candidates
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
@@ -74,14 +73,9 @@ def topk(debugger: Debugger, count: int) -> Result:
         raise CommandError(f"step {at.step} is not finished: `next` finishes it")
     rows = []
     for told in debugger.timeline.record(at.branch, at.step).sequences:
-        for rank, (token, logit) in enumerate(zip(told.topk_ids, told.topk_logits, strict=True)):
-            if rank < count:
-                known = told.logsumexp is not None
-                probability = (
-                    math.exp(logit - told.logsumexp) if known and told.logsumexp is not None else None
-                )
-                chosen = "←" if token == told.emitted else ""
-                rows.append([told.seq, token, debugger.texts.label(token), logit, probability, chosen])
+        for one in candidates(told, debugger.texts, max(0, count)):
+            chosen = "←" if one.chosen else ""
+            rows.append([told.seq, one.token, one.label, one.logit, one.probability, chosen])
     return Table(
         f"step {at.step}", ["sequence", "id", "token", "logit", "probability", ""], rows,
         empty="no top-k was recorded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.lens import Guess, Lens, lens
-from workbench.views.logits import Candidate, Logits, logits
+from workbench.views.logits import Logits, RankedCandidate, logits
 from workbench.views.source import Source
 from workbench.views.where import Where
 
@@ -125,23 +126,26 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
-        candidate = self.snapshot.candidates[index]
-        chance = candidate.probability
+        ranked = self.snapshot.candidates[index]
+        candidate, chance = ranked.candidate, ranked.candidate.probability
         cells: list[GridCell] = [
             ("▸" if candidate.chosen else "", "accent"),
-            (str(candidate.rank + 1), "quiet"),
+            (str(ranked.rank + 1), "quiet"),
             (candidate.label, "strong" if candidate.chosen else "text"),
             (str(candidate.token), "quiet"),
             (number(candidate.logit, 4), "text"),
-            ("-" if chance is None else f"{chance:.4f}", "text"),
-            ("" if chance is None else bar(chance, 20), "accent" if candidate.chosen else "trace"),
-            (_move(candidate), "quiet"),
+            (probability_text(chance), "wrong" if chance is not None and math.isnan(chance) else "text"),
+            (
+                "" if chance is None or math.isnan(chance) else bar(chance, 20),
+                "accent" if candidate.chosen else "trace",
+            ),
+            (_move(ranked), "quiet"),
         ]
         if self.snapshot.has_golden:
-            place, golden = candidate.golden_rank, candidate.golden_probability
+            place, golden = ranked.golden_rank, ranked.golden_probability
             other = "-" if place is None else f"{place + 1}"
-            figure = "" if golden is None else f"{golden:.4f}"
-            cells += [(other, "wrong" if place != candidate.rank else "quiet"), (figure, "quiet")]
+            figure = "" if golden is None else probability_text(golden)
+            cells += [(other, "wrong" if place != ranked.rank else "quiet"), (figure, "quiet")]
         return cells
 
     def _lens_cells(self, index: int) -> list[GridCell]:
@@ -205,10 +209,11 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             return Table(f"logit lens of step {self.lens.step}", ("tap", "rank", "id", "token", "p"), layers)
         rows = tuple(
             (
-                c.rank + 1, c.token, c.label, c.logit, c.probability, c.chosen,
-                None if c.golden_rank is None else c.golden_rank + 1, c.golden_probability,
+                one.rank + 1, c.token, c.label, c.logit, c.probability, c.chosen,
+                None if one.golden_rank is None else one.golden_rank + 1, one.golden_probability,
             )
-            for c in self.snapshot.candidates
+            for one in self.snapshot.candidates
+            for c in (one.candidate,)
         )  # fmt: skip
         columns = ("rank", "id", "token", "logit", "p", "chosen", "golden rank", "golden p")
         return Table(f"logits of step {self.snapshot.step}", columns, rows)
@@ -280,7 +285,12 @@ def _agreement(golden: Guess | None, best: Guess) -> str:
     return "quiet" if golden is None or golden.token == best.token else "wrong"
 
 
-def _move(candidate: Candidate) -> str:
+def probability_text(chance: float | None) -> str:
+    """A probability with four decimals."""
+    return "-" if chance is None else "NaN" if math.isnan(chance) else f"{chance:.4f}"
+
+
+def _move(candidate: RankedCandidate) -> str:
     """Where the candidate came from."""
     if candidate.rank_before is None:
         return "new"
@@ -289,7 +299,9 @@ def _move(candidate: Candidate) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `width` cells at most, in eighths of a cell."""
+    """A bar of `width` cells at most, in eighths of a cell; empty for NaN."""
+    if math.isnan(share):
+        return " " * width
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     whole, part = divmod(eighths, 8)
     return ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(width)

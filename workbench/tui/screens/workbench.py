@@ -33,10 +33,9 @@ from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.comparison import compare
 from workbench.views.operations import operations
 from workbench.views.overview import Present, overview, present
-from workbench.views.token_line import TokenLine, TokenLines
+from workbench.views.token_line import TokenLine, TokenLines, compare
 from workbench.views.weight_tensor import Held
 from workbench.views.where import Where
 

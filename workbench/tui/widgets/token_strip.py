@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from rich.cells import cell_len
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
@@ -19,41 +16,11 @@ from textual.strip import Strip
 from workbench.tui.theme import Paint, mix
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import LineWidget
+from workbench.views.token_line import TokenCell, TokenRow
 
 _DIVIDER = "│"
 _FORK = "┬"
 _TITLE = 18
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One token of the strip: its visible text, the step that emitted it (None for the prompt), what it can be
-    coloured by, each from 0 to 1 (None unknown), and whether it differs from what it is compared with."""
-
-    label: str
-    step: int | None = None
-    surprise: float | None = None  # 1 less the probability of the token
-    entropy: float | None = None  # of the choice
-    divergence: float | None = None  # of the choice from the reference's, or from the other branch's
-    differs: bool = False
-    fork: bool = False
-
-    def shade(self, colour: str) -> float | None:
-        """How strongly the token is coloured by "probability", "entropy" or "divergence"."""
-        return {"entropy": self.entropy, "divergence": self.divergence}.get(colour, self.surprise)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The cells in order, and where each begins: `starts[i]` cells from the left, `starts[-1]` the width."""
-
-    cells: tuple[Cell, ...] = ()
-    starts: tuple[int, ...] = (0,)
-
-    @classmethod
-    def of(cls, cells: Sequence[Cell]) -> Tokens:
-        """Lay the cells out, one divider after each."""
-        return cls(tuple(cells), tuple(accumulate((cell_len(c.label) + 1 for c in cells), initial=0)))
 
 
 class TokenStrip(LineWidget):
@@ -61,7 +28,7 @@ class TokenStrip(LineWidget):
 
     DEFAULT_CSS = "TokenStrip { height: 1; width: 1fr; }"
 
-    tokens: reactive[Tokens] = reactive(Tokens())
+    tokens: reactive[TokenRow] = reactive(TokenRow())
     at: reactive[int | None] = reactive(None)
     colour: reactive[str] = reactive("probability")  # or "entropy", "divergence"
     title: reactive[str] = reactive("")  # whose tokens, where two branches are shown under each other
@@ -118,7 +85,7 @@ class TokenStrip(LineWidget):
         divider = Segment(_FORK if cell.fork else _DIVIDER, styles.accent if cell.fork else styles.faint)
         return Segment(cell.label, self._style(cell, index == self.at, styles)), divider
 
-    def _style(self, cell: Cell, present: bool, styles: Paint) -> Style:
+    def _style(self, cell: TokenCell, present: bool, styles: Paint) -> Style:
         if present:
             return styles.present
         if cell.differs:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 
-from workbench.views.tokens import Tokens
+from rich.cells import cell_len
+
+from workbench.views.sequence_tokens import SequenceTokens
 
 #: Characters that fit beside each other, the branches' names left of them.
 _WIDTH = 128
@@ -20,15 +21,15 @@ class Column:
     gap: int = 0
 
 
-def blocks_of(tokens: Tokens) -> list[list[Column]]:
+def blocks_of(tokens: SequenceTokens) -> list[list[Column]]:
     """The columns of each line."""
-    room = _WIDTH - min(22, max((width_of(line.name) for line in tokens.lines), default=0))
+    room = _WIDTH - min(22, max((cell_len(line.name) for line in tokens.lines), default=0))
     gaps = dict(tokens.gaps)
     blocks: list[list[Column]] = [[]]
     used = 0
     for index, step in enumerate(tokens.steps):
         choices = (line.choices[index] for line in tokens.lines)
-        width = max([len(str(step)), *(width_of(c.label) for c in choices if c is not None)]) + 2
+        width = max([len(str(step)), *(cell_len(c.label) for c in choices if c is not None)]) + 2
         if used + width > room and blocks[-1]:
             blocks.append([])
             used = 0
@@ -38,10 +39,3 @@ def blocks_of(tokens: Tokens) -> list[list[Column]]:
             blocks[-1].append(Column(step, index, gaps[step]))
             used += 14
     return [block for block in blocks if block]
-
-
-def width_of(text: str) -> int:
-    """How many columns a fixed-width font gives the text (East Asian wide characters take two)."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )

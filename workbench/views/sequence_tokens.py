@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions import SequenceStep, Session
+from sessions import Session
+from workbench.views.candidates import Candidate, candidates, emitted_probability, first_difference
 from workbench.views.request import Limits
-from workbench.views.token_texts import TokenTexts
+from workbench.views.source import Source
 from workbench.views.trail import Trail
 
 #: Steps shown around each place of interest where not all can be.
@@ -16,18 +16,7 @@ _AROUND = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One of the likeliest tokens of a step."""
-
-    label: str
-    token: int
-    probability: float | None
-    logit: float
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
+class EmittedToken:
     """The token emitted at a step. `probability` None: not among the recorded candidates."""
 
     step: int
@@ -41,17 +30,17 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BranchTokens:
     """One branch: a choice for each shown step, None where it has no such step or emitted nothing."""
 
     branch: int
     name: str
-    choices: tuple[Choice | None, ...]
+    choices: tuple[EmittedToken | None, ...]
     first_difference: int | None  # from the first line
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class SequenceTokens:
     """One sequence. `steps` are shown; `prompt` holds labels with `prompt_cut` left out in its middle (at
     `prompt_cut_at`); `gaps` are (step after which, how many steps are left out)."""
 
@@ -61,45 +50,42 @@ class Tokens:
     prompt_cut_at: int
     steps: tuple[int, ...]
     gaps: tuple[tuple[int, int], ...]
-    lines: tuple[Line, ...]
+    lines: tuple[BranchTokens, ...]
 
 
 def tokens_of(
-    session: Session,
+    source: Source,
     trail: Trail,
-    texts: TokenTexts,
     seq: int,
     branches: Sequence[tuple[int, str]],
     interesting: Sequence[int],
     limits: Limits,
-) -> Tokens:
+) -> SequenceTokens:
     """The sequence's prompt and what `branches` (id, name) made of it. `interesting` steps are always shown."""
+    session = source.session
     longest = max((session.steps(branch) for branch, _ in branches), key=len, default=range(0))
     first, *others = [branch for branch, _ in branches]
-    differences = {
-        branch: trail.first_difference(first, branch, _common(session, first, branch), seq)
-        for branch in others
-    }
+    differences = {branch: _first_difference(session, trail, (first, branch), seq) for branch in others}
     forks = [session.own_steps(branch).start for branch in others]
     marks = [*interesting, *(k for k in differences.values() if k is not None), *forks]
     steps = _shown(longest, marks, limits.steps)
     lines = tuple(
-        Line(
+        BranchTokens(
             branch,
             name,
-            tuple(_choice(session, trail, texts, (branch, first), k, seq, limits) for k in steps),
+            tuple(_choice(source, trail, (branch, first), k, seq, limits) for k in steps),
             differences.get(branch),
         )
         for branch, name in branches
     )
-    prompt = _prompt(session, first, seq)
+    prompt = _prompt(source, first, seq)
     half = limits.prompt_tokens // 2
     cut = max(0, len(prompt) - limits.prompt_tokens)
     kept = prompt if not cut else [*prompt[:half], *prompt[len(prompt) - half :]]
     gaps = [(a, b - a - 1) for a, b in zip(steps, [*steps[1:], longest.stop], strict=True) if b - a > 1]
-    return Tokens(
+    return SequenceTokens(
         seq,
-        tuple(texts.label(token) for token in kept),
+        tuple(source.texts.label(token) for token in kept),
         len(prompt) - len(kept),
         half if cut else len(kept),
         tuple(steps),
@@ -108,8 +94,12 @@ def tokens_of(
     )
 
 
-def _common(session: Session, one: int, other: int) -> range:
-    return range(min(len(session.steps(one)), len(session.steps(other))))
+def _first_difference(session: Session, trail: Trail, branches: tuple[int, int], seq: int) -> int | None:
+    """The first step at which the two emitted different tokens."""
+    one, other = branches
+    steps = [step for step in session.steps(one) if step in session.steps(other)]
+    index = first_difference(*([trail.token(branch, step, seq) for step in steps] for branch in branches))
+    return None if index is None else steps[index]
 
 
 def _shown(steps: range, marks: Sequence[int], limit: int) -> list[int]:
@@ -131,11 +121,11 @@ def _shown(steps: range, marks: Sequence[int], limit: int) -> list[int]:
     return sorted(chosen)
 
 
-def _prompt(session: Session, branch: int, seq: int) -> list[int]:
+def _prompt(source: Source, branch: int, seq: int) -> list[int]:
     """What the sequence read before it emitted its first token (a prefill may come in chunks)."""
     ids: list[int] = []
-    for step in session.steps(branch):
-        told = _told(session, branch, step, seq)
+    for step in source.session.steps(branch):
+        told = source.sequence(step, branch, seq)
         if told is not None:
             ids += told.ids
             if told.emitted is not None:
@@ -143,49 +133,23 @@ def _prompt(session: Session, branch: int, seq: int) -> list[int]:
     return ids
 
 
-def _told(session: Session, branch: int, step: int, seq: int) -> SequenceStep | None:
-    return next((s for s in session.step(step, branch).sequences if s.seq == seq), None)
-
-
 def _choice(
-    session: Session,
-    trail: Trail,
-    texts: TokenTexts,
-    sides: tuple[int, int],
-    step: int,
-    seq: int,
-    limits: Limits,
-) -> Choice | None:
+    source: Source, trail: Trail, sides: tuple[int, int], step: int, seq: int, limits: Limits
+) -> EmittedToken | None:
     """What the first of `sides` emitted; it differs where the second emitted another token."""
     branch, reference = sides
-    if step not in session.steps(branch):
-        return None
-    told = _told(session, branch, step, seq)
+    session = source.session
+    told = source.sequence(step, branch, seq) if step in session.steps(branch) else None
     if told is None or told.emitted is None:
         return None
-    candidates = tuple(
-        Candidate(texts.label(token), token, _chance(logit, told.logsumexp), logit, token == told.emitted)
-        for token, logit in zip(
-            told.topk_ids[: limits.candidates], told.topk_logits[: limits.candidates], strict=False
-        )
-    )
-    logits = dict(zip(told.topk_ids, told.topk_logits, strict=False))
     there = step in session.steps(reference)
-    return Choice(
+    return EmittedToken(
         step,
-        texts.label(told.emitted),
-        _chance(logits[told.emitted], told.logsumexp) if told.emitted in logits else None,
+        source.texts.label(told.emitted),
+        emitted_probability(told),
         told.entropy,
         told.forced,
         there and trail.token(branch, step, seq) != trail.token(reference, step, seq),
         session.owner(step, branch) == branch,
-        candidates,
+        candidates(told, source.texts, limits.candidates),
     )
-
-
-def _chance(logit: float, logsumexp: float | None) -> float | None:
-    """The probability of a logit; NaN where the logits are NaN."""
-    if logsumexp is None:
-        return None
-    difference = logit - logsumexp
-    return math.exp(min(0.0, difference)) if not math.isnan(difference) else math.nan

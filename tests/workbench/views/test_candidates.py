@@ -1,0 +1,61 @@
+"""Probabilities of recorded candidates: one function for panes, reports and commands."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sessions import Session, SessionWriter
+from sessions.records import SequenceStep, StepRecord, Tap
+from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
+from workbench.views.logits import logits
+from workbench.views.source import Source
+from workbench.views.token_line import TokenCell, TokenLine, TokenRow, compare
+from workbench.views.token_texts import TokenTexts
+from workbench.views.where import Where
+
+TEXTS = TokenTexts({1: "a", 2: "b"})
+
+
+def _told(logits: list[float], logsumexp: float | None = 3.0) -> SequenceStep:
+    return SequenceStep(
+        0, [7], [0], [[1]], emitted=2, topk_ids=[1, 2], topk_logits=logits, logsumexp=logsumexp
+    )
+
+
+def test_candidates_are_as_recorded() -> None:
+    one, other = candidates(_told([2.5, 1.0]), TEXTS)
+    assert (one.label, one.token, one.chosen, other.chosen) == ("a", 1, False, True)
+    assert one.probability == pytest.approx(math.exp(-0.5))
+    assert emitted_probability(_told([2.5, 1.0])) == other.probability
+    assert margin(_told([2.5, 1.0])) == 1.5
+    assert len(candidates(_told([2.5, 1.0]), TEXTS, 1)) == 1
+    assert candidates(_told([2.5, 1.0], None), TEXTS)[0].probability is None
+    assert probability(3.0000001, 3.0) == 1.0
+
+
+def test_the_probability_of_nan_is_not_one(tmp_path: Path) -> None:
+    nan = math.nan
+    path = tmp_path / "nan.session"
+    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta={}) as writer:
+        writer.step(0, StepRecord(0, "prefill", [_told([nan, nan], nan)], 0.1))
+    with Session.open(path) as session:
+        found = logits(Source(session), Where())
+    assert found is not None
+    assert all(
+        one.candidate.probability is None or math.isnan(one.candidate.probability) for one in found.candidates
+    )
+    assert found.history[-1][2] is None or math.isnan(found.history[-1][2])
+
+
+def test_lines_differ_by_token_not_by_what_is_shown_of_it() -> None:
+    def line(*tokens: int) -> TokenLine:
+        return TokenLine(
+            TokenRow.of([TokenCell("·", step, token=token) for step, token in enumerate(tokens)])
+        )
+
+    assert compare(line(1, 2, 3), line(1, 9, 3)).first == 1
+    assert compare(line(1, 2), line(1, 2, 3)).first is None
+    assert first_difference([1, None], [1, 2]) == 1
