@@ -26,7 +26,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from sessions import Session
-from workbench.debugger.host.launch import Run, start
+from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.host.replay import open_replay
 from workbench.inferior.inferior import Inferior
 from workbench.models.capture import NOTHING, STATS
@@ -59,7 +59,7 @@ def decode(
 
 def debugged(model: OpenedModel, config: EngineConfig, path: Path, steps: int) -> dict[str, float]:
     """Seconds of `next`, of `reverse-next` at step 200, of opening a replay; bytes a step."""
-    with start(Run(model.path, model.config, config, [[1, 2, 3, 4]], path)) as debugger:
+    with start(DebugTarget(model.path, model.config, config, [[1, 2, 3, 4]], path)) as debugger:
         debugger.execute("next")
         forward = [_timed(lambda: debugger.execute("next")) for _ in range(max(steps, _BACK_AT + 1))]
         back = []

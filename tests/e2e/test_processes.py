@@ -15,7 +15,7 @@ from tests.e2e.terminal import PLAIN, Terminal, needs_tmux
 
 pytestmark = needs_tmux
 
-_APP, _HOST, _RANK = "workbench.cli", "workbench.debugger.host", "engine.faults.rank"
+_APP, _HOST, _RANK = "workbench.cli", "workbench.cli.host", "engine.faults.rank"
 
 
 def _start(here: Terminal, model: Path, tp: int = 2) -> None:

@@ -91,7 +91,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
 def _the_recording_shows_the_same(here: Terminal) -> None:
     here.start("lockstep tui story.session")
     here.wait("replay  branch main", "8 Journal")
-    assert not here.of("workbench.debugger.host"), "nothing runs behind a replay"
+    assert not here.of("workbench.cli.host"), "nothing runs behind a replay"
     here.enter(":branch load_bias=false")
     here.wait("rules  load_bias=false", "first difference at step")
     _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)

@@ -98,11 +98,11 @@ class Console:
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             self.interrupted = batch
-            self.debugger.interrupt()
+            self.debugger.interrupt(ahead=batch)
 
         def on_timeout() -> None:
             self.timed_out = True
-            self.debugger.interrupt()
+            self.debugger.interrupt(ahead=True)
 
         before = signal.signal(signal.SIGINT, on_signal)
         timer = threading.Timer(timeout, on_timeout) if timeout is not None else None

@@ -10,6 +10,7 @@ from workbench.cli.console import Console, Line
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.language.scripts import read_script, script_lines
 from workbench.exit_codes import Exit
+from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:

@@ -12,7 +12,7 @@ from engine.run.sampling import Sampling
 from workbench.cli import options
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.debugger.host.launch import start
-from workbench.debugger.host.requests import Launch, run_of
+from workbench.debugger.host.options import Launch, target_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -77,7 +77,7 @@ def run(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
     )  # fmt: skip
-    with start(run_of(launch), _warn) as debugger:
+    with start(target_of(launch), _warn) as debugger:
         saved = debugger.session.path
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
         how = "recorded" if debugger.recording else "recorded in part"

@@ -42,7 +42,15 @@ class RunEnded(DebuggerError):
     """The user, or a script, has asked to quit."""
 
 
-class Divergence(DebuggerError):
+class InternalError(DebuggerError):
+    """An exception that nobody expected, raised by a command: a defect of the program."""
+
+    def __init__(self, told: str, *, engine_lost: bool) -> None:
+        after = "the engine is lost: `restart` starts it again" if engine_lost else "the debugger goes on"
+        super().__init__(f"{told} (a defect of lockstep; {after})")
+
+
+class ReplayMismatch(DebuggerError):
     """A pass that was run again did not give what the session recorded."""
 
     def __init__(self, branch: int, step: int, place: int, tap: str, ranks: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
 from sessions import IdsMismatch, SessionError, SessionWriteError, clean
-from workbench.debugger.errors import DebuggerError, Interrupted
+from workbench.debugger.errors import DebuggerError, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
 from workbench.references.request import ReferenceFailure
@@ -14,6 +14,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (UsageError, Exit.USAGE),
     (Interrupted, Exit.INTERRUPTED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
+    (InternalError, Exit.DEFECT),
     (DebuggerError, Exit.USAGE),
     (ConfigError, Exit.USAGE),
     (RequestError, Exit.USAGE),
@@ -40,7 +41,7 @@ def exit_code(error: BaseException) -> Exit:
 def explain(error: Exception) -> tuple[Exit, str]:
     """The exit code and the one line, safe for a terminal, that says what to do."""
     code = exit_code(error)
-    if code is not Exit.DEFECT:
+    if code is not Exit.DEFECT or isinstance(error, InternalError):
         return code, clean(str(error))
     said = clean(f"{type(error).__name__}: {error}")
     return code, f"{said} (a defect of lockstep: --debug shows where)"

@@ -19,7 +19,7 @@ from engine.faults.fault import Fault
 from sessions import Session, SessionWriter, pack
 from workbench.debugger.answers import Expectation
 from workbench.debugger.host.launch import start
-from workbench.debugger.host.requests import Launch, run_of
+from workbench.debugger.host.options import Launch, target_of
 from workbench.models.opening import DEMO
 
 #: Where the recordings are shipped.
@@ -134,7 +134,7 @@ def record(story: Story, path: Path) -> None:
     launch = Launch(
         DEMO, tp=story.tp, rules=[f"{story.rule}={story.value}"], session=path, room=STEPS + 4, timeout=120.0
     )
-    with start(run_of(launch)) as debugger:
+    with start(target_of(launch)) as debugger:
         for line in commands(story):
             result = debugger.execute(line)
             if isinstance(result, Expectation) and not result.holds:

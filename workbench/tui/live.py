@@ -8,31 +8,38 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from engine.ranks.wire import unpack_array, widen
-from workbench.debugger.host.client import HostClient, HostError
-from workbench.tui.replaying import Reply
+from workbench.debugger.core.registry import Command
+from workbench.debugger.events import StepEvent
+from workbench.debugger.host.client import HostClient
+from workbench.debugger.host.messages import CommandAnswer, HostEvent, ReadyEvent
+from workbench.debugger.host.pending import HostError
 
+#: The host's program.
+HOST_PROGRAM = "workbench.cli.host"
 #: How far the engine stands back where it and the screens want the same processor: keys are answered first.
 _NICE = 5
 
 
 class EngineEvent(Message):
-    """Something that the host tells unasked: ready, step, stopped, output, rankLost, closed."""
+    """Something that the host tells unasked."""
 
-    def __init__(self, name: str, body: dict[str, Any]) -> None:
+    def __init__(self, event: HostEvent) -> None:
         super().__init__()
-        self.event, self.body = name, body
+        self.event = event
 
     def can_replace(self, message: Message) -> bool:
         """A burst of steps paints once: a newer step takes the place of one that was not handled yet."""
-        return isinstance(message, EngineEvent) and message.event == self.event == "step"
+        return (
+            isinstance(message, EngineEvent)
+            and isinstance(message.event, StepEvent)
+            and isinstance(self.event, StepEvent)
+        )
 
 
 class Engine:
@@ -44,40 +51,40 @@ class Engine:
         self.running: str | None = None
         self._client: HostClient | None = None
 
-    async def start(self) -> dict[str, Any]:
-        """Start the host and wait until the model is loaded; the body of "ready". HostError says why not."""
-        self._client = await asyncio.to_thread(HostClient.start, self.arguments, self._heard)
+    async def start(self) -> ReadyEvent:
+        """Start the host and wait until the model is loaded. HostError says why not."""
+        self._client = await asyncio.to_thread(
+            HostClient.start, self.arguments, self._heard, program=HOST_PROGRAM
+        )
         ready = await asyncio.wrap_future(self._client.ready)
-        _stand_back(self._client.process.pid, ready.get("rank_pids") or ())
+        _stand_back(self._client.process.pid, ready.rank_pids)
         return ready
 
-    def _heard(self, name: str, body: dict[str, Any]) -> None:
+    def _heard(self, event: HostEvent) -> None:
         """On the client's reading thread: hand over. `post_message` may be called from any thread."""
         listener = self.listener
         if listener is not None and listener.is_running:
-            listener.post_message(EngineEvent(name, body))
+            listener.post_message(EngineEvent(event))
 
-    async def command(self, line: str) -> Reply:
+    async def command(self, line: str) -> CommandAnswer:
         """Carry out a command line. HostError says what is wrong with it."""
         assert self._client is not None, "the host was not started"
         self.running = line
         try:
-            return _reply(await asyncio.wrap_future(self._client.command(line)))
+            return await asyncio.wrap_future(self._client.command(line))
         finally:
             self.running = None
 
-    async def registry(self) -> list[dict[str, Any]]:
+    async def registry(self) -> list[Command]:
         """Every command there is."""
         assert self._client is not None, "the host was not started"
-        answer = await asyncio.wrap_future(self._client.request("registry"))
-        return list(answer["commands"])
+        return list((await asyncio.wrap_future(self._client.registry())).commands)
 
     async def weight(self, name: str) -> dict[int, NDArray[np.float32]]:
         """Each rank's share of a parameter. HostError for a name that the ranks do not have."""
         assert self._client is not None, "the host was not started"
-        answer = await asyncio.wrap_future(self._client.request("weight", name=name))
-        shares = (widen(*unpack_array(one)) for one in answer["tensors"])
-        return {rank: share.astype(np.float32) for rank, share in enumerate(shares)}
+        answer = await asyncio.wrap_future(self._client.weight(name))
+        return {rank: share.numbers.astype(np.float32) for rank, share in enumerate(answer.tensors)}
 
     def interrupt(self) -> None:
         """Stop what runs, at an operation boundary."""
@@ -108,9 +115,3 @@ def _stand_back(host: int, ranks: Sequence[int]) -> None:
 def _end(client: HostClient) -> None:
     with contextlib.suppress(HostError, OSError):
         client.close()
-
-
-def _reply(answer: dict[str, Any]) -> Reply:
-    return Reply(
-        str(answer.get("text", "")), dict(answer.get("result") or {}), dict(answer.get("state") or {})
-    )

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.views.where import Where
 
 if TYPE_CHECKING:
     from workbench.debugger.core.debugger import Debugger
+    from workbench.debugger.core.registry import Command
+    from workbench.debugger.host.messages import CommandAnswer
 
 
 class Refused(Exception):
     """A command that could not be carried out: why, in words for the message line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a command: its text for people, its result for programs, the state after it."""
-
-    text: str
-    result: Mapping[str, Any]
-    state: Mapping[str, Any]
 
 
 class Replay:
@@ -37,7 +28,7 @@ class Replay:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")
         self._debugger: Debugger | None = None
 
-    async def command(self, line: str, where: Where, inside: bool) -> Reply:
+    async def command(self, line: str, where: Where, inside: bool) -> CommandAnswer:
         """Carry out a command as one who stands at `where`; `inside`: in the middle of the step, behind its tap."""
         self.running = line
         try:
@@ -45,7 +36,7 @@ class Replay:
         finally:
             self.running = None
 
-    async def registry(self) -> list[dict[str, Any]]:
+    async def registry(self) -> list[Command]:
         """Every command there is."""
         return await asyncio.wrap_future(self._thread.submit(self._commands))
 
@@ -71,21 +62,23 @@ class Replay:
         if self._debugger is None:
             # Not at the top: the debugger takes as long to import as the whole screen.
             from workbench.debugger.host.replay import open_replay
+            from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
             self._debugger = open_replay(self.path)
         return self._debugger
 
-    def _commands(self) -> list[dict[str, Any]]:
+    def _commands(self) -> list[Command]:
         self._made()
         from workbench.debugger.core.registry import commands
 
-        return [one.to_json() for one in commands().values()]
+        return list(commands().values())
 
-    def _do(self, line: str, where: Where, inside: bool) -> Reply:
+    def _do(self, line: str, where: Where, inside: bool) -> CommandAnswer:
         from engine.errors import EngineError
         from sessions.errors import SessionError
         from workbench.debugger.answers import Position
         from workbench.debugger.errors import DebuggerError
+        from workbench.debugger.host.state import command_answer
 
         try:
             debugger = self._made()
@@ -93,12 +86,9 @@ class Replay:
             place = where.tap if inside else at.place if at.step == where.step else None
             if (at.branch, max(at.step, 0), at.place) != (where.branch, where.step, place):
                 debugger.position = Position(where.branch, where.step, place)
-            result = debugger.execute(line)
+            return command_answer(debugger, debugger.execute(line))
         except (DebuggerError, EngineError, SessionError) as error:
             raise Refused(str(error)) from error
-        at = debugger.position
-        tap = None if at.place is None else debugger.timeline.places.names[at.place]
-        return Reply(result.to_text(), result.to_json(), {"branch": at.branch, "step": at.step, "tap": tap})
 
     def _end(self) -> None:
         if self._debugger is not None:

@@ -17,8 +17,9 @@ from tests.checkpoints import tiny_checkpoint
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Executor
 from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.host.launch import Run, start
+from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.stops.locations import Places
+from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from workbench.inferior.inferior import Inferior
 
 PROMPT = [3, 14, 15, 92, 65]
@@ -121,4 +122,4 @@ def own_run(checkpoint: Path, session: Path, tp: int = 1, **changes: Any) -> Deb
     model, source = open_checkpoint(checkpoint)
     source.close()
     config = EngineConfig(**(asdict(EngineConfig(tp=tp, max_tokens=64)) | changes.pop("config", {})))
-    return start(Run(checkpoint, model, config, [PROMPT], session, **changes))
+    return start(DebugTarget(checkpoint, model, config, [PROMPT], session, **changes))

@@ -8,7 +8,7 @@ from engine.errors import CheckpointError, ConfigError, RankError, RankTimeout, 
 from sessions import SessionError
 from workbench.debugger.errors import CommandError, Interrupted
 from workbench.debugger.failures import exit_code, explain
-from workbench.debugger.host.__main__ import _error
+from workbench.debugger.host.server import described
 from workbench.exit_codes import UsageError
 from workbench.references.request import ReferenceFailure
 
@@ -33,7 +33,7 @@ from workbench.references.request import ReferenceFailure
 )
 def test_an_error_ends_the_program_as_the_host_tells_it(error: Exception, code: int) -> None:
     assert exit_code(error) == explain(error)[0] == code
-    assert _error(error)["exit_code"] == code
+    assert described(error).exit_code == code
 
 
 def test_ctrl_c_is_an_interruption_and_no_defect() -> None:

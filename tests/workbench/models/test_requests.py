@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ConfigError, EngineError, RequestError
-from workbench.debugger.host.requests import Launch, run_of
+from workbench.debugger.host.options import Launch, target_of
 from workbench.demo import DEFAULT_PROMPT
 from workbench.models import requests
 from workbench.models.capture import STATS
@@ -59,7 +59,7 @@ def test_the_same_rule_twice_is_one_rule(demo: OpenedModel) -> None:
 
 def test_a_debugger_is_started_on_what_generate_would_run(demo: OpenedModel) -> None:
     """`lockstep run` and the screens' host go through the same words."""
-    run = run_of(Launch(DEMO, ids=["5,6"], rules=["rope=twice"], tp=2))
-    assert (run.prompts, run.rules, run.config.tp) == ([[5, 6]], {"rope": "twice"}, 2)
+    target = target_of(Launch(DEMO, ids=["5,6"], rules=["rope=twice"], tp=2))
+    assert (target.prompts, target.rules, target.config.tp) == ([[5, 6]], {"rope": "twice"}, 2)
     with pytest.raises(ConfigError, match="choose one"):
-        run_of(Launch(DEMO, rules=["mask=none", "mask=additive"]))
+        target_of(Launch(DEMO, rules=["mask=none", "mask=additive"]))

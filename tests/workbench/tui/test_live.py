@@ -154,7 +154,7 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         screen = _screen(pilot)
         os.kill(screen.rank_pids[1], signal.SIGKILL)
         await press(pilot, "n")
-        await _until(lambda: bool(screen.state.get("lost")), pilot)
+        await _until(lambda: bool(screen.state.lost), pilot)
         assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
         await enter(pilot, "colon", "restart")
         await press(pilot, "n", "n")

@@ -8,20 +8,24 @@ found through the registry; each returns a value, nothing prints.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import RankError
+from engine.errors import EngineError, RankError
 from sessions import Session, SessionWriter
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
 from workbench.debugger.core.executor import Executor
-from workbench.debugger.core.registry import Command
+from workbench.debugger.core.registry import ArgumentValue, Command
 from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.errors import Interrupted, NeedsEngine, NotCaptured
+from workbench.debugger.errors import InternalError, Interrupted, NeedsEngine, NotCaptured
+from workbench.debugger.events import OnEvent, RankLostEvent
+from workbench.debugger.failures import exit_code
 from workbench.debugger.stops.breakpoints import Breakpoints
+from workbench.exit_codes import Exit
 from workbench.views.golden_event import GoldenEvent
 from workbench.views.token_texts import TokenTexts
 
@@ -45,7 +49,7 @@ class Settings:
 
 
 class Debugger:
-    """See the module. `events(kind, body)` is told of finished passes and stops while a command still runs."""
+    """See the module. `events` is called with finished passes and stops while a command still runs."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Debugger:
         *,
         writer: SessionWriter | None = None,
         texts: TokenTexts | None = None,
-        events: Callable[[str, Mapping[str, Any]], None] = lambda kind, body: None,
+        events: OnEvent = lambda event: None,
     ) -> None:
         self.timeline, self.executor = timeline, executor
         self.texts = texts or TokenTexts({})
@@ -67,7 +71,7 @@ class Debugger:
         self.lost = ""  # why the engine is gone
         self.last_stop: Stop | None = None
         self._interrupt = threading.Event()
-        self._sent_interrupt = False
+        self._sent_interrupt = self._running = False
         self._quiet = 0  # commands run by others are not journalled
         if executor is not None:
             executor.poll = self.poll
@@ -135,26 +139,43 @@ class Debugger:
         spec, arguments = registry.parse_line(line)
         return self.perform(spec, arguments, line.strip())
 
-    def call(self, name: str, **arguments: Any) -> Result:
+    def call(self, name: str, /, **arguments: ArgumentValue) -> Result:
         """Carry out a command given by name and arguments."""
         spec = registry.find(name)
         checked = registry.check_arguments(spec, arguments)
         return self.perform(spec, checked, registry.line_of(spec, checked))
 
-    def perform(self, spec: Command, arguments: Mapping[str, Any], line: str) -> Result:
-        """Carry out a parsed command and write it into the journal."""
+    def perform(self, spec: Command, arguments: Mapping[str, ArgumentValue], line: str) -> Result:
+        """Carry out a parsed command and write it into the journal.
+
+        InternalError for what no command is meant to raise: the debugger goes on, with the engine if it can.
+        """
+        if self.quiet:
+            return self._perform(spec, arguments, line)
+        self._running = True
+        try:
+            return self._perform(spec, arguments, line)
+        finally:
+            self._running = False
+            self.forget_interrupt()
+
+    def _perform(self, spec: Command, arguments: Mapping[str, ArgumentValue], line: str) -> Result:
         before, result, by_chance = self.position, None, True
         try:
-            result = spec.run(self, **arguments)
+            result = registry.function_of(spec)(self, **arguments)
             by_chance = isinstance(result, Stop) and result.reason == "pause"
         except RankError as error:
             self._engine_lost(error)
             result = stopping.caught(self, error)
             if result is None:
                 raise
+        except Exception as error:
+            if exit_code(error) is not Exit.DEFECT:
+                raise
+            raise self._defect(line, error) from error
         finally:
             if not self.quiet:
-                self._settle_interrupt()
+                self.forget_interrupt()  # it was for this command, not for what a stop brings with it
                 if spec.changes and (result is not None or self.position != before):
                     amended = self._amended(line, before) if by_chance else None
                     self.journal("command", line, before, {"amended": amended})
@@ -184,9 +205,11 @@ class Debugger:
 
     # --- interrupting --------------------------------------------------------------------------------
 
-    def interrupt(self) -> None:
-        """Stop soon, at an operation boundary. From any thread, or a signal handler."""
-        self._interrupt.set()
+    def interrupt(self, *, ahead: bool = False) -> None:
+        """Stop what runs soon, at an operation boundary. From any thread, or a signal handler. While nothing runs
+        it does nothing, unless `ahead`: then the next command is interrupted as soon as it begins."""
+        if self._running or ahead:
+            self._interrupt.set()
 
     def poll(self) -> None:
         """Called some ten times a second while a pass runs: passes an interrupt on to the ranks."""
@@ -204,7 +227,8 @@ class Debugger:
         if self.interrupted:
             raise Interrupted("interrupted")
 
-    def _settle_interrupt(self) -> None:
+    def forget_interrupt(self) -> None:
+        """What was to be interrupted is over."""
         self._interrupt.clear()
         if self._sent_interrupt and self.executor is not None and self.executor.inferior.client.alive:
             self.executor.inferior.client.clear_interrupt()
@@ -244,11 +268,35 @@ class Debugger:
         goto = f"goto {at.step} {tap}".strip()
         return goto if at.branch == before.branch else f"{line}\n{goto}"
 
-    def _engine_lost(self, error: RankError) -> None:
+    def _engine_lost(self, error: EngineError) -> None:
         self.lost = str(error)
         if self.executor is not None:
             self.executor.forget()
-        if self.position.step > self.timeline.last(self.position.branch):
-            self.position = Position(self.position.branch, self.timeline.last(self.position.branch))
+        self._leave_flight()
         self.journal("error", self.lost)
-        self.events("rankLost", {"message": self.lost})
+        self.events(RankLostEvent(self.lost))
+
+    def _defect(self, line: str, error: Exception) -> InternalError:
+        """Come to rest after an unexpected exception: the engine starts afresh from the prompt, or is given up."""
+        told = f"{type(error).__name__}: {error}"
+        self.journal("error", told, data={"command": line, "raised_at": _raised_at(error)})
+        if self.live:
+            try:
+                self.engine.reset()
+            except EngineError as lost:
+                self.engine.inferior.close()
+                self._engine_lost(lost)
+        self._leave_flight()
+        return InternalError(told, engine_lost=bool(self.lost))
+
+    def _leave_flight(self) -> None:
+        """Stand at the last recorded step where the step that was stood in is gone."""
+        last = self.timeline.last(self.position.branch)
+        if self.position.step > last:
+            self.position = Position(self.position.branch, last)
+
+
+def _raised_at(error: Exception) -> str:
+    """ "workbench.debugger.core.motion:97": where an exception was raised."""
+    last = [*traceback.walk_tb(error.__traceback__)][-1]
+    return f"{last[0].f_globals.get('__name__', '')}:{last[1]}"

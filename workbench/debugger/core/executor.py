@@ -23,7 +23,7 @@ from engine.errors import RequestError
 from engine.ranks.wire import unpack_array, widen
 from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.core.timeline import Timeline, TimelineBranch
-from workbench.debugger.errors import Divergence
+from workbench.debugger.errors import ReplayMismatch
 from workbench.inferior.inferior import Inferior, Paused
 from workbench.inferior.patches import Patch
 from workbench.models.capture import Capture
@@ -135,7 +135,7 @@ class Executor:
     def reach(self, branch: int, step: int) -> None:
         """Bring the cache to hold exactly the steps of `branch` before `step`.
 
-        Divergence when a pass that is run again does not give what was recorded.
+        ReplayMismatch when a pass that is run again does not give what was recorded.
         """
         self.land()
         wanted = [self.timeline.owner(branch, k).id for k in range(step)]
@@ -159,7 +159,7 @@ class Executor:
         different = self.timeline.first_difference(expected, again)
         if different is not None:
             place, ranks = different
-            raise Divergence(branch, step, place, self.timeline.places.names[place], ranks)
+            raise ReplayMismatch(branch, step, place, self.timeline.places.names[place], ranks)
         return again
 
     def rerun_corrected(self, branch: int, step: int, corrections: Sequence[Patch]) -> StepRecord:
@@ -196,6 +196,13 @@ class Executor:
     def kv_checksums(self) -> list[int]:
         """One number a rank for all that is cached."""
         return [int(answer["checksum"]) for answer in self.inferior.client.call("kv_checksum")]
+
+    def reset(self) -> None:
+        """Break the pass in flight off and start from the prompt: nothing is known of where the engine stands."""
+        if self.flight is not None:
+            self.inferior.abandon()
+        self.forget()
+        self.forget_cache()
 
     def forget(self) -> None:
         """The engine is a new one: its cache is empty."""

@@ -13,6 +13,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import Goal, forward
 from workbench.debugger.core.timeline import TimelineBranch
 from workbench.debugger.errors import NeedsEngine
+from workbench.debugger.events import StepEvent
 from workbench.inferior.patches import Patch
 
 
@@ -46,7 +47,7 @@ def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> 
         forced = {one.seq: one.emitted for one in told if one.emitted is not None}
         engine.start(made.id, {"stop": "never", "keep": False}, forced)
         debugger.position = Position(made.id, step)
-        debugger.events("step", {"branch": made.id, "step": step})
+        debugger.events(StepEvent(made.id, step))
     return _arrive(debugger, at)
 
 

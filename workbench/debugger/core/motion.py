@@ -18,7 +18,8 @@ from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import sentinels
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Flight
-from workbench.debugger.errors import DebuggerError, Divergence, Interrupted
+from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
+from workbench.debugger.events import StepEvent
 from workbench.debugger.stops.breakpoints import Hit, recorded_hits
 from workbench.views.sentinels import Finding
 
@@ -60,7 +61,7 @@ def forward(debugger: Debugger, goal: Goal) -> Stop:
                 return stop
     except Interrupted:
         return debugger.stop("pause", "interrupted")
-    except Divergence as error:
+    except ReplayMismatch as error:
         debugger.engine.forget_cache()
         debugger.position = Position(error.branch, error.step, error.place)
         return debugger.stop("divergence", str(error), thread_id=error.ranks[0])
@@ -85,7 +86,7 @@ def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
     if stop is not None:
         return stop
     debugger.position = Position(at.branch, step)
-    debugger.events("step", {"branch": at.branch, "step": step})
+    debugger.events(StepEvent(at.branch, step))
     # What a sentinel finds in a recorded step lies behind whoever has passed that place already.
     passed = at.place if inside and recorded else None
     return _after(debugger, goal, inside, passed)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 from sessions.text import clean
 from workbench.debugger.errors import CommandError
@@ -26,6 +26,9 @@ Group = Literal["running", "reversing", "breaking", "looking", "changing", "chec
 #: In the order of the manual.
 GROUPS: tuple[Group, ...] = get_args(Group)
 
+#: What an argument is once it was read.
+ArgumentValue = str | int | bool | None
+
 REPLAY_REASON = "this is a replay: it needs the model (`lockstep run MODEL`)"
 
 
@@ -37,7 +40,7 @@ class Argument:
     name: str
     kind: Kind = "word"
     required: bool = False
-    default: Any = None
+    default: ArgumentValue = None
     help: str = ""
     choices: tuple[str, ...] = ()
     form: str = ""
@@ -61,8 +64,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `changes`: it is journalled, so that the session is a script. `engine`: it cannot be had
-    in a replay. `inside`: it moves from operation to operation inside a step."""
+    """One command, as interfaces in any process know it. `changes`: it is journalled, so that the session is a
+    script. `engine`: it cannot be had in a replay. `inside`: it moves from operation to operation inside a step."""
 
     name: str
     aliases: tuple[str, ...]
@@ -74,20 +77,15 @@ class Command:
     engine: bool
     inside: bool
     key: Key | None
-    run: Callable[..., Result]
 
     @property
     def usage(self) -> str:
         """ "next [COUNT]"."""
         return " ".join([self.name, *(argument.usage() for argument in self.arguments)])
 
-    def to_json(self) -> dict[str, Any]:
-        """For interfaces in other processes."""
-        told = {key: value for key, value in asdict(self).items() if key != "run"}
-        return told | {"usage": self.usage}
-
 
 _COMMANDS: dict[str, Command] = {}
+_FUNCTIONS: dict[str, Callable[..., Result]] = {}
 _ALIASES: dict[str, str] = {}
 
 
@@ -109,8 +107,9 @@ def command(
         for word in (name, *aliases):
             assert word not in {*_COMMANDS, *_ALIASES}, f"two commands are called {word}"
         _COMMANDS[name] = Command(
-            name, aliases, arguments, group, help, details, changes, engine, inside, key, run
+            name, aliases, arguments, group, help, details, changes, engine, inside, key
         )
+        _FUNCTIONS[name] = run
         _ALIASES.update(dict.fromkeys(aliases, name))
         return run
 
@@ -120,6 +119,11 @@ def command(
 def commands() -> Mapping[str, Command]:
     """Every command by name, in the order of the manual."""
     return dict(sorted(_COMMANDS.items(), key=lambda one: GROUPS.index(one[1].group)))
+
+
+def function_of(spec: Command) -> Callable[..., Result]:
+    """What carries a command out: `(debugger, **arguments) -> Result`."""
+    return _FUNCTIONS[spec.name]
 
 
 def find(word: str) -> Command:
@@ -136,14 +140,14 @@ def find(word: str) -> Command:
     raise CommandError(f"there is no command {shown!r}: try `help`")
 
 
-def parse_line(line: str) -> tuple[Command, dict[str, Any]]:
+def parse_line(line: str) -> tuple[Command, dict[str, ArgumentValue]]:
     """A line -> its command and the arguments by name."""
     word, _, rest = line.strip().partition(" ")
     found = find(word)
     return found, _arguments(found, rest.strip(), line)
 
 
-def check_arguments(spec: Command, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(spec: Command, given: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     """Arguments given by name (not as a line): types checked, defaults filled in."""
     known = {argument.name: argument for argument in spec.arguments}
     for name in given:
@@ -158,7 +162,7 @@ def check_arguments(spec: Command, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def line_of(spec: Command, arguments: Mapping[str, Any]) -> str:
+def line_of(spec: Command, arguments: Mapping[str, ArgumentValue]) -> str:
     """The line that means this call."""
     words = [spec.name]
     for argument in spec.arguments:
@@ -166,12 +170,12 @@ def line_of(spec: Command, arguments: Mapping[str, Any]) -> str:
         if argument.kind == "flag":
             words += [f"--{argument.name.replace('_', '-')}"] * bool(value)
         elif value is not None and (value != argument.default or argument.required):
-            words.append(shlex.quote(value) if argument.kind == "file" else str(value))
+            words.append(shlex.quote(str(value)) if argument.kind == "file" else str(value))
     return " ".join(words)
 
 
-def _arguments(spec: Command, rest: str, line: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _arguments(spec: Command, rest: str, line: str) -> dict[str, ArgumentValue]:
+    values: dict[str, ArgumentValue] = {}
     flags = {f"--{a.name.replace('_', '-')}": a for a in spec.arguments if a.kind == "flag"}
     words = rest.split()
     for flag, argument in flags.items():
@@ -201,7 +205,7 @@ def _arguments(spec: Command, rest: str, line: str) -> dict[str, Any]:
     return values
 
 
-def _converted(argument: Argument, value: Any, spec: Command) -> Any:
+def _converted(argument: Argument, value: ArgumentValue, spec: Command) -> ArgumentValue:
     if value is None:
         return None
     if argument.kind == "int":

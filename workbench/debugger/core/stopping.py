@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import RankError
 from workbench.debugger.answers import Failure, Message, Result, Stop
 from workbench.debugger.errors import DebuggerError, RunEnded
+from workbench.debugger.events import StoppedEvent
 from workbench.debugger.failures import exit_code
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def caught(debugger: Debugger, error: RankError) -> Stop | None:
 def _tell(debugger: Debugger, stop: Stop) -> None:
     debugger.last_stop = stop
     debugger.journal("stop", stop.description, data=stop.to_json())
-    debugger.events("stopped", stop.to_json())
+    debugger.events(
+        StoppedEvent(
+            stop.reason, stop.description, stop.branch, stop.step, stop.tap, stop.thread_id,
+            stop.hit_breakpoint_ids,
+        )
+    )  # fmt: skip
 
 
 def _run_commands(debugger: Debugger, stop: Stop, output: list[Result]) -> Stop:

@@ -1,8 +1,8 @@
-"""The other side of `host`: starts it, asks it, hears from it. Torch-free and free of the debugger's modules.
+"""The client of a host process: starts it, sends requests, receives events. Torch-free.
 
-    client = HostClient.start(["demo", "--tp", "2"], on_event=post_to_the_screen)
-    client.ready.result()                         # the body of "ready", or a HostError
-    client.command("next 3").result()["text"]     # a concurrent.futures.Future; asyncio.wrap_future(…) awaits it
+    client = HostClient.start(["demo", "--tp", "2"], program="workbench.cli.host", on_event=post_to_the_screen)
+    client.ready.result()                      # a ReadyEvent, or a HostError
+    client.command("next 3").result().text     # a concurrent.futures.Future; asyncio.wrap_future(…) awaits it
     client.interrupt()
     client.close()
 
@@ -23,12 +23,40 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from engine.ranks.wire import MAPS, Connection, Disconnected
+from msgspec.msgpack import Decoder
+
+from engine.ranks.wire import Connection, Disconnected
+from workbench.debugger.core.registry import ArgumentValue
+from workbench.debugger.host.messages import (
+    AnswerFrame,
+    CallRequest,
+    ClosedEvent,
+    CloseRequest,
+    CommandAnswer,
+    DoneAnswer,
+    HostEvent,
+    HostFrame,
+    InterruptRequest,
+    LineRequest,
+    ReadyEvent,
+    RegistryAnswer,
+    RegistryRequest,
+    Request,
+    RequestFrame,
+    StartFailedEvent,
+    StateAnswer,
+    StateRequest,
+    TensorAnswer,
+    TensorRequest,
+    WeightAnswer,
+    WeightRequest,
+)
+from workbench.debugger.host.pending import HostError, HostLost, Pending
 
 #: Seconds that the host's socket may take to appear (Python and numpy are imported first).
 _PATIENCE = 30.0
@@ -37,25 +65,9 @@ _GRACE = 8.0
 #: Bytes of a temporary directory's path in which a socket still has room: 104 at the least, less the names below it.
 _LONGEST = 70
 
-Event = Callable[[str, dict[str, Any]], None]
-
-
-class HostError(Exception):
-    """A request that failed. `kind` is the error's class at the host, `exit_code` the design's; `line` and
-    `caret` point into a command that was not understood."""
-
-    def __init__(self, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error.get("message", "the host failed")))
-        self.kind = str(error.get("kind", "HostError"))
-        self.exit_code = int(error.get("exit_code", 2))
-        self.line, self.caret = error.get("line"), error.get("caret")
-
-
-class HostLost(HostError):
-    """The host's process is gone."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__({"kind": "HostLost", "message": message, "exit_code": 5})
+A = TypeVar("A")
+OnHostEvent = Callable[[HostEvent], None]
+_FRAMES: Decoder[HostFrame] = Decoder(HostFrame)
 
 
 def _directory() -> Path:
@@ -65,17 +77,16 @@ def _directory() -> Path:
 
 
 class HostClient:
-    """One host process. `on_event(name, body)` is called on the reading thread; after the last event comes
-    "closed" with {"message"}: "" when it was asked to close."""
+    """One host process. `on_event` is called on the reading thread; the last event is a ClosedEvent."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, on_event: Event) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, on_event: OnHostEvent) -> None:
         """Use `start`."""
         self.process, self.on_event = process, on_event
-        self.ready: Future[dict[str, Any]] = Future()
+        self.ready: Future[ReadyEvent] = Future()
         self._directory = directory
-        self._connection: Connection[dict[str, Any]] | None = None
-        self._pending: dict[int, Future[dict[str, Any]]] = {}
-        self._queued: list[dict[str, Any]] = []
+        self._connection: Connection[HostFrame] | None = None
+        self._pending: dict[int, Pending[Any]] = {}
+        self._queued: list[RequestFrame] = []
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._closing = False
@@ -87,15 +98,15 @@ class HostClient:
 
     @classmethod
     def start(
-        cls, arguments: Sequence[str], on_event: Event = lambda name, body: None, python: str = sys.executable
+        cls, arguments: Sequence[str], on_event: OnHostEvent = lambda event: None, *, program: str
     ) -> HostClient:
-        """Start a host on `arguments` (see `workbench.debugger.host`); returns at once."""
+        """Start `python -m program`, a host, on `arguments` (see `host.options`); returns at once."""
         directory = _directory()
         root = str(Path(__file__).resolve().parents[3])  # the very package that runs here
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
             # -P: the working directory may hold a stranger's torch.py
-            [python, "-P", "-m", "workbench.debugger.host", "--socket", str(directory / "socket"), *arguments],
+            [sys.executable, "-P", "-m", program, "--socket", str(directory / "socket"), *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
@@ -103,37 +114,52 @@ class HostClient:
 
     # --- asking --------------------------------------------------------------------------------------
 
-    def request(self, do: str, **fields: Any) -> Future[dict[str, Any]]:
-        """Send a request; the future has its answer, or a HostError."""
-        future: Future[dict[str, Any]] = Future()
-        with self._lock:
-            number = next(self._numbers)
-            message = {"id": number, "do": do, **fields}
-            if self._closing or self.process.poll() is not None:
-                future.set_exception(HostLost("the host has ended"))
-                return future
-            self._pending[number] = future
-            if self._connection is None:
-                self._queued.append(message)  # sent as soon as the host listens
-                return future
-            try:
-                self._connection.send(message)
-            except Disconnected:
-                self._pending.pop(number)
-                future.set_exception(HostLost("the host has ended"))
-        return future
+    def command(self, line: str) -> Future[CommandAnswer]:
+        """Carry out a command line."""
+        return self._ask(LineRequest(line), CommandAnswer)
 
-    def command(self, line: str) -> Future[dict[str, Any]]:
-        """Carry out a command line: {"result", "text", "state"}."""
-        return self.request("command", line=line)
-
-    def call(self, command: str, **arguments: Any) -> Future[dict[str, Any]]:
+    def call(self, command: str, /, **arguments: ArgumentValue) -> Future[CommandAnswer]:
         """Carry out a command given by name and arguments."""
-        return self.request("call", command=command, arguments=arguments)
+        return self._ask(CallRequest(command, arguments), CommandAnswer)
 
-    def interrupt(self) -> Future[dict[str, Any]]:
+    def state(self) -> Future[StateAnswer]:
+        """Where the debugger stands."""
+        return self._ask(StateRequest(), StateAnswer)
+
+    def registry(self) -> Future[RegistryAnswer]:
+        """Every command there is."""
+        return self._ask(RegistryRequest(), RegistryAnswer)
+
+    def tensor(self, tap: str, rank: int | None = None, seq: int = 0) -> Future[TensorAnswer]:
+        """A tap's tensor at the present step: whole, or one rank's."""
+        return self._ask(TensorRequest(tap, rank, seq), TensorAnswer)
+
+    def weight(self, name: str) -> Future[WeightAnswer]:
+        """Each rank's share of a parameter."""
+        return self._ask(WeightRequest(name), WeightAnswer)
+
+    def interrupt(self) -> Future[DoneAnswer]:
         """Stop what is running, at an operation boundary. Answered at once."""
-        return self.request("interrupt")
+        return self._ask(InterruptRequest(), DoneAnswer)
+
+    def _ask(self, request: Request, expected: type[A]) -> Future[A]:
+        """Send a request; the future has its answer, or a HostError."""
+        pending = Pending(expected)
+        with self._lock:
+            frame = RequestFrame(next(self._numbers), request)
+            if self._closing or self.process.poll() is not None:
+                pending.fail("the host has ended")
+                return pending.future
+            self._pending[frame.id] = pending
+            if self._connection is None:
+                self._queued.append(frame)  # sent as soon as the host listens
+                return pending.future
+            try:
+                self._connection.send(frame)
+            except Disconnected:
+                self._pending.pop(frame.id)
+                pending.fail("the host has ended")
+        return pending.future
 
     def close(self) -> None:
         """End the host and its ranks, whatever they are doing; the session is kept. Safe to call again."""
@@ -143,7 +169,7 @@ class HostClient:
             self.process.terminate()  # nothing to save yet, and the ranks end with it
         elif not self._closing:
             self.interrupt()
-            done = self.request("close")
+            done = self._ask(CloseRequest(), DoneAnswer)
             with self._lock:
                 self._closing = True
             with contextlib.suppress(Exception):  # it may be past answering
@@ -168,11 +194,11 @@ class HostClient:
             assert self._connection is not None
             while True:
                 self._received(self._connection.receive())
-        except (Disconnected, OSError, ValueError) as error:
+        except OSError as error:  # Disconnected is one
             message = "" if self._closing else self._epitaph(error)
         finally:
             self._fail_pending(message or "the host has ended")
-            self.on_event("closed", {"message": message})
+            self.on_event(ClosedEvent(message))
 
     def _connect(self) -> None:
         """Wait for the socket to be there and greet it."""
@@ -188,35 +214,32 @@ class HostClient:
                     raise
                 time.sleep(0.01)
         with self._lock:
-            self._connection = Connection(sock, MAPS)
+            self._connection = Connection(sock, _FRAMES)
             for message in self._queued:
                 self._connection.send(message)
             self._queued.clear()
 
-    def _received(self, message: dict[str, Any]) -> None:
-        if "event" in message:
-            name, body = str(message["event"]), message.get("body") or {}
-            if name == "ready" and not self.ready.done():
-                if "error" in body:
-                    self.ready.set_exception(HostError(body["error"]))
-                else:
-                    self.ready.set_result(body)
-            self.on_event(name, body)
+    def _received(self, frame: HostFrame) -> None:
+        if isinstance(frame, AnswerFrame):
+            with self._lock:
+                pending = self._pending.pop(frame.id, None)
+            if pending is not None:
+                pending.settle(frame.answer)
             return
-        with self._lock:
-            future = self._pending.pop(message.get("id", -1), None)
-        if future is not None and future.set_running_or_notify_cancel():
-            if message.get("ok"):
-                future.set_result(message)
-            else:
-                future.set_exception(HostError(message.get("error") or {}))
+        if not self.ready.done():
+            if isinstance(frame, StartFailedEvent):
+                self.ready.set_exception(HostError(frame.error))
+            elif isinstance(frame, ReadyEvent):
+                self.ready.set_result(frame)
+        self.on_event(frame)
 
     def _fail_pending(self, message: str) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
-        for future in (*pending.values(), self.ready):
-            if not future.done():
-                future.set_exception(HostLost(message))
+        for one in pending.values():
+            one.fail(message)
+        if not self.ready.done():
+            self.ready.set_exception(HostLost(message))
 
     def _overhear(self) -> None:
         """What the host says on stderr is kept for its epitaph."""

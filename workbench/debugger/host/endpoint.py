@@ -7,16 +7,18 @@ import socket
 import stat
 import struct
 from pathlib import Path
-from typing import Any
 
-from engine.ranks.wire import MAPS, Connection
+from msgspec.msgpack import Decoder
+
+from engine.ranks.wire import Connection
 from workbench.debugger.errors import DebuggerError
+from workbench.debugger.host.messages import RequestFrame
 
 #: Seconds for the client to come.
 _PATIENCE = 30.0
 
 
-def accept(path: Path) -> Connection[dict[str, Any]]:
+def accept(path: Path) -> Connection[RequestFrame]:
     """Wait for the one client on a socket at `path`. DebuggerError when the place is not safe or nobody comes."""
     directory = path.parent.stat()
     if directory.st_uid != os.getuid() or stat.S_IMODE(directory.st_mode) & 0o077:
@@ -34,7 +36,7 @@ def accept(path: Path) -> Connection[dict[str, Any]]:
                 client, _ = listener.accept()
                 if _same_user(client):
                     client.settimeout(None)
-                    return Connection(client, MAPS)
+                    return Connection(client, Decoder(RequestFrame))
                 client.close()
         except TimeoutError:
             raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s") from None

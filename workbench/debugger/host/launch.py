@@ -22,7 +22,7 @@ from workbench.views.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
-class Run:
+class DebugTarget:
     """What is to be debugged. `prompts` are token ids; `session` is where it is recorded."""
 
     path: Path
@@ -38,19 +38,21 @@ class Run:
     overwrite: bool = False
 
 
-def start(run: Run, on_warning: Callable[[str], None] = lambda text: None) -> Debugger:
+def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: None) -> Debugger:
     """A debugger before the first step. EngineError and SessionError say what is wrong; nothing is left then."""
-    inferior = Inferior(run.path, run.model, run.config, run.rules, run.capture, on_warning)
+    inferior = Inferior(target.path, target.model, target.config, target.rules, target.capture, on_warning)
     try:
-        for ids in run.prompts:
-            inferior.add(list(ids), run.sampling)
-        writer = inferior.create_session(run.session, overwrite=run.overwrite, **dict(run.meta or {}))
-        session = Session.open(run.session)
+        for ids in target.prompts:
+            inferior.add(list(ids), target.sampling)
+        writer = inferior.create_session(
+            target.session, overwrite=target.overwrite, **dict(target.meta or {})
+        )
+        session = Session.open(target.session)
     except BaseException:
         inferior.close()
         raise
     timeline = Timeline(
-        session, Places([spec.name for spec in inferior.specs]), run.config.tp, inferior.rules
+        session, Places([spec.name for spec in inferior.specs]), target.config.tp, inferior.rules
     )
     executor = Executor(inferior, timeline)
-    return Debugger(timeline, executor, writer=writer, texts=TokenTexts({}, lambda: run.tokenizer))
+    return Debugger(timeline, executor, writer=writer, texts=TokenTexts({}, lambda: target.tokenizer))

@@ -16,7 +16,7 @@ from workbench.debugger.commands import all as _  # noqa: F401 - fills the regis
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Executor
 from workbench.debugger.core.timeline import open_timeline
-from workbench.debugger.errors import Divergence
+from workbench.debugger.errors import ReplayMismatch
 from workbench.inferior.identity import identity
 from workbench.inferior.inferior import Inferior
 from workbench.views.token_texts import TokenTexts
@@ -70,7 +70,7 @@ def verify(
                     unverifiable += timeline.record(line.id, step).checksums is None
                     passes += 1
                     progress(passes)
-            except Divergence as error:
+            except ReplayMismatch as error:
                 divergences.append(f"branch {line.id} ({line.name}): {error}")
                 executor.forget_cache()
     other = session.meta.get("checkpoint") not in (None, identity(path)["checkpoint"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual import on
 
@@ -12,7 +13,6 @@ from workbench.tui import screenshots
 from workbench.tui.app import LockstepApp
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
-from workbench.tui.replaying import Reply
 from workbench.tui.screens import commands, keys
 from workbench.tui.screens.help import HelpScreen
 from workbench.tui.screens.moving import Moving
@@ -24,6 +24,9 @@ from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.where import Where
+
+if TYPE_CHECKING:
+    from workbench.debugger.host.messages import CommandAnswer
 
 #: The panes' titles in the order of their numbers.
 TITLES = tuple(pane.TITLE for pane in PANES)
@@ -112,7 +115,7 @@ class WorkbenchActions(Moving):
         """What `run_command` sets going."""
         raise NotImplementedError
 
-    def show_reply(self, line: str, reply: Reply) -> None:
+    def show_reply(self, line: str, reply: CommandAnswer) -> None:
         """A tensor as a screen of its own; one line into the message line; more into a sheet."""
         text, result = reply.text.strip(), reply.result
         taps = self.overview.taps if self.overview is not None else ()

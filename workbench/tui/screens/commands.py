@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from engine.faults.catalogue import FAULTS
 from workbench.tui.screenshots import FORMATS
 from workbench.views.overview import Overview
+
+if TYPE_CHECKING:
+    from workbench.debugger.core.registry import Command
 
 #: First words that are the screen's, with what follows them; every other line is the debugger's.
 OWN = {"pane": "a pane", "theme": "a theme", "quit": "", "help": "", "export": "a file, e.g. pane.svg"}
@@ -50,12 +53,12 @@ def parse_own(line: str, panes: Sequence[str]) -> Act | None:
 
 
 def complete(
-    line: str, registry: Sequence[Mapping[str, Any]], overview: Overview | None, panes: Sequence[str]
+    line: str, registry: Sequence[Command], overview: Overview | None, panes: Sequence[str]
 ) -> list[str]:
     """What the line may become: a command, then what its next argument may be."""
     *before, last = line.split(" ")
     if not before:
-        known = sorted({*OWN, *(str(one["name"]) for one in registry)})
+        known = sorted({*OWN, *(one.name for one in registry)})
         return [word for word in known if word.startswith(last)]
     if overview is None:
         return []
@@ -64,25 +67,23 @@ def complete(
     return [f"{start} {choice}" for choice in choices if choice.startswith(last)][:_MOST]
 
 
-def _choices(
-    before: Sequence[str], registry: Sequence[Mapping[str, Any]], overview: Overview
-) -> Sequence[str]:
+def _choices(before: Sequence[str], registry: Sequence[Command], overview: Overview) -> Sequence[str]:
     """What may stand after the words that are there already."""
-    command = next((c for c in registry if before[0] == c["name"] or before[0] in c["aliases"]), None)
-    arguments = [] if command is None else [a for a in command["arguments"] if a["kind"] != "flag"]
+    command = next((c for c in registry if before[0] == c.name or before[0] in c.aliases), None)
+    arguments = [] if command is None else [a for a in command.arguments if a.kind != "flag"]
     at = len(before) - 1
-    if command is None or not arguments or (at >= len(arguments) and arguments[-1]["kind"] != "text"):
+    if command is None or not arguments or (at >= len(arguments) and arguments[-1].kind != "text"):
         return ()
     argument = arguments[min(at, len(arguments) - 1)]
-    if argument["choices"]:
-        return tuple(argument["choices"])
-    if argument["kind"] == "rule":
+    if argument.choices:
+        return argument.choices
+    if argument.kind == "rule":
         return tuple(dict.fromkeys(fault.rule for fault in FAULTS))
-    if at and arguments[0]["kind"] == "rule":
+    if at and arguments[0].kind == "rule":
         return tuple(fault.value for fault in FAULTS if fault.rule == before[1])
-    if argument["kind"] == "branch":
+    if argument.kind == "branch":
         return [branch.name for branch in overview.branches]
-    return overview.taps if argument["kind"] in ("tap", "location", "text") else ()
+    return overview.taps if argument.kind in ("tap", "location", "text") else ()
 
 
 def _pane(text: str, panes: Sequence[str]) -> int:

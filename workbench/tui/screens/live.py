@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
+from msgspec import structs
 from textual import on, work
 
 from sessions.text import clean
-from workbench.debugger.host.client import HostError
+from workbench.debugger.events import RankLostEvent, StepEvent
+from workbench.debugger.host.messages import ClosedEvent, CommandAnswer, OutputEvent, ReadyEvent
+from workbench.debugger.host.pending import HostError
 from workbench.tui.live import Engine, EngineEvent
 from workbench.tui.reader import Reader
-from workbench.tui.replaying import Reply
 from workbench.tui.screens import keys
 from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
@@ -32,12 +33,11 @@ _SHORT, _MOST_WAITING = 0.5, 8
 class LiveWorkbench(WorkbenchScreen):
     """A session that grows. Commands go to the host, one after another; what it writes is read as always."""
 
-    def __init__(self, engine: Engine, reader: Reader, ready: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, reader: Reader, ready: ReadyEvent) -> None:
         super().__init__(reader)
         self.engine = engine
-        self.state: dict[str, Any] = dict(ready.get("state") or {})
-        self.host_pid = int(ready.get("pid", 0))
-        self.rank_pids = [int(pid) for pid in ready.get("rank_pids") or ()]
+        self.state = ready.state
+        self.host_pid, self.rank_pids = ready.pid, list(ready.rank_pids)
         self.began = 0.0
         self.behind = False  # steps were told of that were not looked at yet
         self._following, self._turn = asyncio.Lock(), asyncio.Lock()
@@ -56,24 +56,24 @@ class LiveWorkbench(WorkbenchScreen):
         except HostError as error:
             self.tell(str(error), wrong=True)
             return
-        if int(self.state.get("step", -1)) < 0:
+        if self.state.step < 0:
             await self.send("next")
 
     def state_fact(self) -> Fact:
         """What the engine does."""
-        if self.state.get("lost"):
+        if self.state.lost:
             return Fact("● rank lost", "wrong")
-        if not self.state.get("live", True):
+        if not self.state.live:
             return Fact("○ engine ended", "wrong")
         if self.engine.running is not None and time.monotonic() - self.began > _SAY_AFTER:
             return Fact(f"● {self.engine.running.split()[0]} …", "accent")
-        tap = self.state.get("tap")
+        tap = self.state.tap
         if not tap:
             return Fact("● stopped", "text")
         # A pass that stands still in its middle is recorded when it lands: what is shown is the step before.
-        flying = int(self.state.get("step", 0)) > self.where.step
+        flying = self.state.step > self.where.step
         return Fact(
-            f"● in step {self.state['step']} at {tap}" if flying else f"● at {tap}",
+            f"● in step {self.state.step} at {tap}" if flying else f"● at {tap}",
             "accent" if flying else "text",
         )
 
@@ -93,7 +93,7 @@ class LiveWorkbench(WorkbenchScreen):
 
     # --- commands ------------------------------------------------------------------------------------
 
-    async def send(self, line: str, *, quiet: bool = False) -> Reply | None:
+    async def send(self, line: str, *, quiet: bool = False) -> CommandAnswer | None:
         """Have a command carried out and show where that led. None: it failed, and was told why.
 
         While a short one runs the next may be given: keys are typed faster than steps are run. ctrl+c takes back
@@ -114,7 +114,7 @@ class LiveWorkbench(WorkbenchScreen):
         finally:
             self._turn.release()
 
-    async def _send(self, line: str, quiet: bool) -> Reply | None:
+    async def _send(self, line: str, quiet: bool) -> CommandAnswer | None:
         self.began = time.monotonic()
         try:
             reply = await self.engine.command(line)
@@ -122,7 +122,7 @@ class LiveWorkbench(WorkbenchScreen):
             await self.follow()
             self.tell(clean(str(error), limit=300), wrong=True)
             return None
-        self.state = dict(reply.state) or self.state
+        self.state = reply.state
         await self.follow()
         if not quiet:
             self.show_reply(line, reply)
@@ -137,11 +137,11 @@ class LiveWorkbench(WorkbenchScreen):
     async def _follow(self) -> None:
         await self.reader.ask(Source.refresh)
         self.overview = await self.reader.ask(overview)
-        branch = int(self.state.get("branch", 0))
+        branch = self.state.branch
         steps = await self.reader.ask(lambda source: source.session.steps(branch))
-        step = min(max(int(self.state.get("step", 0)), 0), max(0, steps.stop - 1))
+        step = min(max(self.state.step, 0), max(0, steps.stop - 1))
         taps = self.overview.taps
-        tap = self.state.get("tap")
+        tap = self.state.tap
         index = taps.index(tap) if tap in taps else self.where.tap
         where = replace(self.where, branch=branch, step=step, tap=index)
         if where == self.where:
@@ -155,20 +155,21 @@ class LiveWorkbench(WorkbenchScreen):
     async def _heard(self, event: EngineEvent) -> None:
         """What the host tells while a command runs."""
         event.stop()
-        if event.event == "step":
-            if self.engine.running is not None:  # else the answer is here already, and knows better
-                self.state = {**self.state, **{key: event.body.get(key, 0) for key in ("branch", "step")}}
-                self.behind = True
-        elif event.event == "output":
-            self.tell(clean(str(event.body.get("text", "")), limit=300))
-        elif event.event == "rankLost":
-            self.state = {**self.state, "lost": event.body.get("message") or "a rank was lost"}
-            told = clean(str(event.body.get("message", "a rank was lost")), limit=300)
-            self.tell(f"{told}   the session is kept; :restart starts the ranks again", wrong=True)
-        elif event.event == "closed":
-            self.state = {**self.state, "live": False}
-            message = clean(str(event.body.get("message") or "the engine has ended"), limit=300)
-            self.tell(f"{message}; the session is kept and can still be looked at", wrong=True)
+        match event.event:
+            case StepEvent(branch=branch, step=step):
+                if self.engine.running is not None:  # else the answer is here already, and knows better
+                    self.state = structs.replace(self.state, branch=branch, step=step)
+                    self.behind = True
+            case OutputEvent(text=text):
+                self.tell(clean(text, limit=300))
+            case RankLostEvent(message=message):
+                self.state = structs.replace(self.state, lost=message or "a rank was lost")
+                told = clean(message, limit=300)
+                self.tell(f"{told}   the session is kept; :restart starts the ranks again", wrong=True)
+            case ClosedEvent(message=message):
+                self.state = structs.replace(self.state, live=False)
+                told = clean(message or "the engine has ended", limit=300)
+                self.tell(f"{told}; the session is kept and can still be looked at", wrong=True)
 
     # --- keys ----------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class LiveWorkbench(WorkbenchScreen):
 
     def why_no_toggle(self) -> str:
         """Why nothing can be switched now."""
-        return "a rank was lost: :restart first" if self.state.get("lost") else ""
+        return "a rank was lost: :restart first" if self.state.lost else ""
 
     def toggled(self, chosen: Toggled | None) -> None:
         """Switch it: the debugger forks a branch."""
@@ -213,13 +214,13 @@ class LiveWorkbench(WorkbenchScreen):
         where = replace(self.where, tap=tap)
         captured = await self.reader.ask(_is_captured, where)
         assert self.overview is not None
-        if not captured and self.engine.running is None and self.state.get("live", True):
+        if not captured and self.engine.running is None and self.state.live:
             await self.send(f"print {self.overview.taps[tap]}", quiet=True)
         WorkbenchScreen.open_tensor(self, tap)
 
     async def held(self, name: str) -> Held:
         """The ranks' own shares, unless they are at work."""
-        if self.engine.running is not None or not self.state.get("live", True):
+        if self.engine.running is not None or not self.state.live:
             return {}
         try:
             return await self.engine.weight(name)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from textual import work
 
 from sessions.text import clean
 from workbench.tui.reader import Reader
-from workbench.tui.replaying import Refused, Replay, Reply
+from workbench.tui.replaying import Refused, Replay
 from workbench.tui.screens import keys
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.views.where import Where
+
+if TYPE_CHECKING:
+    from workbench.debugger.host.messages import CommandAnswer
 
 
 class ReplayWorkbench(WorkbenchScreen):
@@ -35,12 +39,12 @@ class ReplayWorkbench(WorkbenchScreen):
         if not quiet or reply.result.get("kind") == "message":
             self.show_reply(line, reply)
 
-    def _follow(self, reply: Reply) -> None:
+    def _follow(self, reply: CommandAnswer) -> None:
         """Look at where the debugger stands now."""
         assert self.overview is not None
-        taps, tap = self.overview.taps, reply.state["tap"]
+        taps, tap = self.overview.taps, reply.state.tap
         self.inside = tap is not None
-        where = replace(self.where, branch=reply.state["branch"], step=max(0, reply.state["step"]))
+        where = replace(self.where, branch=reply.state.branch, step=max(0, reply.state.step))
         self.where = replace(where, tap=taps.index(tap)) if tap in taps else where
 
     async def move(self, kind: str, by: int, times: int = 1) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -14,7 +14,8 @@ from textual.screen import Screen
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.debugger.host.client import HostError
+from workbench.debugger.host.messages import ReadyEvent
+from workbench.debugger.host.pending import HostError
 from workbench.tui.live import Engine
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.text_block import TextBlock, wrapped
@@ -29,7 +30,7 @@ class StartingScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "cancel", "Cancel", priority=True)]
 
     def __init__(
-        self, engine: Engine, what: str, then: Callable[[Engine, Reader, dict[str, Any]], Screen[None]]
+        self, engine: Engine, what: str, then: Callable[[Engine, Reader, ReadyEvent], Screen[None]]
     ) -> None:
         super().__init__()
         self.engine, self.what, self._then = engine, what, then
@@ -63,7 +64,7 @@ class StartingScreen(Screen[None]):
     async def _start(self) -> None:
         try:
             ready = await self.engine.start()
-            reader = Reader.open(Path(str(ready["session"])))
+            reader = Reader.open(Path(ready.session))
         except (HostError, SessionError, OSError) as error:
             self._failed = True
             self.engine.close()

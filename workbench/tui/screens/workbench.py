@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -38,6 +38,9 @@ from workbench.views.overview import Present, overview, present
 from workbench.views.token_line import TokenLine, TokenLines, compare
 from workbench.views.weight_tensor import Held
 from workbench.views.where import Where
+
+if TYPE_CHECKING:
+    from workbench.debugger.core.registry import Command
 
 #: The most elements of a parameter that the ranks are asked to send.
 _SENT = 8_000_000
@@ -73,7 +76,7 @@ class WorkbenchScreen(WorkbenchActions):
         #: Which branch to hold this one against: None its parent, False none.
         self.comparing: int | bool | None = None
         #: What the debugger can do, as its registry tells it.
-        self.registry: list[dict[str, Any]] = []
+        self.registry: list[Command] = []
         self._panes: dict[int, Pane] = {}
         self._making = asyncio.Lock()
         self._lines = TokenLines()

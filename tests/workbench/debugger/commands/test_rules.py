@@ -13,6 +13,7 @@ from workbench.debugger.commands.script import run_line, script_of
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.tensors import parts_of, whole_of
 from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.debugger.events import StepEvent
 
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
@@ -158,18 +159,18 @@ def test_a_script_of_the_journal_gives_the_same_checksums(live: Live, tmp_path: 
 def test_an_interrupted_fork_is_a_command_that_leads_there_again(live: Live, tmp_path: Path) -> None:
     debugger = live()
     debugger.execute("next 6")
-    seen: list[str] = []
+    seen: list[type] = []
 
-    def after_two(kind: str, body: object) -> None:
-        seen.append(kind)
-        if seen == ["step", "step"]:
+    def after_two(event: object) -> None:
+        seen.append(type(event))
+        if seen == [StepEvent, StepEvent]:
             debugger.interrupt()
 
     debugger.events = after_two
     stop = debugger.execute("toggle rope interleaved")
     assert isinstance(stop, Stop)
     assert (stop.reason, stop.branch, stop.step) == ("pause", 1, 1)
-    debugger.events = lambda kind, body: None
+    debugger.events = lambda event: None
     debugger.execute("next 2")
     script = script_of(debugger)
     assert script.splitlines()[2:] == ["toggle rope interleaved", "goto 1", "next 2"]

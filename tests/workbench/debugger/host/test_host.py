@@ -12,28 +12,34 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from sessions import Session, verify
 from tests.checkpoints import tiny_checkpoint
-from workbench.debugger.host.client import HostClient, HostError, HostLost
+from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
+from workbench.debugger.host.client import HostClient
+from workbench.debugger.host.messages import HostEvent, ReadyEvent
+from workbench.debugger.host.pending import HostError, HostLost
 
 ROOT = Path(__file__).resolve().parents[4]
+PROGRAM = "workbench.cli.host"
+
+E = TypeVar("E", bound=HostEvent)
 
 
 class Heard:
     """The events of a host, in order."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[HostEvent] = []
         self.changed = threading.Condition()
 
-    def __call__(self, name: str, body: dict[str, Any]) -> None:
+    def __call__(self, event: HostEvent) -> None:
         with self.changed:
-            self.events.append((name, body))
+            self.events.append(event)
             self.changed.notify_all()
 
     def wait_for_step(self, step: int, timeout: float = 60) -> None:
@@ -43,13 +49,13 @@ class Heard:
 
     def last_step(self) -> int:
         """The newest step that was told of, 0 for none."""
-        return max((int(body["step"]) for name, body in self.events if name == "step"), default=0)
+        return max((event.step for event in self.events if isinstance(event, StepEvent)), default=0)
 
-    def wait_for(self, name: str, timeout: float = 60) -> dict[str, Any]:
-        """The first event of that name."""
+    def wait_for(self, kind: type[E], timeout: float = 60) -> E:
+        """The first event of that kind."""
         with self.changed:
-            assert self.changed.wait_for(lambda: any(n == name for n, _ in self.events), timeout), name
-            return next(body for n, body in self.events if n == name)
+            assert self.changed.wait_for(lambda: any(isinstance(e, kind) for e in self.events), timeout), kind
+            return next(event for event in self.events if isinstance(event, kind))
 
 
 def launch(checkpoint: Path, session: Path, heard: Heard, *words: str, tp: int = 1) -> HostClient:
@@ -63,7 +69,7 @@ def launch(checkpoint: Path, session: Path, heard: Heard, *words: str, tp: int =
         str(session),
         *words,
     ]
-    client = HostClient.start(arguments, heard)
+    client = HostClient.start(arguments, heard, program=PROGRAM)
     client.ready.result(90)
     return client
 
@@ -79,17 +85,15 @@ def host(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_requests_answers_events(host: tuple[HostClient, Heard]) -> None:
     client, heard = host
     answer = client.command("next 2").result(30)
-    assert answer["result"]["kind"] == "stopped"
-    assert answer["state"]["step"] == 1
-    assert heard.wait_for("stopped")["reason"] == "step"
-    assert client.call("goto", step=0).result(30)["state"]["step"] == 0
-    tensor = client.request("tensor", tap="layers.0.attn.q_proj", rank=1).result(30)["tensor"]
-    assert tensor["shape"] == [5, 32]
-    assert len(client.request("weight", name="model.norm.weight").result(30)["tensors"]) == 2
-    names = {one["name"] for one in client.request("registry").result(30)["commands"]}
-    assert {"next", "toggle", "reverse-continue"} <= names
-    ready = heard.wait_for("ready")
-    with Session.open(Path(ready["session"])) as session:
+    assert answer.result["kind"] == "stopped"
+    assert answer.state.step == 1
+    assert heard.wait_for(StoppedEvent).reason == "step"
+    assert client.call("goto", step=0).result(30).state.step == client.state().result(30).state.step == 0
+    assert client.tensor("layers.0.attn.q_proj", rank=1).result(30).tensor.array.shape == (5, 32)
+    assert len(client.weight("model.norm.weight").result(30).tensors) == 2
+    names = {one.name for one in client.registry().result(30).commands}
+    assert {"next", "toggle", "reverse-continue", "export"} <= names
+    with Session.open(Path(heard.wait_for(ReadyEvent).session)) as session:
         assert session.steps() == range(2)
 
 
@@ -102,8 +106,6 @@ def test_mistakes_come_back_with_their_place(host: tuple[HostClient, Heard]) -> 
         client.command("brk").result(30)
     with pytest.raises(HostError, match="must be a whole number"):
         client.call("next", count="many").result(30)
-    with pytest.raises(HostError, match="does not know"):
-        client.request("dance").result(30)
 
 
 def test_an_interrupt_overtakes(host: tuple[HostClient, Heard]) -> None:
@@ -111,17 +113,24 @@ def test_an_interrupt_overtakes(host: tuple[HostClient, Heard]) -> None:
     client.command("goto 1").result(30)
     running = client.command("until 100000")
     client.interrupt().result(30)
-    stop = running.result(60)["result"]
+    stop = running.result(60).result
     assert stop["reason"] in ("pause", "end")
-    script = client.command("export script").result(30)["text"]
+    script = client.command("export script").result(30).text
     assert "goto" in script
+
+
+def test_an_interrupt_while_nothing_runs_stops_nothing(host: tuple[HostClient, Heard]) -> None:
+    client, _ = host
+    client.command("goto 0").result(30)
+    client.interrupt().result(30)
+    assert client.command("next").result(30).result["reason"] == "step"
 
 
 def test_the_socket_is_the_owners_alone(checkpoint: Path, tmp_path: Path) -> None:
     open_place = tmp_path / "open"
     open_place.mkdir(mode=0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "workbench.debugger.host", "--socket", str(open_place / "s"), str(checkpoint)],
+        [sys.executable, "-m", PROGRAM, "--socket", str(open_place / "s"), str(checkpoint)],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -134,7 +143,7 @@ def test_a_temporary_directory_too_deep_for_a_socket_is_no_obstacle(
     deep = tmp_path / ("deep" * 20)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    client = HostClient.start([str(tmp_path / "nothing")])
+    client = HostClient.start([str(tmp_path / "nothing")], program=PROGRAM)
     try:
         with pytest.raises(HostError, match="no such file"):
             client.ready.result(60)
@@ -143,7 +152,7 @@ def test_a_temporary_directory_too_deep_for_a_socket_is_no_obstacle(
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    client = HostClient.start([str(tmp_path / "nothing")])
+    client = HostClient.start([str(tmp_path / "nothing")], program=PROGRAM)
     with pytest.raises(HostError, match="no such file") as info:
         client.ready.result(60)
     assert info.value.exit_code == 3
@@ -155,29 +164,29 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
     client = launch(checkpoint, tmp_path / "lost.session", heard, tp=2)
     try:
         client.command("next 3").result(60)
-        os.kill(heard.wait_for("ready")["rank_pids"][1], signal.SIGKILL)
+        os.kill(heard.wait_for(ReadyEvent).rank_pids[1], signal.SIGKILL)
         with pytest.raises(HostError, match="rank 1 is lost") as info:
             client.command("next").result(60)
         assert info.value.exit_code == 5
-        assert "rank 1" in heard.wait_for("rankLost")["message"]
-        assert client.command("reverse-next").result(30)["state"]["step"] == 1  # the record is still there
+        assert "rank 1" in heard.wait_for(RankLostEvent).message
+        assert client.command("reverse-next").result(30).state.step == 1  # the record is still there
         with pytest.raises(HostError, match="`restart` starts it again"):
             client.command("next 5").result(30)
         client.command("restart").result(90)
-        state = client.command("next 5").result(60)["state"]
-        assert (state["step"], state["live"]) == (4, True)
+        state = client.command("next 5").result(60).state
+        assert (state.step, state.live) == (4, True)
         client.command("catch error").result(30)
         ranks = [
             child.pid for child in psutil.Process(client.process.pid).children(recursive=True)
             if "engine.faults.rank" in child.cmdline()
         ]  # fmt: skip
         os.kill(ranks[0], signal.SIGKILL)
-        stop = client.command("next").result(60)["result"]
+        stop = client.command("next").result(60).result
         assert (stop["reason"], stop["hitBreakpointIds"]) == ("exception", [1])
         assert "is lost" in stop["description"]
         client.command("restart").result(90)
-        assert client.command("next 6").result(60)["state"]["step"] == 5
-        script = client.command("export script").result(30)["text"].splitlines()[1:]
+        assert client.command("next 6").result(60).state.step == 5
+        script = client.command("export script").result(30).text.splitlines()[1:]
         assert script[script.index("catch error") :] == ["catch error", "goto 4", "restart", "next 6"]
     finally:
         client.close()
@@ -190,9 +199,10 @@ def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from workbench.debugger.host.client import HostClient
-client = HostClient.start([{str(checkpoint)!r}, "--tp", "2", "--ids", "1,2,3", "--session", {str(session)!r}])
+words = [{str(checkpoint)!r}, "--tp", "2", "--ids", "1,2,3", "--session", {str(session)!r}]
+client = HostClient.start(words, program={PROGRAM!r})
 ready = client.ready.result(90)
-print(ready["pid"], *ready["rank_pids"], flush=True)
+print(ready.pid, *ready.rank_pids, flush=True)
 client.command("until 100000")
 time.sleep(600)
 """
@@ -210,7 +220,7 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
     """Start, run, kill -9 somewhere in one of the first steps; the session must open and be whole."""
     heard = Heard()
     client = launch(checkpoint, session, heard, tp=chance.choice((1, 2)))
-    pids = heard.wait_for("ready")["rank_pids"]
+    pids = heard.wait_for(ReadyEvent).rank_pids
     client.command("next 2").result(60)
     running = client.command("until 100000")  # ends by itself where the context is full, long after the kill
     heard.wait_for_step(chance.randint(2, 25))

@@ -1,4 +1,4 @@
-"""What a debugger is to be started on, from words on a command line: the host's, and `lockstep run`'s."""
+"""What a debugger is started on, from a command line: the host's, and `lockstep run`'s."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.run.sampling import Sampling
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.launch import Run, start
+from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.host.replay import open_replay
 from workbench.inferior.destination import may_write
 from workbench.models import requests
@@ -38,7 +38,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Options:
+class HostOptions:
     """The host's command line: a replay or a launch."""
 
     socket: Path
@@ -46,7 +46,7 @@ class Options:
     launch: Launch | None = None
 
 
-def run_of(launch: Launch) -> Run:
+def target_of(launch: Launch) -> DebugTarget:
     """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
     model = open_model(launch.model)
     texts, chat = requests.texts_of(model, launch.prompts, launch.ids, launch.chat)
@@ -61,7 +61,7 @@ def run_of(launch: Launch) -> Run:
     )
     config = requests.plan(model.config, config, prompts, launch.room)
     rules = requests.rules_of(launch.rules, model, launch.tp)
-    return Run(
+    return DebugTarget(
         model.path, model.config, config, prompts,
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
@@ -70,17 +70,17 @@ def run_of(launch: Launch) -> Run:
     )  # fmt: skip
 
 
-def start_debugger(options: Options, on_warning: Callable[[str], None]) -> Debugger:
+def start_debugger(options: HostOptions, on_warning: Callable[[str], None]) -> Debugger:
     """What the host's command line asks for."""
     if options.launch is not None:
-        return start(run_of(options.launch), on_warning)
+        return start(target_of(options.launch), on_warning)
     assert options.replay is not None, "the parser lets nothing else through"
     return open_replay(options.replay)
 
 
-def parse_options(words: Sequence[str]) -> Options:
+def parse_options(words: Sequence[str]) -> HostOptions:
     """The host's command line; ends the process on a wrong one, as argparse does."""
-    parser = argparse.ArgumentParser(prog="workbench.debugger.host")
+    parser = argparse.ArgumentParser(prog="workbench.cli.host")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--replay", type=Path)
     parser.add_argument("model", nargs="?")
@@ -101,11 +101,11 @@ def parse_options(words: Sequence[str]) -> Options:
     if (found.replay is None) == (found.model is None):
         parser.error("give a MODEL or --replay FILE")
     if found.replay is not None:
-        return Options(found.socket, replay=found.replay)
+        return HostOptions(found.socket, replay=found.replay)
     sampling = Sampling(found.temperature, found.top_k, found.top_p, found.seed)
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
         found.listen,
     )  # fmt: skip
-    return Options(found.socket, launch=launch)
+    return HostOptions(found.socket, launch=launch)

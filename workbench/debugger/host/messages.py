@@ -1,0 +1,211 @@
+"""The protocol between a host and its client. Torch-free, and free of the debugger itself.
+
+A frame of the client is a `RequestFrame`; one of the host an `AnswerFrame`, which has the request's number, or an
+event. Requests are carried out one after another; only an `InterruptRequest` overtakes. Both sides validate what they
+receive: a frame that is none of these ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from engine.ranks.wire import WireArray
+from workbench.debugger.core.registry import Command
+from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
+
+# --- what is common ------------------------------------------------------------------------------------
+
+
+class BranchState(Struct, frozen=True):
+    """One branch: it shares the steps before `fork_step` with its parent, and has run the steps before `steps`."""
+
+    id: int
+    name: str
+    parent: int | None
+    fork_step: int
+    forked_at: int | None
+    rules: dict[str, str]
+    steps: int
+
+
+class DebuggerState(Struct, frozen=True):
+    """Where the debugger stands, for a status line. All else is read from the session file, a commit a step."""
+
+    branch: int
+    step: int  # -1: nothing was run
+    tap: str | None  # inside the step: the operation that has just passed
+    last: int  # the branch's last step
+    live: bool
+    lost: str | None  # why the engine is gone
+    frontier: bool  # nothing was run beyond this position
+    rules: dict[str, str]
+    branches: Sequence[BranchState]
+    session: str
+
+
+class ErrorInfo(Struct, frozen=True):
+    """Why a request failed. `kind` is the exception's class; `line` and `caret` point into a command that was not
+    understood."""
+
+    kind: str
+    message: str
+    exit_code: int
+    line: str | None = None
+    caret: int | None = None
+
+
+# --- client → host -------------------------------------------------------------------------------------
+
+
+class LineRequest(Struct, frozen=True, tag="command"):
+    """Carry out a command line. Answered by a CommandAnswer."""
+
+    line: str
+
+
+class CallRequest(Struct, frozen=True, tag="call"):
+    """Carry out a command given by name and arguments. Answered by a CommandAnswer."""
+
+    command: str
+    arguments: Mapping[str, str | int | bool | None] = field(default_factory=dict)
+
+
+class StateRequest(Struct, frozen=True, tag="state"):
+    """Answered by a StateAnswer."""
+
+
+class RegistryRequest(Struct, frozen=True, tag="registry"):
+    """Answered by a RegistryAnswer."""
+
+
+class TensorRequest(Struct, frozen=True, tag="tensor"):
+    """A tap's tensor at the present step: one rank's, or (None) the whole. Answered by a TensorAnswer."""
+
+    tap: str
+    rank: int | None = None
+    seq: int = 0
+
+
+class WeightRequest(Struct, frozen=True, tag="weight"):
+    """Each rank's share of a parameter, by its checkpoint name. Answered by a WeightAnswer."""
+
+    name: str
+
+
+class InterruptRequest(Struct, frozen=True, tag="interrupt"):
+    """Stop what runs, at an operation boundary. Answered at once by a DoneAnswer."""
+
+
+class CloseRequest(Struct, frozen=True, tag="close"):
+    """End the host. Answered by a DoneAnswer, the last."""
+
+
+Request = (
+    LineRequest | CallRequest | StateRequest | RegistryRequest | TensorRequest | WeightRequest
+    | InterruptRequest | CloseRequest
+)  # fmt: skip
+
+
+class RequestFrame(Struct, frozen=True):
+    """A request and the number that its answer bears."""
+
+    id: int
+    request: Request
+
+
+# --- host → client -------------------------------------------------------------------------------------
+
+
+class CommandAnswer(Struct, frozen=True, tag="command"):
+    """What a command answered: `result` as `Result.to_json` has it, its text, the state after it."""
+
+    result: dict[str, Any]
+    text: str
+    state: DebuggerState
+
+
+class StateAnswer(Struct, frozen=True, tag="state"):
+    """Where the debugger stands."""
+
+    state: DebuggerState
+
+
+class RegistryAnswer(Struct, frozen=True, tag="registry"):
+    """Every command there is."""
+
+    commands: Sequence[Command]
+
+
+class TensorAnswer(Struct, frozen=True, tag="tensor"):
+    """A tensor, what there is to say about it, and where it is from: "session", "live" or "re-executed"."""
+
+    tensor: WireArray
+    note: str
+    source: str
+    step: int
+
+
+class WeightAnswer(Struct, frozen=True, tag="weight"):
+    """Each rank's share."""
+
+    tensors: Sequence[WireArray]
+
+
+class DoneAnswer(Struct, frozen=True, tag="done"):
+    """It was done, and there is nothing to say."""
+
+
+class ErrorAnswer(Struct, frozen=True, tag="error"):
+    """The request failed."""
+
+    error: ErrorInfo
+    state: DebuggerState | None = None
+
+
+Answer = CommandAnswer | StateAnswer | RegistryAnswer | TensorAnswer | WeightAnswer | DoneAnswer | ErrorAnswer
+
+
+class AnswerFrame(Struct, frozen=True, tag="answer"):
+    """The answer to the request of that number."""
+
+    id: int
+    answer: Answer
+
+
+class ReadyEvent(Struct, frozen=True, tag="ready"):
+    """The model is loaded, or the recording opened."""
+
+    session: str
+    state: DebuggerState
+    model: str
+    tp: int
+    replay: bool
+    pid: int
+    rank_pids: Sequence[int] = ()
+
+
+class StartFailedEvent(Struct, frozen=True, tag="startFailed"):
+    """It could not be started; the host ends."""
+
+    error: ErrorInfo
+
+
+class OutputEvent(Struct, frozen=True, tag="output"):
+    """Something for the user to read."""
+
+    text: str
+    level: str = "warning"
+
+
+class ClosedEvent(Struct, frozen=True, tag="closed"):
+    """The last event, the client's own: the connection is gone. `message` is "" where it was asked to close."""
+
+    message: str
+
+
+_SentEvent = ReadyEvent | StartFailedEvent | StepEvent | StoppedEvent | OutputEvent | RankLostEvent
+HostFrame = AnswerFrame | _SentEvent
+HostEvent = _SentEvent | ClosedEvent

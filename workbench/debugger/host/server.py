@@ -1,0 +1,212 @@
+"""The host's side of the protocol: one debugger, served to one client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, assert_never
+
+from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
+from sessions.text import clean
+from workbench.debugger.commands.print import tensor_value
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import commands
+from workbench.debugger.core.tensors import weight_of
+from workbench.debugger.errors import CommandError, RunEnded
+from workbench.debugger.events import DebuggerEvent, StepEvent
+from workbench.debugger.failures import exit_code, explain
+from workbench.debugger.host.messages import (
+    Answer,
+    AnswerFrame,
+    CallRequest,
+    CloseRequest,
+    CommandAnswer,
+    DoneAnswer,
+    ErrorAnswer,
+    ErrorInfo,
+    HostFrame,
+    InterruptRequest,
+    LineRequest,
+    OutputEvent,
+    ReadyEvent,
+    RegistryAnswer,
+    RegistryRequest,
+    Request,
+    RequestFrame,
+    StartFailedEvent,
+    StateAnswer,
+    StateRequest,
+    TensorAnswer,
+    TensorRequest,
+    WeightAnswer,
+    WeightRequest,
+)
+from workbench.debugger.host.state import command_answer, state_of
+from workbench.exit_codes import Exit
+
+#: Seconds for the debugger to end in an orderly way once its client is gone.
+_GRACE = 5.0
+#: Least seconds between two "step" events: a screen draws no faster.
+_STEP_INTERVAL = 1 / 30
+
+Start = Callable[[Callable[[str], None]], Debugger]
+
+
+class Host:
+    """Serves one client. `scratch` is the directory for temporary files."""
+
+    def __init__(self, connection: Connection[RequestFrame], scratch: Path) -> None:
+        self.connection, self.scratch = connection, scratch
+        self.debugger: Debugger | None = None
+        self._sending, self._counting = threading.Lock(), threading.Lock()
+        self._requests: queue.Queue[RequestFrame | None] = queue.Queue()
+        self._outstanding = 0  # requests received and not answered; interrupts are for them alone
+        self._last_step = 0.0
+
+    def run(self, start: Start) -> int:
+        """Start the debugger (`start` is given what takes warnings) and serve until the client is gone; returns an
+        exit code."""
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+        try:
+            self.debugger = start(self._warn)
+        except Exception as error:
+            self._send(StartFailedEvent(described(error)))
+            return exit_code(error)
+        with self.debugger as debugger:
+            debugger.events = self._debugger_event
+            self._send(_ready(debugger))
+            self.serve(debugger)
+            threading.Timer(_GRACE, self._leave, (1,)).start()
+        return self._leave(0)  # neither the timer nor the reading thread is waited for
+
+    def serve(self, debugger: Debugger) -> None:
+        """Answer requests, one after another, until the client asks to close or is gone."""
+        while (frame := self._requests.get()) is not None:
+            if isinstance(frame.request, CloseRequest):
+                self._answer(frame, DoneAnswer())
+                return
+            try:
+                self._answer(frame, _perform(debugger, frame.request))
+            except RunEnded:
+                self._answer(frame, CommandAnswer({"kind": "quit"}, "", state_of(debugger)))
+                return
+            except Exception as error:  # a defect ends neither the host nor its ranks
+                self._answer(frame, ErrorAnswer(described(error), state_of(debugger)))
+            with self._counting:
+                self._outstanding -= 1
+                if not self._outstanding:
+                    debugger.forget_interrupt()
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Reads requests; interrupts are served here and now."""
+        try:
+            while True:
+                frame = self.connection.receive()
+                if isinstance(frame.request, InterruptRequest):
+                    self._interrupt()
+                    self._answer(frame, DoneAnswer())
+                else:
+                    with self._counting:
+                        self._outstanding += 1
+                    self._requests.put(frame)
+        except Disconnected as error:
+            if isinstance(error, MalformedMessage):
+                print(f"lockstep host: {error}", file=sys.stderr, flush=True)
+            if self.debugger is not None:
+                self.debugger.interrupt(ahead=True)
+            self._requests.put(None)
+            if self.debugger is None:
+                self._leave(1)  # still starting: nothing to save, and the ranks end with this process
+
+    def _interrupt(self) -> None:
+        with self._counting:
+            if self.debugger is not None and self._outstanding:
+                self.debugger.interrupt(ahead=True)
+
+    def _leave(self, code: int) -> NoReturn:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.scratch.parent.rmdir()  # the client's, who may be gone; not where it holds anything else
+        os._exit(code)
+
+    # --- to the client -------------------------------------------------------------------------------
+
+    def _answer(self, frame: RequestFrame, answer: Answer) -> None:
+        self._send(AnswerFrame(frame.id, answer))
+
+    def _send(self, message: HostFrame) -> None:
+        with self._sending, contextlib.suppress(Disconnected):  # a client that is gone hears nothing
+            self.connection.send(message)
+
+    def _warn(self, text: str) -> None:
+        self._send(OutputEvent(text))
+
+    def _debugger_event(self, event: DebuggerEvent) -> None:
+        if isinstance(event, StepEvent):
+            now = time.monotonic()
+            if now - self._last_step < _STEP_INTERVAL:
+                return
+            self._last_step = now
+        self._send(event)
+
+
+def _perform(debugger: Debugger, request: Request) -> Answer:
+    match request:
+        case LineRequest():
+            return command_answer(debugger, debugger.execute(request.line))
+        case CallRequest():
+            return command_answer(debugger, debugger.call(request.command, **request.arguments))
+        case StateRequest():
+            return StateAnswer(state_of(debugger))
+        case RegistryRequest():
+            return RegistryAnswer(list(commands().values()))
+        case TensorRequest():
+            value = tensor_value(debugger, request.tap, None, request.rank, request.seq)
+            packed = WireArray.of(value.array, str(value.array.dtype))
+            return TensorAnswer(packed, value.note, value.source, value.step)
+        case WeightRequest():
+            shares = weight_of(debugger, request.name)
+            return WeightAnswer(
+                [WireArray.of(shares[rank], str(shares[rank].dtype)) for rank in sorted(shares)]
+            )
+        case InterruptRequest() | CloseRequest():
+            return DoneAnswer()
+        case _:
+            assert_never(request)
+
+
+def _ready(debugger: Debugger) -> ReadyEvent:
+    replay = debugger.executor is None
+    meta = debugger.session.meta
+    return ReadyEvent(
+        session=str(debugger.session.path),
+        state=state_of(debugger),
+        model=str(meta.get("model_name") or meta.get("model_path") or ""),
+        tp=debugger.timeline.ranks,
+        replay=replay,
+        pid=os.getpid(),
+        rank_pids=[] if replay else list(debugger.engine.inferior.client.pids),
+    )
+
+
+def described(error: Exception) -> ErrorInfo:
+    """An error for the client. What nobody expected is told with its traceback in the host's log, its stderr."""
+    code, message = explain(error)
+    if code is Exit.DEFECT:
+        traceback.print_exception(error)
+    else:
+        message = clean(str(error), newlines=True)
+    line = caret = None
+    if isinstance(error, CommandError) and error.caret is not None:
+        line, caret = error.line, error.caret
+    return ErrorInfo(type(error).__name__, message, int(code), line, caret)

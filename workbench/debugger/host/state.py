@@ -1,0 +1,34 @@
+"""What a status line shows of a debugger, live or in a replay."""
+
+from __future__ import annotations
+
+from workbench.debugger.answers import Result
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.host.messages import BranchState, CommandAnswer, DebuggerState
+
+
+def state_of(debugger: Debugger) -> DebuggerState:
+    """Where the debugger stands."""
+    at, timeline = debugger.position, debugger.timeline
+    return DebuggerState(
+        branch=at.branch,
+        step=at.step,
+        tap=None if at.place is None else timeline.places.names[at.place],
+        last=timeline.last(at.branch),
+        live=debugger.live,
+        lost=debugger.lost or None,
+        frontier=debugger.at_frontier,
+        rules=timeline.line(at.branch).rules,
+        branches=[
+            BranchState(
+                line.id, line.name, line.parent, line.fork_step, line.forked_at, line.rules, line.steps
+            )
+            for line in timeline.lines.values()
+        ],
+        session=str(debugger.session.path),
+    )
+
+
+def command_answer(debugger: Debugger, result: Result) -> CommandAnswer:
+    """What a command answered, and where it led."""
+    return CommandAnswer(result.to_json(), result.to_text(), state_of(debugger))
