@@ -8,8 +8,8 @@ from itertools import count, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.taps.names import layer_of
 from workbench.diagnosis.causes_linear import factor
-from workbench.diagnosis.dataflow import layer_of
 from workbench.diagnosis.evidence import NOISE, Evidence, Signature
 from workbench.views.golden_event import Cause
 

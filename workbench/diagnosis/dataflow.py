@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
-_LAYER_TAP = re.compile(r"layers\.(\d+)\.(.+)")
+from engine.taps.names import layer_of, local_name
+from sessions.text import clean
+from workbench.diagnosis.judgement import DiagnosisError
 
 #: Inputs of the taps of one layer, by their short names; `<` is the output of the layer before.
 _INPUTS: dict[str, tuple[str, ...]] = {
@@ -52,35 +51,34 @@ GATE_UP = ("mlp.gate", "mlp.up")
 REMEMBERING = ("attn.k_cache", "attn.v_cache")
 
 
-def layer_of(tap: str) -> int | None:
-    """The layer of a tap, None for `embed`, `final_norm` and `logits`."""
-    match = _LAYER_TAP.fullmatch(tap)
-    return int(match[1]) if match else None
+#: Taps outside the layers, with their inputs.
+_OUTSIDE: dict[str, tuple[str, ...]] = {"embed": (), "final_norm": ("<",), "logits": ("final_norm",)}
 
 
-def count_layers(taps: Iterable[str]) -> int:
-    """How many decoder layers the taps belong to."""
-    return len({layer_of(tap) for tap in taps} - {None})
+class UnknownTap(DiagnosisError):
+    """A name that is none of the design's: what it is computed from is not known."""
 
 
-def kind_of(tap: str) -> str:
-    """The tap's name without its layer: `attn.q_proj`, `embed`."""
-    match = _LAYER_TAP.fullmatch(tap)
-    return match[2] if match else tap
+def is_known(tap: str) -> bool:
+    """Whether the data flow has a place for the tap. A stranger's session may name its taps anyhow."""
+    if layer_of(tap) is None:
+        return tap in _OUTSIDE
+    return local_name(tap) in _INPUTS
 
 
 def inputs_of(tap: str, num_layers: int = 0) -> tuple[str, ...]:
     """The taps that `tap` is computed from, nearest first. Names of taps that a model lacks
     (q_norm, partial sums) are among them: skip those that a session does not know.
 
-    `num_layers` matters for `final_norm` alone."""
-    if tap == "embed":
-        return ()
-    if tap == "final_norm":
-        return (f"layers.{num_layers - 1}.mlp_residual",)
-    if tap == "logits":
-        return ("final_norm",)
-    layer, kind = layer_of(tap), kind_of(tap)
-    assert layer is not None, f"{tap} is not a tap of the design"
+    `num_layers` matters for `final_norm` alone. UnknownTap for a name that is none of the design's."""
+    if not is_known(tap):
+        raise UnknownTap(
+            f"{clean(tap, limit=120)} is no tap of a decoder: what it is computed from is not known"
+        )
+    layer = layer_of(tap)
+    if layer is None:
+        names, layer, prefix = _OUTSIDE[tap], num_layers, ""
+    else:
+        names, prefix = _INPUTS[local_name(tap)], f"layers.{layer}."
     before = f"layers.{layer - 1}.mlp_residual" if layer else "embed"
-    return tuple(before if name == "<" else f"layers.{layer}.{name}" for name in _INPUTS[kind])
+    return tuple(before if name == "<" else prefix + name for name in names)

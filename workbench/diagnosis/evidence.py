@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.dataflow import inputs_of, kind_of, layer_of
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.dataflow import inputs_of
 from workbench.diagnosis.recording import Array, Recording
 from workbench.views.golden_event import Cause
 
@@ -44,7 +45,7 @@ class Evidence:
     @property
     def kind(self) -> str:
         """The tap's name within its layer."""
-        return kind_of(self.tap)
+        return local_name(self.tap)
 
     def near(self, kind: str) -> str:
         """The tap of that kind in the layer of the divergence: `attn.k_rope` -> `layers.3.attn.k_rope`."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.diagnosis.dataflow import kind_of, layer_of
+from engine.taps.names import layer_of, local_name
 
 #: Noise that every tap is granted, as relative L2 error. In float32 a sum's order matters more than its
 #: roundings: 4 eps. 16-bit engines add in float32 and round the result: half an eps.
@@ -77,5 +77,5 @@ class Floors:
 
 
 def _neighbours(tap: str) -> list[str]:
-    layer, kind = layer_of(tap), kind_of(tap)
+    layer, kind = layer_of(tap), local_name(tap)
     return [] if layer is None else [f"layers.{i}.{kind}" for i in (layer - 1, layer + 1)]

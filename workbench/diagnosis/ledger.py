@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from engine.taps.names import count_layers, layer_of, local_name
 from sessions.session import Session
-from workbench.diagnosis.dataflow import count_layers, kind_of, layer_of
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, limits_of, measure
 from workbench.diagnosis.recording import Recording
@@ -78,7 +78,7 @@ def in_words(judgement: Judgement) -> str:
     groups: dict[tuple[str, int], set[int]] = {}
     for one in faulty:
         layer = layer_of(one.tap)
-        groups.setdefault((kind_of(one.tap), one.step), set()).update(() if layer is None else {layer})
+        groups.setdefault((local_name(one.tap), one.step), set()).update(() if layer is None else {layer})
     names = [_name(kind, step, layers, everywhere) for (kind, step), layers in groups.items()]
     if len(names) > _NAMED:
         names[_NAMED:] = [f"and {len(names) - _NAMED} more"]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.dataflow import inputs_of, kind_of, layer_of
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.dataflow import inputs_of, is_known
 from workbench.diagnosis.recording import Array, Recording
 
 _TINY = float(np.finfo(np.float64).tiny)
@@ -57,7 +58,7 @@ class _Here:
 def recompute(engine: Recording, golden: Recording, tap: str, step: int, seq: int) -> Array | None:
     """The tensor of `tap` computed from the engine's inputs; None for a linear layer, and where inputs lack or
     do not fit together."""
-    operation = _OPERATIONS.get(kind_of(tap))
+    operation = _OPERATIONS.get(local_name(tap)) if is_known(tap) else None
     if operation is None:
         return None
     try:

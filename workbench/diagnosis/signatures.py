@@ -14,6 +14,7 @@ from workbench.diagnosis.causes_attention import ATTENTION
 from workbench.diagnosis.causes_linear import LINEAR, factor
 from workbench.diagnosis.causes_output import OUTPUT
 from workbench.diagnosis.causes_rope import ROPE
+from workbench.diagnosis.dataflow import is_known
 from workbench.diagnosis.evidence import Evidence, Signature, Weights
 from workbench.diagnosis.recording import Recording
 from workbench.views.golden_event import Cause, Divergence
@@ -39,5 +40,6 @@ def explain(
     ranks = first.ranks if len(first.ranks) < engine.ranks else ()
     sides = Recording(engine, branch), Recording(golden)
     evidence = Evidence(*sides, first.tap, first.step, first.seq, ranks, weights, golden.meta)
-    found = [cause(evidence) for cause in _CAUSES.get(evidence.kind, (factor,))]
-    return sorted(filter(None, found), key=lambda signature: signature.residual)
+    known = _CAUSES.get(evidence.kind) if is_known(first.tap) else None
+    found = [signature(evidence) for signature in known or (factor,)]
+    return sorted(filter(None, found), key=lambda cause: cause.residual)

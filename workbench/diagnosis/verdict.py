@@ -20,11 +20,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.taps.names import count_layers, layer_of, local_name
 from sessions.metrics import metrics
 from sessions.records import SequenceStep
 from sessions.session import Session
 from workbench.diagnosis.compare import compare, wrong_ranks
-from workbench.diagnosis.dataflow import REMEMBERING, count_layers, inputs_of, kind_of, layer_of
+from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
 from workbench.diagnosis.floors import LEAST, Floors
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.measure import Case, Limits, Measured, limits_of, measure, relative
@@ -91,7 +92,7 @@ class Upstream:
     def enter(self, step: int) -> None:
         """The places of another step follow."""
         if step != self.step:
-            self.cached |= {(seq, tap) for seq, tap in self.failed if kind_of(tap) in REMEMBERING}
+            self.cached |= {(seq, tap) for seq, tap in self.failed if local_name(tap) in REMEMBERING}
             self.failed, self.ratios, self.step = set(), {}, step
 
     def has_failed(self, seq: int, tap: str) -> bool:
@@ -112,7 +113,7 @@ class Upstream:
         )
 
     def _inputs(self, tap: str) -> tuple[str, ...]:
-        return inputs_of(tap, self.num_layers)
+        return inputs_of(tap, self.num_layers) if is_known(tap) else ()
 
 
 def _judge_taps(case: Case, measured: Sequence[Measured], limits: Limits) -> Iterator[TapVerdict]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.text import Text
 
+from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
-from workbench.diagnosis.dataflow import kind_of, layer_of
 from workbench.diagnosis.judgement import TapVerdict
 from workbench.export.numbers import number
 from workbench.views.golden_event import Divergence
@@ -56,7 +56,7 @@ def table(result: CheckResult, console: Console) -> None:
     judged = _cells(result.judgement.taps)
     shown = {tap for (tap, _), name in judged.items() if name != "absent"}
     cells = {place: name for place, name in judged.items() if place[0] in shown}
-    kinds = [kind for kind in HEADS if any(kind_of(tap) == kind for tap in shown)]
+    kinds = [kind for kind in HEADS if any(local_name(tap) == kind for tap in shown)]
     first = result.judgement.first_divergence
     console.print(f"each cell: prefill, decode   {_legend(cells)}", style="dim")
     console.print(Text("layer ") + Text(" ".join(f"{HEADS[kind]:2}" for kind in kinds), "bold"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.taps.names import local_name
 from tests.checkpoints import VARIANTS
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
-from workbench.diagnosis.dataflow import kind_of
 from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
 
@@ -27,11 +27,11 @@ def test_the_golden_tensors_follow_from_each_other(variant: str, tmp_path: Path)
             found = recompute(golden, golden, tap.name, step, 0)
             if tap.name in golden.session.meta["absent"]:
                 continue
-            assert (found is None) == (kind_of(tap.name) in LINEAR), tap.name
+            assert (found is None) == (local_name(tap.name) in LINEAR), tap.name
             if found is not None:
                 right = golden.whole_or_none(tap.name, step, 0)
                 np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-11, err_msg=tap.name)
-                done.add(kind_of(tap.name))
+                done.add(local_name(tap.name))
     assert done >= {"attn_norm", "attn.q_rope", "attn.k_rope", "attn.scores", "attn.probs", "attn.context",
                     "attn_residual", "mlp_norm", "mlp.act", "mlp_residual", "final_norm"}  # fmt: skip
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from engine.taps.names import count_layers, local_name
 from sessions.records import STATISTICS
 from workbench.debugger.answers import Position, Result
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, kind_of
+from workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
@@ -55,7 +56,7 @@ def find_origin(debugger: Debugger, tap: str | None) -> Origin:
     wrong = [name for name in names if search.dirty(name, at.step)]
     if not wrong:
         raise DebuggerError(f"nothing at step {at.step} is wrong as far as was recorded: there is no origin")
-    return search.back(wrong, at.step)
+    return search.back([name for name in wrong if is_known(name)] or wrong, at.step)
 
 
 class _Search:
@@ -65,9 +66,7 @@ class _Search:
         self.debugger, self.branch = debugger, branch
         timeline = debugger.timeline
         self.places = {name: place for place, name in enumerate(timeline.places.names)}
-        self.layers = 1 + max(
-            (int(name.split(".")[1]) for name in self.places if name.startswith("layers.")), default=-1
-        )
+        self.layers = count_layers(self.places)
         self.failed: dict[tuple[int, str], None] = {}
         if timeline.session is not None:
             timeline.session.refresh()
@@ -92,7 +91,10 @@ class _Search:
 
     def inputs(self, tap: str) -> list[str]:
         """The taps of this model that a tap is computed from."""
-        return [name for name in inputs_of(tap, self.layers) if name in self.places]
+        try:
+            return [name for name in inputs_of(tap, self.layers) if name in self.places]
+        except UnknownTap as error:
+            raise DebuggerError(str(error)) from error
 
     def back(self, taps: list[str], step: int) -> Origin:
         """From wrong taps back over everything wrong that they are computed from; of the operations whose own
@@ -102,7 +104,7 @@ class _Search:
         while waiting:
             at, name = waiting.pop()
             before = [(at, one) for one in self.inputs(name) if self.dirty(one, at)]
-            if not before and kind_of(name) in REMEMBERING:
+            if not before and local_name(name) in REMEMBERING:
                 before = self._earlier(name, at)
             if not before:
                 origins.append((at, name))
