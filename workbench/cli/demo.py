@@ -17,7 +17,7 @@ from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.progress import Status
-from workbench.cli.story import Run, tell
+from workbench.cli.story import Chapter, tell
 from workbench.exit_codes import Exit
 from workbench.export.check_text import explain, table, verdict
 from workbench.export.json import dumps
@@ -80,7 +80,7 @@ class Quiet:
     def judged(self, number: int, result: CheckResult) -> None:
         """Nothing."""
 
-    def closing(self, runs: list[Run]) -> None:
+    def closing(self, runs: list[Chapter]) -> None:
         """Nothing."""
 
 
@@ -136,7 +136,7 @@ class Aloud(Quiet):
             explain(result, self._console)
         verdict(result, self._console)
 
-    def closing(self, runs: list[Run]) -> None:
+    def closing(self, runs: list[Chapter]) -> None:
         """Where the sessions are, and what to do with them."""
         right, wrong, restored = runs
         self._status.clear()

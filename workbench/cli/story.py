@@ -54,13 +54,13 @@ class Teller(Protocol):
         """What the comparison with transformers found."""
         ...
 
-    def closing(self, runs: list[Run]) -> None:
+    def closing(self, runs: list[Chapter]) -> None:
         """What is left to look at."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Chapter:
     """One chapter: the text of a run under some rules and what a check made of it."""
 
     rules: Mapping[str, str]
@@ -78,7 +78,7 @@ class Run:
         }
 
 
-def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Run]:
+def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Chapter]:
     """Tell the story on `tp` ranks of the CPU; both sessions are left in `directory`. `fast` compares fewer
     steps, by fixed tolerances. Returns the three runs."""
     model = open_model(DEMO)
@@ -110,7 +110,7 @@ class _Stage:
     reference: Reference
     prompt: list[int]
 
-    def play(self, number: int, rules: Mapping[str, str], session: Path) -> Run:
+    def play(self, number: int, rules: Mapping[str, str], session: Path) -> Chapter:
         """One chapter: write freely under `rules`, then run again on the reference's tokens and compare."""
         self.teller.chapter(number, rules)
         text = self._write(rules)
@@ -121,7 +121,7 @@ class _Stage:
             self.engine, self.reference, session, rules=rules, model=self.model, progress=self.teller.working
         )
         self.teller.judged(number, result)
-        return Run(rules, text, right, result)
+        return Chapter(rules, text, right, result)
 
     def _write(self, rules: Mapping[str, str]) -> str:
         for seq in list(self.engine.sequences):

@@ -19,7 +19,7 @@ _NOTHING = Metrics(math.inf, math.inf, math.nan, math.inf, math.nan, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TapComparison:
     """`metrics` is None where a side has no tensor (`reason` says which). `broken` is what is wrong
     beyond rounding, "" if nothing is: shapes, NaN or infinities, replicas that disagree (`odd_ranks`)."""
 
@@ -31,20 +31,20 @@ class Comparison:
 
 def compare(
     engine: Recording, tap: str, step: int, seq: int, right: NDArray[Any], golden_dtype: str
-) -> Comparison:
+) -> TapComparison:
     """The engine's tensor, rebuilt from its ranks, against the golden one, `right`."""
     if not engine.has_tap(tap):
-        return Comparison(None, "the engine has no such tap")
+        return TapComparison(None, "the engine has no such tap")
     try:
         ours = engine.session.rebuilt(tap, step=step, seq=seq, branch=engine.branch)
         if ours.array is None:
-            return Comparison(None, ours.note or "not captured")
+            return TapComparison(None, ours.note or "not captured")
         if ours.slice:
             right = slices.apply(right, ours.slice)
     except LayoutError as error:
-        return Comparison(_NOTHING, broken=str(error))
+        return TapComparison(_NOTHING, broken=str(error))
     found = metrics(ours.array, right, coarser(engine.dtype, golden_dtype))
-    return Comparison(found, broken=_broken(found) or ours.note, odd_ranks=ours.disagreeing_ranks)
+    return TapComparison(found, broken=_broken(found) or ours.note, odd_ranks=ours.disagreeing_ranks)
 
 
 def _broken(found: Metrics) -> str:

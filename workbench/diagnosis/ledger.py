@@ -14,7 +14,7 @@ from dataclasses import replace
 from engine.taps.names import count_layers, layer_of, local_name
 from sessions.session import Session
 from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.measure import Case, limits_of, measure
+from workbench.diagnosis.measure import Recordings, limits_of, measure
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.verdict import Upstream, verdict_of
 from workbench.views.golden_event import Faulty
@@ -28,9 +28,9 @@ def ledger(
 ) -> Judgement:
     """`plain` with the injected error of every tap, and `faulty` told. `corrected` is the same run under
     corrections."""
-    case = Case(Recording(corrected), Recording(golden), None if floor is None else Recording(floor))
-    measured = list(measure(case))
-    limits = limits_of(case, measured)
+    sides = Recordings(Recording(corrected), Recording(golden), None if floor is None else Recording(floor))
+    measured = list(measure(sides))
+    limits = limits_of(sides, measured)
     upstream = Upstream(count_layers(place.tap for place in measured))
     taps = []
     for told, place in zip(plain.taps, measured, strict=True):

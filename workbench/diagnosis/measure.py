@@ -10,21 +10,23 @@ import numpy as np
 
 from sessions.errors import IdsMismatch
 from sessions.metrics import Metrics
-from workbench.diagnosis.compare import Comparison, compare
+from workbench.diagnosis.compare import TapComparison, compare
 from workbench.diagnosis.floors import Floors
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.diagnosis.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Recordings:
+    """The three sides of a comparison: `floor` is the reference at the engine's dtype, if there is one."""
+
     engine: Recording
     golden: Recording
     floor: Recording | None
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTap:
     """One tap of one sequence at one step: the engine's error, and the reference's own (`noise`).
 
     `largest` is the golden tensor's largest magnitude, on which single elements' errors are judged.
@@ -33,43 +35,43 @@ class Measured:
     step: int
     seq: int
     tap: str
-    engine: Comparison
+    engine: TapComparison
     noise: Metrics | None = None
     largest: float = math.nan
 
 
-def measure(case: Case) -> Iterator[Measured]:
+def measure(sides: Recordings) -> Iterator[MeasuredTap]:
     """All that the engine ran, in execution order: step, tap, sequence."""
-    for side in filter(None, (case.engine, case.floor)):
-        _same_ids(side, case.golden, case.engine.steps)
-    absent = case.golden.session.meta.get("absent", {})
-    for step in case.engine.steps:
-        seqs = sorted(case.engine.sequences(step))
-        for tap in case.golden.session.taps:
+    for side in filter(None, (sides.engine, sides.floor)):
+        _same_ids(side, sides.golden, sides.engine.steps)
+    absent = sides.golden.session.meta.get("absent", {})
+    for step in sides.engine.steps:
+        seqs = sorted(sides.engine.sequences(step))
+        for tap in sides.golden.session.taps:
             for seq in seqs:
                 if tap.name in absent:
-                    yield Measured(step, seq, tap.name, Comparison(None, str(absent[tap.name])))
+                    yield MeasuredTap(step, seq, tap.name, TapComparison(None, str(absent[tap.name])))
                 else:
-                    yield _measure_tap(case, tap.name, step, seq)
+                    yield _measure_tap(sides, tap.name, step, seq)
 
 
-def _measure_tap(case: Case, tap: str, step: int, seq: int) -> Measured:
-    right = case.golden.session.rebuilt(tap, step=step, seq=seq).array
+def _measure_tap(sides: Recordings, tap: str, step: int, seq: int) -> MeasuredTap:
+    right = sides.golden.session.rebuilt(tap, step=step, seq=seq).array
     if right is None or np.isnan(right).any():
         wrong = "is missing" if right is None else "holds NaN"
         raise DiagnosisError(f"the golden {tap} {wrong} at step {step}: no reference to judge by")
     if step <= 1:  # a prefill and a decode step: the comparison proves itself on the golden against itself
-        itself = compare(case.golden, tap, step, seq, right, case.golden.dtype).metrics
+        itself = compare(sides.golden, tap, step, seq, right, sides.golden.dtype).metrics
         if itself is None or not itself.equal:
             raise DiagnosisError(
                 f"the golden {tap} differs from itself at step {step}: no reference to judge by"
             )
-    engine = compare(case.engine, tap, step, seq, right, case.golden.dtype)
+    engine = compare(sides.engine, tap, step, seq, right, sides.golden.dtype)
     noise = None
-    if case.floor is not None:
-        noise = compare(case.floor, tap, step, seq, right, case.golden.dtype).metrics
+    if sides.floor is not None:
+        noise = compare(sides.floor, tap, step, seq, right, sides.golden.dtype).metrics
     largest = float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right)))
-    return Measured(step, seq, tap, engine, noise, largest)
+    return MeasuredTap(step, seq, tap, engine, noise, largest)
 
 
 def _same_ids(side: Recording, golden: Recording, steps: range) -> None:
@@ -88,7 +90,7 @@ def _same_ids(side: Recording, golden: Recording, steps: range) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NoiseLimits:
     """The floors of the relative L2 error, and of the largest error of a single element over the golden
     tensor's largest magnitude."""
 
@@ -96,15 +98,15 @@ class Limits:
     single: Floors
 
 
-def limits_of(case: Case, measured: Sequence[Measured]) -> Limits:
-    dtype = case.engine.dtype
-    if case.floor is None:
-        return Limits(Floors.fixed(dtype), Floors.fixed(dtype))
+def limits_of(sides: Recordings, measured: Sequence[MeasuredTap]) -> NoiseLimits:
+    dtype = sides.engine.dtype
+    if sides.floor is None:
+        return NoiseLimits(Floors.fixed(dtype), Floors.fixed(dtype))
     noise = {(m.step, m.seq, m.tap): m.noise.rel_l2 for m in measured if m.noise is not None}
     single = {
         (m.step, m.seq, m.tap): relative(m.noise.max_abs, m.largest) for m in measured if m.noise is not None
     }
-    return Limits(Floors.measured(dtype, noise), Floors.measured(dtype, single))
+    return NoiseLimits(Floors.measured(dtype, noise), Floors.measured(dtype, single))
 
 
 def relative(error: float, largest: float) -> float:

@@ -28,7 +28,7 @@ from workbench.diagnosis.compare import compare, wrong_ranks
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
 from workbench.diagnosis.floors import LEAST, Floors
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
-from workbench.diagnosis.measure import Case, Limits, Measured, limits_of, measure, relative
+from workbench.diagnosis.measure import MeasuredTap, NoiseLimits, Recordings, limits_of, measure, relative
 from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import compare_tokens
@@ -52,18 +52,20 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
     which fixed tolerances serve. IdsMismatch where the ids differ; DiagnosisError where the golden session
     does not stand up to itself or there is nothing to compare.
     """
-    case = Case(Recording(engine, branch), Recording(golden), None if floor is None else Recording(floor))
-    measured = list(measure(case))
+    sides = Recordings(
+        Recording(engine, branch), Recording(golden), None if floor is None else Recording(floor)
+    )
+    measured = list(measure(sides))
     if all(place.engine.metrics is None for place in measured):
         raise DiagnosisError(
             f"{engine.path.name} has no tensor of any tap to compare; record it with `--capture full`"
         )
-    limits = limits_of(case, measured)
-    verdicts = tuple(_judge_taps(case, measured, limits))
+    limits = limits_of(sides, measured)
+    verdicts = tuple(_judge_taps(sides, measured, limits))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
-    tokens = compare_tokens(case.engine, case.floor or case.golden, case.golden)
+    tokens = compare_tokens(sides.engine, sides.floor or sides.golden, sides.golden)
     odd = next((miss for miss in tokens.mismatches if not miss.tie), None)
-    divergence = _divergence(case, first) if first else _wrong_choice(case, odd) if odd else None
+    divergence = _divergence(sides, first) if first else _wrong_choice(sides, odd) if odd else None
     return Judgement(
         "diverged" if divergence else "match",
         tokens.max_abs_logits,
@@ -73,7 +75,7 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         engine.ranks,
         limits.whole.tolerance,
         tokens.mismatches,
-        _notes(case, limits.whole),
+        _notes(sides, limits.whole),
     )
 
 
@@ -116,20 +118,22 @@ class Upstream:
         return inputs_of(tap, self.num_layers) if is_known(tap) else ()
 
 
-def _judge_taps(case: Case, measured: Sequence[Measured], limits: Limits) -> Iterator[TapVerdict]:
-    upstream = Upstream(count_layers(tap.name for tap in case.golden.session.taps))
+def _judge_taps(
+    sides: Recordings, measured: Sequence[MeasuredTap], limits: NoiseLimits
+) -> Iterator[TapVerdict]:
+    upstream = Upstream(count_layers(tap.name for tap in sides.golden.session.taps))
     for place in measured:
         upstream.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)
         verdict = verdict_of(place, limits)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
-            verdict = _reconsidered(case, verdict, upstream.ratio(place.seq, place.tap))
+            verdict = _reconsidered(sides, verdict, upstream.ratio(place.seq, place.tap))
         verdict = replace(verdict, inherited=inherited and verdict.verdict == "fail")
         upstream.note(verdict, inherited)
         yield verdict
 
 
-def verdict_of(place: Measured, limits: Limits) -> TapVerdict:
+def verdict_of(place: MeasuredTap, limits: NoiseLimits) -> TapVerdict:
     """A tap's error against its noise, whatever its inputs were."""
     found = place.engine.metrics
     if found is None:
@@ -161,7 +165,7 @@ def verdict_of(place: Measured, limits: Limits) -> TapVerdict:
     return replace(judged, verdict="suspect" if judged.ratio > PASS else "pass")
 
 
-def _reconsidered(case: Case, failed: TapVerdict, strain: float) -> TapVerdict:
+def _reconsidered(sides: Recordings, failed: TapVerdict, strain: float) -> TapVerdict:
     """A failure whose inputs have passed: is it the operation's, or the inputs' own noise, amplified?
 
     The operation is judged on the inputs that the engine itself recorded. A linear layer cannot be (that takes its
@@ -169,12 +173,12 @@ def _reconsidered(case: Case, failed: TapVerdict, strain: float) -> TapVerdict:
     """
     if failed.ratio > AMPLIFIED:
         return failed
-    injected = _injected(case.engine, case.golden, failed)
+    injected = _injected(sides.engine, sides.golden, failed)
     if injected is None:
         excused = failed.ratio <= PASS * strain
     else:
-        own = _injected(case.floor, case.golden, failed) if case.floor else None
-        excused = injected <= FAIL * max(own or 0.0, LEAST[case.engine.dtype])
+        own = _injected(sides.floor, sides.golden, failed) if sides.floor else None
+        excused = injected <= FAIL * max(own or 0.0, LEAST[sides.engine.dtype])
     if not excused:
         return failed
     reason = f"{failed.reason}, but right on its inputs, whose noise it amplifies"
@@ -188,21 +192,21 @@ def _injected(side: Recording, golden: Recording, at: TapVerdict) -> float | Non
     return None if expected is None or seen is None else metrics(seen, expected, side.dtype).rel_l2
 
 
-def _divergence(case: Case, first: TapVerdict) -> Divergence:
+def _divergence(sides: Recordings, first: TapVerdict) -> Divergence:
     place = (first.tap, first.step, first.seq)
-    ranks = wrong_ranks(case.engine, case.golden, *place, FAIL * first.floor)
+    ranks = wrong_ranks(sides.engine, sides.golden, *place, FAIL * first.floor)
     if not ranks:  # each is right within noise: then it is the replicas that disagree
-        right = case.golden.session.rebuilt(first.tap, step=first.step, seq=first.seq).array
+        right = sides.golden.session.rebuilt(first.tap, step=first.step, seq=first.seq).array
         assert right is not None, "what was judged has a golden tensor"
-        ranks = compare(case.engine, *place, right, case.golden.dtype).odd_ranks
-    everyone = len(ranks) in (0, case.engine.ranks)
+        ranks = compare(sides.engine, *place, right, sides.golden.dtype).odd_ranks
+    everyone = len(ranks) in (0, sides.engine.ranks)
     return Divergence(
         first.tap,
         layer_of(first.tap),
         first.step,
         first.seq,
         None if everyone else ranks[0],
-        ranks or tuple(range(case.engine.ranks)),
+        ranks or tuple(range(sides.engine.ranks)),
         first.max_abs,
         first.rel_l2,
         first.cosine,
@@ -210,15 +214,15 @@ def _divergence(case: Case, first: TapVerdict) -> Divergence:
     )
 
 
-def _wrong_choice(case: Case, miss: TokenMismatch) -> Divergence:
+def _wrong_choice(sides: Recordings, miss: TokenMismatch) -> Divergence:
     """All tensors are right and another token came out: what chose it is wrong."""
     reason = f"token {miss.engine} was chosen, the reference's is {miss.reference}; all taps are within noise"
-    ranks = tuple(range(case.engine.ranks))
+    ranks = tuple(range(sides.engine.ranks))
     return Divergence("logits", None, miss.step, miss.seq, None, ranks, math.nan, math.nan, math.nan, reason)
 
 
-def _notes(case: Case, floors: Floors) -> tuple[str, ...]:
-    notes = [f"positions differ from step {step}" for step in _moved(case.engine, case.golden)][:1]
+def _notes(sides: Recordings, floors: Floors) -> tuple[str, ...]:
+    notes = [f"positions differ from step {step}" for step in _moved(sides.engine, sides.golden)][:1]
     if floors.tolerance == "fixed":
         notes.append(f"no reference at {floors.dtype}: judged by fixed tolerances")
     return tuple(notes)

@@ -33,7 +33,7 @@ TOP_K = 20
 
 
 @dataclass(slots=True)
-class _Run:
+class _SequenceRun:
     """One sequence on its way: the tokens it reads next, and all it has read."""
 
     seq: int
@@ -68,7 +68,7 @@ def golden_steps(
     model: Any, sequences: Sequence[GoldenSequence], steps: int, taps: Sequence[Tap]
 ) -> Iterator[StepRecord]:
     """Run `model` step by step: the prefill, then `steps` decode steps of one token a sequence."""
-    runs = [_Run(seq, plan, next_ids=plan.prompt) for seq, plan in enumerate(sequences)]
+    runs = [_SequenceRun(seq, plan, next_ids=plan.prompt) for seq, plan in enumerate(sequences)]
     for step in range(steps + 1):
         active = [run for run in runs if run.plan.runs(step)]
         if not active:
@@ -76,7 +76,7 @@ def golden_steps(
         yield _step(model, active, step, taps)
 
 
-def _step(model: Any, runs: Sequence[_Run], step: int, taps: Sequence[Tap]) -> StepRecord:
+def _step(model: Any, runs: Sequence[_SequenceRun], step: int, taps: Sequence[Tap]) -> StepRecord:
     started = time.perf_counter()
     tensors: list[TensorRecord] = []
     done: list[SequenceStep] = []
@@ -98,7 +98,7 @@ def _step(model: Any, runs: Sequence[_Run], step: int, taps: Sequence[Tap]) -> S
     return StepRecord(step, phase, done, elapsed, stats=stats, tensors=tensors)
 
 
-def _forward(model: Any, run: _Run, step: int, see: Callable[[str, Tensor], None]) -> SequenceStep:
+def _forward(model: Any, run: _SequenceRun, step: int, see: Callable[[str, Tensor], None]) -> SequenceStep:
     """One forward pass of one sequence: reads `run.next_ids`, decides what the next step reads."""
     ids = run.next_ids
     wide = DoubleWhereFloat() if model.dtype is torch.float64 else nullcontext()

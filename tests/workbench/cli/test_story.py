@@ -12,13 +12,13 @@ from rich.console import Console
 from sessions import Session
 from workbench.cli.demo import Aloud
 from workbench.cli.progress import Status
-from workbench.cli.story import Run, tell
+from workbench.cli.story import Chapter, tell
 from workbench.export.json import dumps
 
 
 @dataclass(frozen=True)
 class Told:
-    runs: list[Run]
+    runs: list[Chapter]
     shown: str
     directory: Path
 

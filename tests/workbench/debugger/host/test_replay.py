@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from docs.recordings import BUGS, RecordedBug, file_name
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
 from sessions import Session, SessionError, SessionWriter
@@ -21,7 +22,6 @@ from workbench.debugger.answers import Expectation
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import NeedsEngine, NotCaptured
 from workbench.debugger.host.replay import open_replay, verify
-from workbench.demo.record_faults import STORIES, Story, file_name
 
 ROOT = Path(__file__).resolve().parents[4]
 RECORDED = ROOT / "sessions" / "recorded"
@@ -94,10 +94,10 @@ def conclusions(lines: str) -> list[dict[str, object]]:
     ]
 
 
-@pytest.mark.parametrize("story", STORIES, ids=file_name)
-def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: Path) -> None:
-    path = tmp_path / file_name(story)
-    path.write_bytes((RECORDED / file_name(story)).read_bytes())
+@pytest.mark.parametrize("bug", BUGS, ids=file_name)
+def test_a_recorded_bug_replays_to_the_same_conclusions(bug: RecordedBug, tmp_path: Path) -> None:
+    path = tmp_path / file_name(bug)
+    path.write_bytes((RECORDED / file_name(bug)).read_bytes())
     with open_replay(path) as debugger:
         claims = []
         for line in script_of(debugger).splitlines():
@@ -108,8 +108,8 @@ def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: 
                 assert result.holds, result.to_text()
                 claims.append(result.claim)
         assert claims == [
-            f"golden == diverged and cause == {story.cause}",
-            f"tap == {story.first} and step == {story.fault.step}",
+            f"golden == diverged and cause == {bug.cause}",
+            f"tap == {bug.first} and step == {bug.fault.step}",
             "golden == match",
         ]
         assert len(debugger.session.events(kind="note")) == 3
@@ -117,19 +117,19 @@ def test_a_recorded_bug_replays_to_the_same_conclusions(story: Story, tmp_path: 
         assert (meta["model_name"], meta["model_path"]) == ("demo", "demo")
         assert {"lockstep", "python", "torch", "transformers"} <= set(dict(meta["versions"]))
         assert len(str(meta["checkpoint"])) == 32
-        texts(debugger, "branch 0", f"goto {story.fault.step}")
+        texts(debugger, "branch 0", f"goto {bug.fault.step}")
         first = debugger.execute("golden").to_json()["first_divergence"]
-        assert (first["tap"], first["step"]) == (story.first, story.fault.step)
-        assert debugger.execute("diagnose").to_json()["data"][0]["name"] == story.cause
+        assert (first["tap"], first["step"]) == (bug.first, bug.fault.step)
+        assert debugger.execute("diagnose").to_json()["data"][0]["name"] == bug.cause
     assert verify_file(path) == []
 
 
 def test_the_recordings_are_described_and_small() -> None:
     readme = (RECORDED / "README.md").read_text()
-    for story in STORIES:
-        assert file_name(story) in readme
-        assert (RECORDED / file_name(story)).stat().st_size < 350_000
-    assert {path.name for path in RECORDED.glob("*.session")} == {file_name(story) for story in STORIES}
+    for bug in BUGS:
+        assert file_name(bug) in readme
+        assert (RECORDED / file_name(bug)).stat().st_size < 350_000
+    assert {path.name for path in RECORDED.glob("*.session")} == {file_name(bug) for bug in BUGS}
 
 
 def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:

@@ -1,6 +1,6 @@
 """Records `sessions/recorded/`: one small session for each bug of the two teams, on the embedded model.
 
-    python -m workbench.demo.record_faults [DIRECTORY]
+    python docs/recordings.py [DIRECTORY]
 
 Each is a debugging session told by its commands: run, hold against the golden reference, walk back to the first
 wrong operation, toggle the fix, hold against the reference again. A replay of the same commands comes to the same
@@ -23,13 +23,13 @@ from workbench.debugger.host.options import Launch, target_of
 from workbench.models.opening import DEMO
 
 #: Where the recordings are shipped.
-RECORDED = Path(__file__).resolve().parents[2] / "sessions" / "recorded"
+RECORDED = Path(__file__).resolve().parents[1] / "sessions" / "recorded"
 #: Steps of each recording: the prefill and a line or two of text.
 STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RecordedBug:
     """One bug: its rule, the cause that the diagnosis names, and what the team saw before anybody knew."""
 
     rule: str
@@ -49,50 +49,50 @@ class Story:
         return self.fault.first_tap.replace("*", "0")
 
 
-STORIES = (
-    Story(
+BUGS = (
+    RecordedBug(
         "mask",
         "additive",
         "mask_zero_times_inf",
         "Exclamation marks: every logit is NaN, and the sampler falls back to token 0.",
     ),
-    Story(
+    RecordedBug(
         "qkv_shard_dim",
         "1",
         "sharded_on_in_features",
         "Loose words and empty lines on two ranks; nothing crashes and nothing warns.",
     ),
-    Story(
+    RecordedBug(
         "lm_head", "missing", "head_untrained", "Pieces of random words, though every layer looks healthy."
     ),
-    Story("rope", "swallowed", "rope_not_applied", "A right first token, then one syllable for ever."),
-    Story(
+    RecordedBug("rope", "swallowed", "rope_not_applied", "A right first token, then one syllable for ever."),
+    RecordedBug(
         "rope", "interleaved", "rope_interleaved", "Single letters and empty lines from the first token on."
     ),
-    Story(
+    RecordedBug(
         "cache_reuse",
         "false",
         "cache_not_used",
         "A right first token, then one syllable for ever: the prompt is forgotten.",
     ),
     # With one KV head a rank, as at TP=2 here, every repeated head is the right one: one rank shows the bug.
-    Story(
+    RecordedBug(
         "cache_heads",
         "repeated",
         "cache_heads_repeated",
         "Empty lines, then words that belong to no sentence.",
         tp=1,
     ),
-    Story(
+    RecordedBug(
         "qkv_sizes", "mixed", "columns_moved", "Two words take turns; on one rank the same model is right."
     ),
-    Story(
+    RecordedBug(
         "load_bias",
         "false",
         "bias_dropped",
         "Fluent at first sight, but no sentence ends and nothing answers the question.",
     ),
-    Story(
+    RecordedBug(
         "positions",
         "stuck",
         "position_stuck",
@@ -101,14 +101,14 @@ STORIES = (
 )
 
 
-def commands(story: Story) -> list[str]:
+def commands(bug: RecordedBug) -> list[str]:
     """The session as its script."""
-    judged = max(1, story.fault.step + 1)
+    judged = max(1, bug.fault.step + 1)
     # NaN is caught where it arises; what is merely wrong is found by the reference.
-    begin = ["catch nan", "continue", "disable 1"] if story.value == "additive" else []
+    begin = ["catch nan", "continue", "disable 1"] if bug.value == "additive" else []
     # What a pane can only show if it was asked for while the model ran.
     keep = ["info weights", "lens"]
-    if story.rule in ("positions", "cache_heads", "cache_reuse"):
+    if bug.rule in ("positions", "cache_heads", "cache_reuse"):
         rows = "capture layers.*.attn.k_cache"
         keep += [f"goto {judged - 1}", rows, f"goto {judged}", rows, "capture stats"]
     return [
@@ -117,11 +117,11 @@ def commands(story: Story) -> list[str]:
         f"goto {judged}",
         "golden",
         *keep,
-        f"expect golden == diverged and cause == {story.cause}",
-        f"goto {story.fault.step}",
+        f"expect golden == diverged and cause == {bug.cause}",
+        f"goto {bug.fault.step}",
         "origin",
-        f"expect tap == {story.first} and step == {story.fault.step}",
-        f"toggle {story.rule} {DEFAULTS[story.rule]}",
+        f"expect tap == {bug.first} and step == {bug.fault.step}",
+        f"toggle {bug.rule} {DEFAULTS[bug.rule]}",
         f"goto {judged}",
         "golden",
         "expect golden == match",
@@ -129,40 +129,40 @@ def commands(story: Story) -> list[str]:
     ]
 
 
-def record(story: Story, path: Path) -> None:
-    """Record one story; RuntimeError when it does not come out as it is told."""
+def record(bug: RecordedBug, path: Path) -> None:
+    """Record one bug; RuntimeError when it does not come out as it is told."""
     launch = Launch(
-        DEMO, tp=story.tp, rules=[f"{story.rule}={story.value}"], session=path, room=STEPS + 4, timeout=120.0
+        DEMO, tp=bug.tp, rules=[f"{bug.rule}={bug.value}"], session=path, room=STEPS + 4, timeout=120.0
     )
     with start(target_of(launch)) as debugger:
-        for line in commands(story):
+        for line in commands(bug):
             result = debugger.execute(line)
             if isinstance(result, Expectation) and not result.holds:
                 raise RuntimeError(f"{path.name}: {result.to_text()}")
-        for text in notes(story):
+        for text in notes(bug):
             debugger.execute(f"note {text}")
     with SessionWriter.reopen(path) as writer:
         writer.set_meta("model_path", DEMO)  # where this machine keeps it concerns nobody
     pack(path)
 
 
-def notes(story: Story) -> tuple[str, str, str]:
+def notes(bug: RecordedBug) -> tuple[str, str, str]:
     """What was seen, what was wrong, how it was pinned down."""
-    fault = story.fault
+    fault = bug.fault
     return (
-        f"Seen: {story.seen}",
+        f"Seen: {bug.seen}",
         f"Wrong: {fault.title}. {fault.symptom[0].upper()}{fault.symptom[1:]}.",
-        f"Pinned down: {story.first} at step {fault.step} is the first operation that leaves the reference "
-        f"while its inputs do not; {story.rule}={DEFAULTS[story.rule]} restores the match.",
+        f"Pinned down: {bug.first} at step {fault.step} is the first operation that leaves the reference "
+        f"while its inputs do not; {bug.rule}={DEFAULTS[bug.rule]} restores the match.",
     )
 
 
-def file_name(story: Story) -> str:
+def file_name(bug: RecordedBug) -> str:
     """ "load_bias-false.session"."""
-    return f"{story.rule}-{story.value}.session"
+    return f"{bug.rule}-{bug.value}.session"
 
 
-def readme(stories: Sequence[Story], directory: Path) -> str:
+def readme(bugs: Sequence[RecordedBug], directory: Path) -> str:
     """The table of the recordings."""
     lines = [
         "# Recorded bugs",
@@ -170,18 +170,18 @@ def readme(stories: Sequence[Story], directory: Path) -> str:
         "The bugs of the two teams this debugger was built for, as its engine reproduces them on the embedded",
         "model, at TP=2 where that matters. Each file replays without the model (`lockstep replay FILE`): `export",
         "script` shows what was done, and the same commands lead to the same places. All of them are recorded by",
-        "`python -m workbench.demo.record_faults`.",
+        "`python docs/recordings.py`.",
         "",
         "| session | seen | first wrong operation | step |",
         "| --- | --- | --- | --- |",
     ]
-    for story in stories:
-        lines.append(f"| `{file_name(story)}` | {story.seen} | `{story.first}` | {story.fault.step} |")
+    for bug in bugs:
+        lines.append(f"| `{file_name(bug)}` | {bug.seen} | `{bug.first}` | {bug.fault.step} |")
     lines += ["", "## Notes", ""]
-    for story in stories:
-        with Session.open(directory / file_name(story)) as session:
+    for bug in bugs:
+        with Session.open(directory / file_name(bug)) as session:
             told = [event.text for event in session.events(kind="note")]
-        lines += [f"### {story.rule}={story.value}", "", *(f"{text}  " for text in told), ""]
+        lines += [f"### {bug.rule}={bug.value}", "", *(f"{text}  " for text in told), ""]
     return "\n".join(lines)
 
 
@@ -189,11 +189,11 @@ def main() -> None:
     """Record all of them."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
     directory.mkdir(parents=True, exist_ok=True)
-    for story in STORIES:
-        path = directory / file_name(story)
-        record(story, path)
+    for bug in BUGS:
+        path = directory / file_name(bug)
+        record(bug, path)
         print(f"{path.name}: {path.stat().st_size} bytes", flush=True)
-    (directory / "README.md").write_text(readme(STORIES, directory), encoding="utf-8")
+    (directory / "README.md").write_text(readme(BUGS, directory), encoding="utf-8")
 
 
 if __name__ == "__main__":
