@@ -21,6 +21,11 @@ def cache_directory() -> Path:
     return Path(root) if root else user_cache_path("lockstep", appauthor=False)
 
 
+def golden_directory() -> Path:
+    """Where golden sessions live."""
+    return cache_directory() / "golden"
+
+
 def sessions_directory() -> Path:
     """Where sessions go that nobody named a place for; made if need be."""
     directory = data_directory() / "sessions"

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
+from workbench.views.branches import BranchLine
+from workbench.views.journal import JournalEntry
 from workbench.views.sentinel_scan import Sentinel
 from workbench.views.series import STATISTIC, History
 from workbench.views.story import Story
@@ -22,15 +24,36 @@ def document(story: Story) -> dict[str, object]:
         "lockstep_export": VERSION,
         "identity": asdict(story.identity),
         "focus": {"branch": story.branch.id, "step": story.step},
-        "branches": [asdict(branch) for branch in story.branches],
+        "branches": [_branch(branch) for branch in story.branches],
         "tokens": [asdict(tokens) for tokens in story.tokens],
         "judgement": _judgement(story.judgement),
         "sentinels": [_sentinel(one) for one in story.sentinels],
         "statistics": [_history(one) for one in story.histories],
         "attention": [_attention(one) for one in story.attention],
         "biases": [{"layer": layer, "biases": [_bias(b) for b in found]} for layer, found in story.biases],
-        "journal": [asdict(entry) for entry in story.journal],
+        "journal": [_entry(entry) for entry in story.journal],
         "left_out": list(story.cut),
+    }
+
+
+def _branch(one: BranchLine) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "parent": one.parent_name,
+        "fork_step": one.fork_step,
+        "steps": one.steps,
+        "rules": list(one.rule_texts),
+    }
+
+
+def _entry(one: JournalEntry) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "branch": one.branch_name,
+        "step": one.step,
+        "kind": one.kind,
+        "text": one.text,
     }
 
 

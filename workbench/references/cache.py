@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sessions import Session, SessionError
-from workbench.paths import cache_directory
+from workbench.paths import golden_directory
 from workbench.references.request import GoldenRequest
 
 #: Raised whenever the recorder starts to write something else for the same question.
@@ -25,11 +25,6 @@ FORMAT = 2
 
 #: Bytes that the cache may hold; golden sessions keep every tensor of every tap.
 LIMIT_BYTES = 8 << 30
-
-
-def golden_directory() -> Path:
-    """Where golden sessions live."""
-    return cache_directory() / "golden"
 
 
 def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[tuple[int, int]]) -> str:

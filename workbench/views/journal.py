@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sessions import Event, Session
 from sessions.text import clean
+from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.sentinels import is_stop
 from workbench.views.source import Source
 from workbench.views.where import Where
+
+#: The newest events that are kept on screen.
+_MOST = 5000
+#: The tokens that stand beside a branch, and how deep the tree may be.
+_LAST_TOKENS, _DEEPEST = 6, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +24,7 @@ class JournalEntry:
 
     id: int
     branch: int
+    branch_name: str
     step: int
     kind: str
     text: str
@@ -24,14 +33,10 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class BranchNode:
-    """A branch in the tree: how deep, its own steps, its rules in words."""
+    """A branch in the tree: how deep it is, and the last tokens of the sequence on screen."""
 
-    id: int
-    name: str
+    line: BranchLine
     depth: int
-    fork_step: int
-    steps: int
-    rules: str
     last_tokens: str
 
 
@@ -43,40 +48,43 @@ class Journal:
     branches: tuple[BranchNode, ...]
 
 
-#: The newest events that are kept on screen.
-_MOST = 5000
-
-
 def journal(source: Source, where: Where) -> Journal:
     """The journal of the whole session."""
-    events = source.session.events()[-_MOST:]
-    entries = tuple(
-        JournalEntry(e.id, e.branch, e.step, clean(e.kind, limit=12), clean(e.text, limit=300), is_stop(e))
-        for e in events
-    )
+    entries = journal_entries(source.session, source.session.events()[-_MOST:])
     return Journal(entries, tuple(_tree(source, where.seq)))
 
 
-def _tree(source: Source, seq: int) -> list[BranchNode]:
-    branches = source.session.branches()
-    found: list[BranchNode] = []
+def journal_entries(session: Session, events: list[Event]) -> tuple[JournalEntry, ...]:
+    """Some events of a session."""
+    names = {line.id: line.name for line in branch_lines(session)}
+    return tuple(
+        JournalEntry(
+            event.id,
+            event.branch,
+            names.get(event.branch, f"branch {event.branch}"),
+            event.step,
+            clean(event.kind, limit=20),
+            clean(event.text, limit=500),
+            is_stop(event),
+        )
+        for event in events
+    )
 
-    def visit(parent: int | None, depth: int) -> None:
-        for branch in branches:
-            if branch.parent != parent or (parent is None and branch.parent is not None):
-                continue
-            steps = source.session.steps(branch.id)
-            rules = ", ".join(
-                f"{clean(str(k), limit=40)}={clean(str(v), limit=40)}" for k, v in branch.rules.items()
-            )
-            tokens = [source.sequence(step, branch.id, seq) for step in steps[-6:]]
-            last = "".join(
-                source.texts.label(s.emitted) for s in tokens if s is not None and s.emitted is not None
-            )
-            name = clean(branch.name, limit=40)
-            found.append(BranchNode(branch.id, name, depth, branch.fork_step, len(steps), rules, last))
-            if depth < 32:
-                visit(branch.id, depth + 1)
 
-    visit(None, 0)
-    return found
+def _tree(source: Source, seq: int) -> Iterator[BranchNode]:
+    lines = branch_lines(source.session)
+
+    def visit(parent: int | None, depth: int) -> Iterator[BranchNode]:
+        for line in lines:
+            if line.parent == parent:
+                yield BranchNode(line, depth, _last_tokens(source, line.id, seq))
+                if depth < _DEEPEST:
+                    yield from visit(line.id, depth + 1)
+
+    return visit(None, 0)
+
+
+def _last_tokens(source: Source, branch: int, seq: int) -> str:
+    steps = source.session.steps(branch)[-_LAST_TOKENS:]
+    told = (source.sequence(step, branch, seq) for step in steps)
+    return "".join(source.texts.label(s.emitted) for s in told if s is not None and s.emitted is not None)

@@ -6,20 +6,10 @@ from dataclasses import dataclass
 
 from engine.taps.names import count_layers
 from sessions.text import clean
+from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
 from workbench.views.source import Source
 from workbench.views.where import Where
-
-
-@dataclass(frozen=True, slots=True)
-class BranchLine:
-    """One branch: its name, its parent's id, where it left it, its rules."""
-
-    id: int
-    name: str
-    parent: int | None
-    fork_step: int
-    rules: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +66,7 @@ def overview(source: Source) -> Overview:
         taps=names,
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
-        branches=tuple(
-            BranchLine(
-                b.id,
-                clean(b.name, limit=60),
-                b.parent,
-                b.fork_step,
-                tuple((clean(str(k), limit=40), clean(str(v), limit=40)) for k, v in b.rules.items()),
-            )
-            for b in session.branches()
-        ),
+        branches=branch_lines(session),
         growing=session.growing,
     )
 

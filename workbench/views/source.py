@@ -14,7 +14,7 @@ from sessions.errors import SessionError
 from sessions.layouts import Rebuilt
 from sessions.records import SequenceStep, StepRecord
 from sessions.session import Session
-from workbench.references.cache import golden_directory
+from workbench.paths import golden_directory
 from workbench.views.token_texts import TokenTexts, checkpoint_path
 from workbench.views.where import Where
 

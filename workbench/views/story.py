@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import RequestError
-from sessions import Branch, Event, Session
+from sessions import Branch, Session
 from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
+from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.identity import Identity, identify
-from workbench.views.request import Limits, Request
+from workbench.views.journal import JournalEntry, journal_entries
+from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
 from workbench.views.sequence_tokens import SequenceTokens, tokens_of
 from workbench.views.series import History, choose, history
@@ -18,29 +20,6 @@ from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
 from workbench.views.words import plural, said
-
-
-@dataclass(frozen=True, slots=True)
-class BranchLine:
-    """One branch: where it left its parent, under which rules. `rules` are NAME=VALUE."""
-
-    id: int
-    name: str
-    parent: str
-    fork_step: int
-    steps: int
-    rules: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the journal."""
-
-    id: int
-    branch: str
-    step: int
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +36,7 @@ class Story:
     histories: tuple[History, ...]
     attention: tuple[LayerAttention, ...]
     biases: tuple[tuple[int, tuple[Bias, ...]], ...]
-    journal: tuple[Entry, ...]
+    journal: tuple[JournalEntry, ...]
     journal_gap: int  # this many entries are left out after the first half of `journal`
     cut: tuple[str, ...]
 
@@ -75,6 +54,7 @@ class _Teller:
         self.cut: list[str] = []
         self.name = said(session.path.name, 60)
         self.all = {branch.id: branch for branch in session.branches()}
+        self.lines = {line.id: line for line in branch_lines(session)}
         failure = first_failed(judged_of(session))
         self.branch = request.branch if request.branch is not None else failure.branch if failure else 0
         if self.branch not in self.all:
@@ -98,9 +78,9 @@ class _Teller:
         journal, gap = self._journal()
         return Story(
             identity=identify(self.session, self.trail),
-            branch=self._line(self.all[self.branch]),
+            branch=self.lines[self.branch],
             step=step,
-            branches=tuple(self._line(branch) for branch in self.all.values()),
+            branches=tuple(self.lines.values()),
             tokens=self._tokens(step),
             judgement=self.judgement,
             sentinels=tuple(self.looked),
@@ -201,29 +181,11 @@ class _Teller:
             found.append(one)
         return tuple(found)
 
-    def _journal(self) -> tuple[tuple[Entry, ...], int]:
+    def _journal(self) -> tuple[tuple[JournalEntry, ...], int]:
         events = self.session.events()
         left = max(0, len(events) - self.limits.events)
         if left:
             half = self.limits.events // 2
             self.cut.append(f"{left} entries of the journal")
             events = [*events[:half], *events[-half:]]
-        return tuple(self._entry(event) for event in events), left
-
-    def _entry(self, event: Event) -> Entry:
-        branch = self.all.get(event.branch)
-        name = said(branch.name, 40) if branch else f"branch {event.branch}"
-        return Entry(event.id, name, event.step, said(event.kind, 20), said(event.text, 500))
-
-    def _line(self, branch: Branch) -> BranchLine:
-        return BranchLine(
-            branch.id,
-            said(branch.name, 40),
-            "" if branch.parent is None else said(self.all[branch.parent].name, 40),
-            branch.fork_step,
-            len(self.session.steps(branch.id)),
-            tuple(f"{said(name, 40)}={said(value, 40)}" for name, value in branch.rules.items()),
-        )
-
-
-__all__ = ["Limits", "Request", "Story", "tell"]
+        return journal_entries(self.session, events), left

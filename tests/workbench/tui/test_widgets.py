@@ -22,7 +22,8 @@ from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.overview import BranchLine, Overview
+from workbench.views.branches import BranchLine
+from workbench.views.overview import Overview
 from workbench.views.token_line import TokenCell, TokenRow
 from workbench.views.where import Where
 
@@ -151,7 +152,7 @@ _OVERVIEW = Overview(
     _TAPS,
     ("replicate",) * 6,
     2,
-    (BranchLine(0, "main", None, 0, ()),),
+    (BranchLine(0, "main"),),
     False,
 )
 

@@ -64,14 +64,15 @@ stop and note in order. The commands are the script that makes this session agai
     def _branch(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
         node = self.snapshot.branches[index]
-        here = node.id == self.where.branch
+        line = node.line
+        here = line.id == self.where.branch
         stem = "  " * (node.depth - 1) + "└ " if node.depth else ""
         return [
             ("▸" if here else "", "accent"),
-            (stem + node.name, "strong" if here else "text"),
-            (f"step {node.fork_step}" if node.depth else "", "quiet"),
-            (str(node.steps), "quiet"),
-            (node.rules or "all correct", "wrong" if node.rules else "quiet"),
+            (stem + line.name, "strong" if here else "text"),
+            (f"step {line.fork_step}" if node.depth else "", "quiet"),
+            (str(line.steps), "quiet"),
+            (", ".join(line.rule_texts) or "all correct", "wrong" if line.rules else "quiet"),
             (node.last_tokens, "quiet"),
         ]
 
@@ -84,19 +85,15 @@ stop and note in order. The commands are the script that makes this session agai
             (str(entry.step), "quiet"),
             (entry.kind, "quiet"),
             (entry.text, "accent" if entry.stop and entry.kind == "stop" else _ROLES.get(entry.kind, "text")),
-            (self._branch_name(entry.branch), "quiet"),
+            (entry.branch_name, "quiet"),
         ]
-
-    def _branch_name(self, branch: int) -> str:
-        assert self.snapshot is not None
-        return next((node.name for node in self.snapshot.branches if node.id == branch), str(branch))
 
     @on(Grid.Chosen)
     def _chosen(self, event: Grid.Chosen) -> None:
         event.stop()
         assert self.snapshot is not None
         if event.grid.id == "branches":
-            self.post_message(self.Go(branch=self.snapshot.branches[event.row].id))
+            self.post_message(self.Go(branch=self.snapshot.branches[event.row].line.id))
         else:
             entry = self.snapshot.entries[event.row]
             self.post_message(self.Go(branch=entry.branch, step=entry.step))
@@ -109,9 +106,7 @@ stop and note in order. The commands are the script that makes this session agai
         """The events."""
         if self.snapshot is None:
             return None
-        rows = tuple(
-            (e.id, self._branch_name(e.branch), e.step, e.kind, e.text) for e in self.snapshot.entries
-        )
+        rows = tuple((e.id, e.branch_name, e.step, e.kind, e.text) for e in self.snapshot.entries)
         return Table("journal", ("id", "branch", "step", "kind", "text"), rows)
 
 
