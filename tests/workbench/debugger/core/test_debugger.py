@@ -1,0 +1,72 @@
+"""What holds for every command: how it is called, interrupted, and what happens when it fails unexpectedly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workbench.debugger.conftest import Live
+from workbench.debugger.answers import Message, Stop, Table
+from workbench.debugger.core import registry
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.errors import InternalError
+from workbench.debugger.failures import exit_code
+
+
+def test_commands_with_an_argument_called_name_can_be_called(live: Live) -> None:
+    debugger = live()
+    debugger.execute("next")
+    assert isinstance(debugger.call("branch", name="main"), Stop)
+    assert isinstance(debugger.call("help", name="next"), Table)
+
+
+def test_an_interrupt_while_nothing_runs_is_for_nothing(live: Live) -> None:
+    debugger = live()
+    debugger.interrupt()
+    stop = debugger.execute("next")
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.step) == ("step", 0)
+    debugger.interrupt(ahead=True)
+    stop = debugger.execute("next")
+    assert isinstance(stop, Stop)
+    assert stop.reason == "pause"
+    assert debugger.execute("next").to_json()["reason"] == "step"
+
+
+def fail(debugger: Debugger) -> None:
+    raise ZeroDivisionError("by chance")
+
+
+def test_a_defect_is_told_and_the_debugger_goes_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    debugger = live(tp=2)
+    debugger.execute("next 2")
+    debugger.execute("until layers.1.attn.probs")  # a pass stands still in its middle
+    monkeypatch.setitem(registry._FUNCTIONS, "branches", fail)
+    with pytest.raises(InternalError, match="ZeroDivisionError: by chance .*the debugger goes on") as info:
+        debugger.execute("branches")
+    assert exit_code(info.value) == 70
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+    assert (debugger.live, debugger.position.step) == (True, 1)
+    stop = debugger.execute("next 2")
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.step) == ("step", 3)
+    debugger.session.refresh()
+    (event,) = debugger.session.events(kind="error")
+    assert event.text == "ZeroDivisionError: by chance"
+    assert event.data["command"] == "branches"
+    assert event.data["raised_at"].startswith("tests.workbench.debugger.core.test_debugger:")
+
+
+def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    debugger = live()
+    debugger.execute("next")
+
+    def fail_with_the_engine(debugger: Debugger) -> Message:
+        debugger.engine.inferior.client.close()
+        raise KeyError("x")
+
+    monkeypatch.setitem(registry._FUNCTIONS, "branches", fail_with_the_engine)
+    with pytest.raises(InternalError, match="the engine is lost: `restart`"):
+        debugger.execute("branches")
+    assert not debugger.live
+    debugger.execute("restart")
+    assert debugger.execute("next 2").to_json()["step"] == 1
