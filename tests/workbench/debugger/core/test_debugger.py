@@ -41,7 +41,7 @@ def test_a_defect_is_told_and_the_debugger_goes_on(live: Live, monkeypatch: pyte
     debugger.execute("next 2")
     debugger.execute("until layers.1.attn.probs")  # a pass stands still in its middle
     monkeypatch.setitem(registry._FUNCTIONS, "branches", fail)
-    with pytest.raises(InternalError, match="ZeroDivisionError: by chance .*the debugger goes on") as info:
+    with pytest.raises(InternalError, match=r"ZeroDivisionError: by chance .*the debugger goes on") as info:
         debugger.execute("branches")
     assert exit_code(info.value) == 70
     assert isinstance(info.value.__cause__, ZeroDivisionError)
