@@ -24,6 +24,7 @@ import psutil
 
 from engine.taps.names import tap_specs
 from sessions import SessionWriter
+from sessions.meta import ConfigMeta, SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,7 @@ def write_session(path: Path, steps: int) -> None:
     stats = random.normal(1, 0.1, (len(taps), 2, 8)).astype(np.float32)
     stats[:, :, 5:] = 0
     checksums = np.repeat(random.integers(1, 2**60, (len(taps), 1)), 2, axis=1).astype(np.uint64)
-    meta = {"token_texts": {str(i): f" token{i}" for i in range(64)}, "config": {"block_size": 16}}
+    meta = SessionMeta(token_texts={i: f" token{i}" for i in range(64)}, config=ConfigMeta(block_size=16))
     with SessionWriter.create(path, taps=taps, ranks=2, meta=meta) as writer:
         for step in range(steps):
             sequence = SequenceStep(

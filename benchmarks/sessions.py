@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
+from sessions.meta import SessionMeta
 
 _PER_LAYER = 20
 
@@ -69,7 +70,7 @@ def write(path: Path, steps: int, layers: int, ranks: int) -> dict[str, float]:
     """Record `steps` steps; milliseconds a step (mean, 99th percentile, worst) and megabytes."""
     rng, taps = np.random.default_rng(0), taps_of(layers)
     times = []
-    with SessionWriter.create(path, taps=taps, ranks=ranks, meta={}, overwrite=True) as writer:
+    with SessionWriter.create(path, taps=taps, ranks=ranks, meta=SessionMeta(), overwrite=True) as writer:
         for step in range(steps):
             record = record_of(rng, step, len(taps), ranks, layers)
             start = time.perf_counter()
@@ -119,7 +120,7 @@ def small(path: Path) -> dict[str, float]:
     """Megabytes of 32 tokens of a 0.5B model (24 layers, 14 heads, a prompt of 100): statistics, top-k, and the last
     position's attention row and logits of every layer."""
     rng, taps = np.random.default_rng(0), taps_of(24)
-    with SessionWriter.create(path, taps=taps, ranks=2, meta={}, overwrite=True) as writer:
+    with SessionWriter.create(path, taps=taps, ranks=2, meta=SessionMeta(), overwrite=True) as writer:
         for step in range(32):
             record = record_of(rng, step, len(taps), 2)
             rows = [

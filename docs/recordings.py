@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from engine.faults.catalogue import DEFAULTS, faults_of
 from engine.faults.fault import Fault
 from sessions import Session, SessionWriter, pack
@@ -142,7 +144,9 @@ def record(bug: RecordedBug, path: Path) -> None:
         for text in notes(bug):
             debugger.execute(f"note {text}")
     with SessionWriter.reopen(path) as writer:
-        writer.set_meta("model_path", DEMO)  # where this machine keeps it concerns nobody
+        with Session.open(path) as session:
+            model = session.meta.model
+        writer.set_meta(model=replace(model, path=DEMO))  # where this machine keeps it concerns nobody
     pack(path)
 
 

@@ -1,9 +1,10 @@
-"""The recording: one file a session. Needs numpy and zstandard; knows neither engine nor workbench."""
+"""The recording: one file a session. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
 
 from sessions.compact import pack
 from sessions.diff import Absent, Diff, TapDiff, diff
 from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
 from sessions.layouts import Layout, Rebuilt, rebuild
+from sessions.meta import ModelMeta, SequenceMeta, SessionMeta
 from sessions.metrics import Metrics, metrics
 from sessions.records import (
     JSON,
@@ -33,10 +34,13 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Metrics",
+    "ModelMeta",
     "Rebuilt",
+    "SequenceMeta",
     "SequenceStep",
     "Session",
     "SessionError",
+    "SessionMeta",
     "SessionWriteError",
     "SessionWriter",
     "StepRecord",

@@ -167,7 +167,7 @@ def diff(
 
 
 def _absent(a: Session, b: Session, branches: tuple[int, int]) -> Iterator[Absent]:
-    """Taps that can never be compared; a session may give its own reasons in meta["absent"], by tap."""
+    """Taps that can never be compared; a session may give its own reasons in `meta.absent`, by tap."""
     captured = a.captured_taps(branches[0]), b.captured_taps(branches[1])
     for tap in a.taps:
         if not b.has_tap(tap.name):
@@ -183,9 +183,7 @@ def _absent(a: Session, b: Session, branches: tuple[int, int]) -> Iterator[Absen
 
 
 def _reason(session: Session, tap: str) -> str:
-    reasons = session.meta.get("absent")
-    reason = reasons.get(tap) if isinstance(reasons, dict) else None
-    return str(reason) if reason else f"{session.path.name} has no such tap"
+    return session.meta.absent.get(tap) or f"{session.path.name} has no such tap"
 
 
 def _same_part(

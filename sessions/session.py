@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from sessions.errors import SessionError
 from sessions.format import captures, codec, rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
+from sessions.format.meta_table import MetaTable
 from sessions.format.schema import CHECKSUMS, STATS
 from sessions.history import History
 from sessions.layouts import Rebuilt
+from sessions.meta import SessionMeta
 from sessions.records import (
-    JSON,
     STATISTICS,
     Branch,
     Event,
@@ -40,6 +41,7 @@ class Session:
     recorded: `sessions.text.clean` them before they reach a terminal.
     """
 
+    version: int  # of the file's format
     taps: tuple[Tap, ...]
     ranks: int
     replicas: Replicas
@@ -48,8 +50,7 @@ class Session:
         """Use `open`."""
         self.path = Path(path)
         self._archive = Archive(self.path)
-        self._meta_text: dict[str, object] = {}
-        self._meta: dict[str, JSON] = {}
+        self._meta = MetaTable()
         try:
             self._load()
         except BaseException:
@@ -75,7 +76,7 @@ class Session:
 
     def refresh(self) -> bool:
         """Take notice of what was written since; whether there was anything. Cheap when there was not."""
-        if self._archive.version() == self._version:
+        if self._archive.version() == self._state:
             return False
         self._load()
         return True
@@ -83,10 +84,12 @@ class Session:
     def _load(self) -> None:
         """Read everything small: meta, taps, branches, which steps there are."""
         with self._archive.snapshot():
-            version = self._archive.version()
-            self._load_meta()
+            state = self._archive.version()
+            (self.version,) = self._archive.one("PRAGMA user_version")
+            table = self._archive.query("SELECT key, value FROM meta")
+            self._meta.read({rows.text(key, "meta"): text for key, text in table}, self.version)
             taps = rows.taps(self._archive.query("SELECT id, name, layout FROM taps ORDER BY id"))
-            ranks = rows.ranks(self._meta.get("ranks"), len(taps))
+            ranks = rows.ranks(self._meta.ranks, len(taps))
             history = History(
                 [
                     rows.branch(row)
@@ -96,31 +99,23 @@ class Session:
                     "SELECT branch, min(step), max(step), count(*) FROM steps GROUP BY branch"
                 ),
             )
-            self._version = version
+            self._state = state
         self.taps, self.ranks, self._history = taps, ranks, history
         self._by_name = {tap.name: tap for tap in taps}
         self.replicas = Replicas([tap.layout for tap in taps], ranks)
         self._arrays = StepArrays(self._archive, len(taps), ranks)
 
-    def _load_meta(self) -> None:
-        """Parse only what changed: token texts and configurations are long."""
-        found = {
-            rows.text(key, "meta"): value for key, value in self._archive.query("SELECT key, value FROM meta")
-        }
-        self._meta = {
-            key: self._meta[key]
-            if self._meta_text.get(key) == value
-            else codec.parse_json(value, f"meta {key[:40]!r}")
-            for key, value in found.items()
-        }
-        self._meta_text = found
-
     # --- what the session is -----------------------------------------------------------------------
 
     @property
-    def meta(self) -> Mapping[str, JSON]:
-        """Checkpoint hash, config, versions, seed, prompt, …"""
-        return MappingProxyType(self._meta)
+    def meta(self) -> SessionMeta:
+        """What it says of itself: model, configuration, rules, prompts, versions, …"""
+        return self._meta.meta
+
+    @property
+    def meta_problems(self) -> list[str]:
+        """What of the meta table does not validate, and reads as not known."""
+        return self._meta.problems
 
     @property
     def growing(self) -> bool:

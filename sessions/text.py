@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
 
 # ECMA-48 §5.4, §8.3: CSI to its final byte; OSC, DCS, SOS, PM and APC with their string up to BEL or ST (left
 # standing where it is not terminated, so that nothing is hidden); any other escape. C1 introducers count too.
@@ -45,21 +44,3 @@ def _shown(c: str, newlines: bool) -> str:
     if c in _BIDI or c in "\u2028\u2029" or unicodedata.category(c) in ("Cc", "Cs"):
         return "�"
     return c
-
-
-def token_texts_key(page: int) -> str:
-    """The meta key of a page of token texts ({id as text: token text})."""
-    return "token_texts" if page == 0 else f"token_texts.{page}"
-
-
-def token_texts(meta: Mapping[str, object]) -> dict[int, str]:
-    """Every token text that a session's meta holds, raw: clean what reaches a terminal."""
-    texts: dict[int, str] = {}
-    for key, page in meta.items():
-        if (key == "token_texts" or key.startswith("token_texts.")) and isinstance(page, Mapping):
-            texts |= {
-                int(token): text
-                for token, text in page.items()
-                if isinstance(text, str) and token.isdecimal() and len(token) < 12
-            }
-    return texts

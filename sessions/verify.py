@@ -59,7 +59,9 @@ def verify(path: Path) -> list[str]:
         with Session.open(path) as session:
             archive = Archive(path)
             try:
-                problems = itertools.chain(_structure(archive), _records(session), _blobs(archive))
+                problems = itertools.chain(
+                    session.meta_problems, _structure(archive), _records(session), _blobs(archive)
+                )
                 return list(itertools.islice(problems, _MOST_PROBLEMS))
             finally:
                 archive.close()

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from sessions import layouts
-from sessions.errors import SessionWriteError
-from sessions.format import chunks, database, encode, files
-from sessions.format.schema import CHUNK_STEPS
+from sessions.errors import SessionError, SessionWriteError
+from sessions.format import chunks, database, encode, files, meta_table
+from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
+from sessions.meta import SessionMeta
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
 from sessions.session import Session
 
@@ -55,29 +56,29 @@ class SessionWriter:
         *,
         taps: Sequence[Tap],
         ranks: int,
-        meta: Mapping[str, JSON],
+        meta: SessionMeta,
         overwrite: bool = False,
     ) -> SessionWriter:
-        """A new session at `path` with the branch 0, "main" (its rules from `meta["rules"]`).
+        """A new session at `path` with the branch 0, "main" (its rules from `meta.rules`).
 
         `taps` in execution order, indices from 0. `FileExistsError` if there is something by that name,
         unless `overwrite`.
         """
         path = Path(path)
         _check_taps(taps)
-        if ranks < 1 or meta.get("ranks", ranks) != ranks:
-            raise ValueError(f'ranks must be at least 1 and agree with meta["ranks"]; got {ranks}')
+        if ranks < 1:
+            raise ValueError(f"ranks must be at least 1, not {ranks}")
         if files.exists(path) and not overwrite:
             raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
         rows: list[tuple[str, list[tuple[object, ...]]]] = [
             ("INSERT INTO taps VALUES (?, ?, ?)", [(t.index, encode.utf8(t.name), t.layout) for t in taps]),
             (
                 "INSERT INTO meta VALUES (?, ?)",
-                [(key, encode.json_text(value)) for key, value in {**meta, "ranks": ranks}.items()],
+                [*meta_table.rows_of(meta), ("ranks", encode.json_text(ranks))],
             ),
             (
                 "INSERT INTO branches VALUES (0, 'main', NULL, 0, ?)",
-                [(encode.json_text(dict(meta.get("rules") or {})),)],
+                [(encode.json_text(meta.rules),)],
             ),
         ]
         fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -96,7 +97,13 @@ class SessionWriter:
     def reopen(cls, path: Path) -> SessionWriter:
         """Go on writing a session of ours; what a killed writer left in its log is taken in first."""
         path = Path(path)
-        Session.open(path).close()  # what does not read back must not be written on
+        with Session.open(path) as session:  # what does not read back must not be written on
+            version = session.version
+        if version != SCHEMA_VERSION:
+            raise SessionError(
+                f"{path} has session format {version}, this Lockstep writes {SCHEMA_VERSION}: "
+                "it can be read and replayed, not recorded on. Record a new session."
+            )
         try:
             return cls(path, database.connect_writer(path))
         except database.ERRORS as error:
@@ -185,13 +192,17 @@ class SessionWriter:
         with self._commit() as db:
             db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?)", rows)
 
-    def set_meta(self, key: str, value: JSON) -> None:
-        """Set one key of the meta table ("ranks" is fixed at creation)."""
-        if key == "ranks":
-            raise ValueError('meta["ranks"] is fixed when the session is created')
-        row = (key, encode.json_text(value))
+    def set_meta(self, **fields: object) -> None:
+        """Replace fields of the session's meta. `ValueError` where one does not validate."""
+        self._put_meta([meta_table.row(name, value) for name, value in fields.items()])
+
+    def token_texts(self, page: int, texts: Mapping[int, str]) -> None:
+        """Write (or write again) one page of token texts; together the pages are `meta.token_texts`."""
+        self._put_meta([meta_table.page_row(page, texts)])
+
+    def _put_meta(self, rows: Sequence[tuple[str, str]]) -> None:
         with self._commit() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def close(self) -> None:
         """Fold the log into the file, so that one file is left (once the last reader has gone too)."""

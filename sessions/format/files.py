@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from sessions.errors import SessionError
-from sessions.format.schema import APPLICATION_ID, SCHEMA_VERSION
+from sessions.format.schema import APPLICATION_ID, READABLE_VERSIONS, SCHEMA_VERSION
 
 _HEADER_BYTES = 100  # https://www.sqlite.org/fileformat.html §1.3
 _MAGIC = b"SQLite format 3\0"
@@ -90,7 +90,7 @@ def check_identity(path: Path, application: int, version: int) -> None:
             f"{path} is an SQLite database but no Lockstep session (application id "
             f"{application & 0xFFFFFFFF:#010x}, a session has {APPLICATION_ID:#010x}). Name a .session file."
         )
-    if version != SCHEMA_VERSION:
+    if version not in READABLE_VERSIONS:
         advice = "update Lockstep" if version > SCHEMA_VERSION else "record it again"
         raise SessionError(
             f"{path} has session format {version}; this Lockstep reads {SCHEMA_VERSION}: {advice}."

@@ -1,7 +1,7 @@
 """The file format: one SQLite 3 database, `NAME.session`. This module is its specification.
 
     header      application_id "Lstp", user_version = SCHEMA_VERSION; UTF-8; write-ahead log while it grows
-    meta        key -> JSON (checkpoint hash, config, versions, seed, prompt, …); "ranks" is always there
+    meta        key -> JSON: the fields of `sessions.meta.SessionMeta`, and "ranks", which is always there
     taps        the tap order that statistics and checksums follow
     branches    lines of history; 0 is "main"; a branch shares its parent's steps before fork_step
     steps       one row a forward pass; a branch's own steps are contiguous from fork_step
@@ -22,7 +22,9 @@ is not, to the letter, the one below.
 from __future__ import annotations
 
 APPLICATION_ID = 0x4C737470  # "Lstp"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+#: Versions that can be read; `sessions.format.migrate` tells how the earlier ones differ.
+READABLE_VERSIONS = (1, SCHEMA_VERSION)
 
 #: 16 KiB pages hold the rows of `columns` without overflow pages.
 PAGE_SIZE = 16384

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
+from sessions import STATISTICS, SequenceStep, SessionMeta, SessionWriter, StepRecord, Tap, TensorRecord
 
 TAPS = (
     Tap(0, "embed", "replicate"),
@@ -25,7 +28,16 @@ def write(path: Path, steps: int, **options: Any) -> Path:
 
 
 def create(path: Path, taps: tuple[Tap, ...] = TAPS, ranks: int = 2, **meta: Any) -> SessionWriter:
-    return SessionWriter.create(path, taps=taps, ranks=ranks, meta=meta)
+    return SessionWriter.create(path, taps=taps, ranks=ranks, meta=SessionMeta(**meta))
+
+
+def put_meta(path: Path, **rows: object) -> None:
+    """Write rows of the meta table as a stranger might: any key, any JSON."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(key, json.dumps(value)) for key, value in rows.items()],
+        )
 
 
 def record(step: int, *, arrays: bool = True, tensors: bool = True, ranks: int = 2) -> StepRecord:

@@ -24,6 +24,7 @@ from sessions import (
     metrics,
 )
 from sessions.layouts import cut
+from sessions.meta import SessionMeta
 from tests.sessions.samples import sequence, write
 
 LAYOUTS = {
@@ -54,7 +55,7 @@ def make(
     steps: int = 1,
     slices: Mapping[str, str] | None = None,
     sums: np.ndarray | None = None,
-    **meta: object,
+    absent: Mapping[str, str] | None = None,
 ) -> Session:
     """A session whose taps are `parts`' and whose steps all captured them."""
     layouts = {
@@ -66,7 +67,9 @@ def make(
         for name, arrays in parts.items()
         for rank, array in arrays.items()
     ]
-    with SessionWriter.create(path, taps=taps, ranks=ranks, meta=meta) as writer:
+    with SessionWriter.create(
+        path, taps=taps, ranks=ranks, meta=SessionMeta(absent=dict(absent or {}))
+    ) as writer:
         for step in range(steps):
             told = sequence(0, tuple(ids), ranks)
             writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors, checksums=sums))
@@ -167,7 +170,7 @@ def test_other_token_ids_are_an_error_not_a_diff(tmp_path: Path) -> None:
 def test_other_positions_are_an_error_too(tmp_path: Path) -> None:
     a = Session.open(write(tmp_path / "a.session", 3))
     path = tmp_path / "b.session"
-    with SessionWriter.create(path, taps=a.taps, ranks=2, meta={}) as writer:
+    with SessionWriter.create(path, taps=a.taps, ranks=2, meta=SessionMeta()) as writer:
         moved = dataclasses.replace(sequence(0), positions=(1,))
         writer.step(0, StepRecord(0, "decode", [moved], 0.1))
     with pytest.raises(IdsMismatch, match="positions differ at step 0"):
@@ -265,6 +268,6 @@ def test_branches_and_steps_can_be_chosen(tmp_path: Path) -> None:
 
 def test_nothing_in_common_is_said(tmp_path: Path) -> None:
     a = golden(tmp_path / "a.session")
-    SessionWriter.create(tmp_path / "b.session", taps=a.taps, ranks=1, meta={}).close()
+    SessionWriter.create(tmp_path / "b.session", taps=a.taps, ranks=1, meta=SessionMeta()).close()
     with pytest.raises(SessionError, match="nothing to compare"):
         diff(a, Session.open(tmp_path / "b.session"))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from sessions import Session, SessionError, SessionWriter, verify
 from sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
+from sessions.meta import SessionMeta
 from tests.sessions.samples import TAPS, record, write
 
 
@@ -357,8 +358,10 @@ def test_the_reader_cannot_be_made_to_run_anything_else(path: Path) -> None:
 
 def test_strings_come_as_they_are_and_do_nothing(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07../../etc/passwd'; DROP TABLE steps; --"
-    with SessionWriter.create(tmp_path / "a.session", taps=TAPS, ranks=2, meta={"prompt": evil}) as writer:
+    with SessionWriter.create(
+        tmp_path / "a.session", taps=TAPS, ranks=2, meta=SessionMeta(prompts=(evil,))
+    ) as writer:
         writer.event(0, 0, "note", evil, {"path": evil})
     with Session.open(tmp_path / "a.session") as session:
-        assert session.meta["prompt"] == session.events()[0].text == evil
+        assert session.meta.prompts[0] == session.events()[0].text == evil
     assert verify(tmp_path / "a.session") == []

@@ -83,16 +83,16 @@ def test_what_was_not_refreshed_is_still_read_after_it_was_packed(tmp_path: Path
 
 
 def test_refresh_sees_branches_events_and_meta(tmp_path: Path) -> None:
-    with create(tmp_path / "a.session", note="old") as writer:
+    with create(tmp_path / "a.session", source="old") as writer:
         writer.step(0, record(0))
         with Session.open(tmp_path / "a.session") as session:
             child = writer.branch("b", parent=0, fork_step=1)
             writer.event(child, 1, "note", "x")
-            writer.set_meta("note", "new")
+            writer.set_meta(source="new")
             assert [branch.id for branch in session.branches()] == [0]
             assert session.refresh()
             assert [branch.id for branch in session.branches()] == [0, child]
-            assert session.meta["note"] == "new"
+            assert session.meta.source == "new"
             assert len(session.events(branch=child)) == 1
             assert not session.refresh()
 

@@ -25,6 +25,7 @@ from sessions import (
     verify,
 )
 from sessions.format.schema import CHUNK_STEPS
+from sessions.meta import SessionMeta
 from tests.sessions.samples import TAPS, create, record, sequence, write
 from tests.sessions.strategies import histories
 
@@ -72,8 +73,8 @@ def check_step(session: Session, written: StepRecord) -> None:
 
 
 @given(
-    meta=st.dictionaries(
-        st.text().filter(lambda k: k not in ("ranks", "rules")),
+    data=st.dictionaries(
+        st.text(),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -84,21 +85,19 @@ def check_step(session: Session, written: StepRecord) -> None:
     text=st.text(),
 )
 @settings(deadline=None, max_examples=30)
-def test_meta_events_and_verdicts(meta: dict, text: str) -> None:
+def test_events_and_verdicts(data: dict, text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "a.session")
-        with create(path, rules={"mask": "additive"}, **meta) as writer:
-            first = writer.event(0, 0, "command", text, meta)
+        with create(path, rules={"mask": "additive"}) as writer:
+            first = writer.event(0, 0, "command", text, data)
             second = writer.event(0, 3, "stop", "nan")
-            writer.verdicts([Verdict(0, 1, "embed", "pass", meta), Verdict(0, 0, text, "fail")])
+            writer.verdicts([Verdict(0, 1, "embed", "pass", data), Verdict(0, 0, text, "fail")])
             writer.verdicts([Verdict(0, 1, "embed", "fail")])
-            writer.set_meta("later", [1, 2])
         with Session.open(path) as session:
-            assert dict(session.meta) == {**meta, "rules": {"mask": "additive"}, "ranks": 2, "later": [1, 2]}
             assert session.branches()[0].rules == {"mask": "additive"}
             events = session.events()
             assert [(e.id, e.step, e.kind, e.text, e.data) for e in events] == [
-                (first, 0, "command", text, meta),
+                (first, 0, "command", text, data),
                 (second, 3, "stop", "nan", None),
             ]
             assert session.events(after=first) == events[1:] == session.events(kind="stop")
@@ -253,7 +252,7 @@ def test_an_existing_file_is_only_overwritten_on_demand(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"a\.session"):
         create(path)
     with Session.open(path) as old:
-        SessionWriter.create(path, taps=TAPS, ranks=1, meta={}, overwrite=True).close()
+        SessionWriter.create(path, taps=TAPS, ranks=1, meta=SessionMeta(), overwrite=True).close()
         assert old.refresh()
         assert (old.ranks, len(old.steps())) == (1, 0)
     assert [file.name for file in tmp_path.iterdir()] == ["a.session"]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions import clean
-from sessions.text import token_texts
 
 NASTY = st.sampled_from("\x1b\x9b\x9d\x07\x9c\x90[]()?;0123456789mHJKhlcP\\\r\n\t\x00\x7f\u202e\u2066ab界é")
 
@@ -58,12 +57,3 @@ def test_newlines_and_limits() -> None:
     assert clean("abcd", limit=4) == "abcd"
     assert clean("x" * 10**7, limit=5) == "xxxx…"
     assert clean("abc", limit=0) == ""
-
-
-def test_foreign_pages_are_read_as_data() -> None:
-    meta = {
-        "token_texts": {"1": "a", "x": "b", "2": 3, "9" * 40: "c"},
-        "token_texts.1": ["no"],
-        "other": {"5": "d"},
-    }
-    assert token_texts(meta) == {1: "a"}

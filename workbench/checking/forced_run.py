@@ -16,6 +16,7 @@ from pathlib import Path
 from engine.config import DType
 from engine.errors import RequestError
 from sessions import SessionWriteError, SessionWriter, Verdict
+from sessions.meta import ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import CheckResult, Reference, check_run
 from workbench.inferior.inferior import Inferior
@@ -99,10 +100,9 @@ class ForcedRun:
         inferior.watch(FULL)
         inputs = "" if corrected is None else " on golden inputs"
         what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
-        named = {} if self.model is None or corrected is not None else {"model_name": self.model.name}
-        with inferior.create_session(
-            path, overwrite=True, source="lockstep check", golden=str(reference.golden), **named
-        ):
+        named = ModelMeta(name="" if self.model is None or corrected is not None else self.model.name)
+        told = SessionMeta(source="lockstep check", model=named)
+        with inferior.create_session(path, told, overwrite=True):
             for step in range(reference.steps + 1):
                 if corrected is not None:
                     inferior.set_patches(list(corrected(step)))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.run.sampling import Sampling
+from sessions.meta import ModelMeta, SessionMeta
 from sessions.text import clean
 from workbench.cli import options
 from workbench.cli.streaming import display
@@ -72,9 +73,10 @@ def generate(
     with Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior:
         sequences = add_prompts(inferior, prompts, sampling)
         if target is not None:
-            inferior.create_session(
-                target, overwrite=True, source="lockstep generate", model_name=opened.name, prompts=prompt
+            told = SessionMeta(
+                source="lockstep generate", model=ModelMeta(name=opened.name), prompts=tuple(prompt or ())
             )
+            inferior.create_session(target, told, overwrite=True)
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)

@@ -59,9 +59,7 @@ def interact(console: Console) -> Exit:
 def greeting(debugger: Debugger) -> str:
     """What stands before the debugger, and how to begin."""
     meta, at = debugger.session.meta, debugger.position
-    name = clean(
-        str(meta.get("model_name") or meta.get("model_path") or debugger.session.path.stem), limit=60
-    )
+    name = clean(meta.model_label or debugger.session.path.stem, limit=60)
     prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.timeline.sequences()]
     tokens = " and ".join(counted(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
     last = debugger.timeline.last(at.branch)

@@ -111,16 +111,15 @@ def _row(path: Path) -> list[Any]:
 
 def _describe(session: Session) -> dict[str, Any]:
     meta = session.meta
-    rules = meta.get("rules")
     verdicts: dict[str, int] = {}
     for one in session.verdicts():
         verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
     return {
         "path": str(session.path),
-        "model": clean(str(meta.get("model_name") or meta.get("model_path") or "?")),
-        "dtype": clean(str(meta.get("dtype"))),
+        "model": clean(meta.model_label or "?"),
+        "dtype": clean(meta.config.dtype or "?"),
         "tp": session.ranks,
-        "rules": {clean(str(k)): clean(str(v)) for k, v in rules.items()} if isinstance(rules, dict) else {},
+        "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
         "taps": len(session.taps),
         "growing": session.growing,
         "branches": [

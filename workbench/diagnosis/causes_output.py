@@ -22,7 +22,7 @@ def head_untrained(e: Evidence) -> Cause | None:
     seen, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
     if not seen.any():
         return Cause("head_zero", "all logits are zero: the output head was never filled", {}, 0.0)
-    std = float(e.meta.get("config", {}).get("initializer_range") or 0.02)
+    std = e.meta.model.initializer_range or 0.02
     ratio = float(np.sqrt((seen**2).mean())) / std
     cosine = float((seen * right).sum() / (np.linalg.norm(seen) * np.linalg.norm(right)))
     spread = 5 / np.sqrt(seen.size)  # five standard errors of both estimates, at least

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.taps.names import layer_of, local_name
+from sessions.meta import SessionMeta
 from workbench.diagnosis.dataflow import inputs_of
 from workbench.diagnosis.recording import Array, Recording
 from workbench.views.golden_event import Cause
@@ -40,7 +40,7 @@ class Evidence:
     seq: int
     ranks: tuple[int, ...] = ()
     weights: Weights | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: SessionMeta = field(default_factory=SessionMeta)
 
     @property
     def kind(self) -> str:
@@ -101,10 +101,8 @@ class Evidence:
 
     def bias(self, module: str) -> Array | None:
         """That module's bias, from the golden session (which keeps them) or the checkpoint."""
-        text = self.meta.get("biases", {}).get(self.weight_name(module, "bias"))
-        if text is None:
-            return self.weight(module, "bias")
-        return np.frombuffer(base64.b64decode(text), dtype="<f8")
+        data = self.meta.biases.get(self.weight_name(module, "bias"))
+        return self.weight(module, "bias") if data is None else np.frombuffer(data, dtype="<f8")
 
     def meaning_of(self, by: float) -> str:
         """What a factor may stand for at this tap, as a clause."""

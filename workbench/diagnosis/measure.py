@@ -44,13 +44,13 @@ def measure(sides: Recordings) -> Iterator[MeasuredTap]:
     """All that the engine ran, in execution order: step, tap, sequence."""
     for side in filter(None, (sides.engine, sides.floor)):
         _same_ids(side, sides.golden, sides.engine.steps)
-    absent = sides.golden.session.meta.get("absent", {})
+    absent = sides.golden.session.meta.absent
     for step in sides.engine.steps:
         seqs = sorted(sides.engine.sequences(step))
         for tap in sides.golden.session.taps:
             for seq in seqs:
                 if tap.name in absent:
-                    yield MeasuredTap(step, seq, tap.name, TapComparison(None, str(absent[tap.name])))
+                    yield MeasuredTap(step, seq, tap.name, TapComparison(None, absent[tap.name]))
                 else:
                     yield _measure_tap(sides, tap.name, step, seq)
 

@@ -36,7 +36,7 @@ class _Here:
     @property
     def inputs(self) -> list[str]:
         """The inputs that the session knows, nearest first."""
-        layers = self.golden.session.meta.get("config", {}).get("num_hidden_layers", 0)
+        layers = self.golden.session.meta.model.num_layers or 0
         return [name for name in inputs_of(self.tap, layers) if self.golden.has_tap(name)]
 
     def near(self, kind: str) -> str:
@@ -70,7 +70,7 @@ def recompute(engine: Recording, golden: Recording, tap: str, step: int, seq: in
 
 def _norm(here: _Here) -> Array:
     """RMSNorm over the last axis; its weight is read off the golden tensors."""
-    eps = float(here.golden.session.meta.get("config", {}).get("rms_norm_eps", 1e-6))
+    eps = here.golden.session.meta.model.rms_eps or 1e-6
     source, right = here.inputs[0], here.right(here.tap)
 
     def normed(x: Array) -> Array:

@@ -31,7 +31,7 @@ class Recording:
     @property
     def dtype(self) -> str:
         """The dtype that the model ran in, by torch's name."""
-        return str(self.session.meta.get("dtype", "float32"))
+        return self.session.meta.config.dtype or "float32"
 
     @property
     def steps(self) -> range:

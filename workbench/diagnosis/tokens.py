@@ -59,9 +59,8 @@ def chosen(recording: Recording, step: int, seq: int, logits: Array | None) -> i
 
 def _greedy(recording: Recording, seq: int) -> bool:
     """Whether the session says that the sequence was decoded greedily."""
-    sequences = recording.session.meta.get("sequences")
-    known = sequences.get(str(seq), {}) if isinstance(sequences, dict) else {}
-    return bool(known.get("sampling", {}).get("temperature") == 0)
+    known = recording.session.meta.sequences.get(seq)
+    return known is not None and known.sampling is not None and known.sampling.temperature == 0
 
 
 def _is_largest(token: int, logits: Array) -> bool:

@@ -9,7 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.checkpoint.resolve import open_checkpoint
+from sessions.meta import SessionMeta
 
 if TYPE_CHECKING:
     from workbench.inferior.inferior import Inferior
@@ -18,32 +21,34 @@ if TYPE_CHECKING:
 _LIBRARIES = ("lockstep", "torch", "transformers")
 
 
-def session_meta(inferior: Inferior) -> dict[str, Any]:
-    """All that is needed to run an inferior's sequences again from the start, and to know where they came from."""
-    config = inferior.config
-    return {
-        "model": asdict(inferior.model),
-        "model_path": str(inferior.path),
-        "config": asdict(config),
-        "tp": config.tp,
-        "dtype": config.dtype,
-        "device": config.device,
-        "backend": inferior.client.backend,
-        "rules": inferior.rules,
-        "capture": asdict(inferior.capture),
-        "sequences": {
-            str(seq): {"prompt_ids": state.ids[: state.prompt_length], "sampling": asdict(state.sampling)}
-            for seq, state in inferior.sequences.items()
-        },
-        **identity(inferior.path),
+def session_meta(inferior: Inferior, told: SessionMeta) -> SessionMeta:
+    """`told`, and all that is needed to run an inferior's sequences again from the start, and to know where they came
+    from."""
+    model = asdict(inferior.model) | {
+        "name": told.model.name,
+        "path": str(inferior.path),
+        "checkpoint": checkpoint_digest(inferior.path),
     }
+    sequences = {
+        seq: {"prompt_ids": state.ids[: state.prompt_length], "sampling": asdict(state.sampling)}
+        for seq, state in inferior.sequences.items()
+    }
+    run: dict[str, Any] = {
+        "model": model,
+        "config": asdict(inferior.config) | {"backend": inferior.client.backend},
+        "rules": dict(inferior.rules),
+        "capture": asdict(inferior.capture),
+        "sequences": sequences,
+        "versions": versions(),
+    }
+    return msgspec.convert(msgspec.structs.asdict(told) | run, SessionMeta)
 
 
-def identity(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's digest (which samples large tensors) and the versions of what runs it."""
+def checkpoint_digest(checkpoint: Path) -> str:
+    """The digest of a checkpoint's tensors (which samples large ones)."""
     _, source = open_checkpoint(checkpoint)
     with source:
-        return {"checkpoint": source.digest(), "versions": versions()}
+        return source.digest()
 
 
 @cache

@@ -20,6 +20,7 @@ from engine.run.sampling import Sampling
 from engine.taps.names import TapSpec, tap_specs
 from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
+from sessions.meta import SessionMeta
 from sessions.records import StepRecord, TensorRecord
 from workbench.inferior.identity import session_meta
 from workbench.inferior.patches import Patch
@@ -124,13 +125,16 @@ class Inferior:
         """Write every further pass to `writer`."""
         self.writer, self.branch = writer, branch
 
-    def create_session(self, path: Path, *, overwrite: bool = False, **meta: Any) -> SessionWriter:
-        """Start a session at `path` with all that a replay needs to know, and record to it."""
+    def create_session(
+        self, path: Path, told: SessionMeta | None = None, *, overwrite: bool = False
+    ) -> SessionWriter:
+        """Start a session at `path` with all that a replay needs to know, and record to it. `told`: what else it is to
+        say of itself (`source`, the model's name, prompts)."""
         writer = SessionWriter.create(
             path,
             taps=taps_of(self.specs),
             ranks=self.config.tp,
-            meta=session_meta(self) | meta,
+            meta=session_meta(self, told or SessionMeta()),
             overwrite=overwrite,
         )
         self.record_to(writer)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from sessions import SessionWriter
 from sessions.records import StepRecord
-from sessions.text import token_texts_key
 
 #: Texts a page of the session's meta holds; only the last page is ever written again.
 _PAGE = 512
@@ -18,7 +17,7 @@ class TokenRecorder:
     def __init__(self, writer: SessionWriter, token: Callable[[int], str | None]) -> None:
         self._writer, self._token = writer, token
         self._known: set[int] = set()
-        self._page: dict[str, str] = {}
+        self._page: dict[int, str] = {}
         self._number = 0
         self._unwritten = False
 
@@ -33,7 +32,7 @@ class TokenRecorder:
 
     def _flush(self) -> None:
         if self._unwritten:
-            self._writer.set_meta(token_texts_key(self._number), self._page)
+            self._writer.token_texts(self._number, self._page)
             self._unwritten = False
 
     def _add(self, token: int) -> None:
@@ -44,5 +43,5 @@ class TokenRecorder:
         if len(self._page) == _PAGE:
             self._flush()
             self._page, self._number = {}, self._number + 1
-        self._page[str(token)] = text
+        self._page[token] = text
         self._unwritten = True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from msgspec import structs
+
 from engine.errors import RequestError
 from engine.taps.names import TapSpec
+from sessions.meta import CaptureMeta
 
 #: A step's tensors when nobody asked for a tensor whole: a 24-layer model keeps its attention rows to
 #: some 3,000 positions, and thins them beyond that.
@@ -62,13 +64,14 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
     return Capture(capture.statistics, (*capture.full, *globs), capture.last, budget)
 
 
-def words_of(told: Any) -> list[str]:
-    """The words that mean a capture as a session's meta tells it; none for the usual one."""
+def words_of(told: CaptureMeta | None) -> list[str]:
+    """The words that mean a capture as a session tells it; none for the usual one."""
+    if told is None:
+        return []
     for name, capture in _NAMED.items():
-        if told == json.loads(json.dumps(asdict(capture))):
+        if structs.asdict(told) == asdict(capture):
             return [] if capture == STATS else [name]
-    full = told.get("full") if isinstance(told, dict) else None
-    return [str(glob) for glob in full] if isinstance(full, list) else []
+    return list(told.full)
 
 
 def _any(name: str, globs: Sequence[str]) -> bool:

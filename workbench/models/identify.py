@@ -55,7 +55,7 @@ def told_of(session: Session) -> str:
     """A session in one line."""
     branches = session.branches()
     steps = max((len(session.steps(branch.id)) for branch in branches), default=0)
-    name = clean(str(session.meta.get("model_name") or "session"), limit=30)
+    name = clean(session.meta.model.name or "session", limit=30)
     forks = "" if len(branches) == 1 else f", {len(branches)} branches"
     return f"{name}: {steps} steps, {session.ranks} ranks{forks}"
 

@@ -6,7 +6,6 @@ sequence can touch its numbers; the steps of all sequences are merged into the r
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ import transformers
 from torch import Tensor
 from transformers import DynamicCache
 
+from sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SequenceMeta, SessionMeta
 from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
 from sessions.writer import SessionWriter
 from workbench.references.arrays import array, dtype_name, statistics
@@ -147,32 +147,31 @@ def _check_ids(request: GoldenRequest, config: Any) -> None:
             )
 
 
-def _meta(request: GoldenRequest, model: Any, checkpoint: str) -> dict[str, Any]:
-    return {
-        "source": "transformers",
-        "checkpoint": checkpoint,
-        "model": Path(request.model_dir).name,
-        "config": model.config.to_dict(),
-        "dtype": request.dtype,
-        "device": request.device,
-        "tp": 1,
-        "steps": request.steps,
-        "sequences": [
-            {"prompt": list(plan.prompt), "forced": None if plan.forced is None else list(plan.forced)}
-            for plan in request.sequences
-        ],
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "attention": "eager; the cache is complete, sliding windows act through the mask alone",
-        "batching": "each sequence ran on its own",
-        "absent": absent_taps(model),
-        "biases": _biases(model),
-    }
+def _meta(request: GoldenRequest, model: Any, checkpoint: str) -> SessionMeta:
+    config = model.config.to_dict()
+    shape = {ours: config[theirs] for theirs, ours in HUGGING_FACE.items() if config.get(theirs) is not None}
+    return SessionMeta(
+        source="transformers",
+        model=ModelMeta(name=Path(request.model_dir).name, checkpoint=checkpoint, **shape),
+        config=ConfigMeta(tp=1, device=request.device, dtype=request.dtype),
+        sequences={
+            seq: SequenceMeta(prompt_ids=plan.prompt, forced=plan.forced)
+            for seq, plan in enumerate(request.sequences)
+        },
+        versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
+        notes=(
+            "eager attention; the cache is complete, sliding windows act through the mask alone",
+            "each sequence ran on its own",
+        ),
+        absent=absent_taps(model),
+        biases=_biases(model),
+    )
 
 
-def _biases(model: Any) -> dict[str, str]:
-    """Checkpoint name -> the bias as little-endian float64 in base64: what a dropped bias is recognised by."""
+def _biases(model: Any) -> dict[str, bytes]:
+    """Checkpoint name -> the bias as little-endian float64: what a dropped bias is recognised by."""
     return {
-        name: base64.b64encode(parameter.detach().double().cpu().numpy().astype("<f8").tobytes()).decode()
+        name: parameter.detach().double().cpu().numpy().astype("<f8").tobytes()
         for name, parameter in model.named_parameters()
         if name.endswith(".bias")
     }

@@ -85,9 +85,8 @@ def attention(
 
 def _heads(source: Source, values: NDArray[np.float32], shown: Iterable[int]) -> tuple[AttentionHead, ...]:
     """The heads with the rank that computes each and the key/value head that it reads."""
-    model, ranks, count = source.meta.get("model"), source.session.ranks, len(values)
-    recorded = model.get("num_kv_heads") if isinstance(model, dict) else None
-    kv_heads = recorded if isinstance(recorded, int) and 0 < recorded <= count else count
+    ranks, count = source.session.ranks, len(values)
+    kv_heads = min(source.meta.model.num_kv_heads or count, count)
     return tuple(
         AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], figures(values[h, -1]))
         for h in shown

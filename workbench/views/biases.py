@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +9,6 @@ from numpy.typing import NDArray
 
 from sessions import Session
 from workbench.views.rank_weights import Held, held
-from workbench.views.words import mapping
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LONGEST = 1_000_000
@@ -29,31 +26,23 @@ class Bias:
 
 def biases(session: Session, layer: int, branch: int) -> list[Bias]:
     """The layer's biases, the ranks' as they were on `branch`; empty where the session holds none of them."""
-    whole = mapping(session.meta.get("biases"))
-    known = held(session.meta, branch)
-    head_dim = mapping(session.meta.get("model") or session.meta.get("config")).get("head_dim")
+    meta = session.meta
+    known = held(meta, branch)
     found = []
     for projection in _PROJECTIONS:
         block = "mlp" if projection in _PROJECTIONS[4:] else "self_attn"
         name = f"model.layers.{layer}.{block}.{projection}.bias"
-        bias = Bias(name, _decoded(whole.get(name), head_dim), tuple(known.get(name, {}).values()))
+        bias = Bias(
+            name, _by_head(meta.biases.get(name), meta.model.head_dim), tuple(known.get(name, {}).values())
+        )
         if bias.values is not None or bias.parts:
             found.append(bias)
     return found
 
 
-def _decoded(text: object, head_dim: object) -> NDArray[np.float32] | None:
-    """Little-endian float64 in base64, a head a row where the head's size is known."""
-    if not isinstance(text, str) or len(text) > 12 * _LONGEST:
-        return None
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    if not data or len(data) % 8:
+def _by_head(data: bytes | None, head_dim: int | None) -> NDArray[np.float32] | None:
+    """Little-endian float64, a head a row where the head's size is known."""
+    if not data or len(data) > 8 * _LONGEST or len(data) % 8:
         return None
     flat = np.frombuffer(data, "<f8").astype(np.float32)
-    width = (
-        head_dim if isinstance(head_dim, int) and head_dim > 0 and flat.size % head_dim == 0 else flat.size
-    )
-    return flat.reshape(-1, width)
+    return flat.reshape(-1, head_dim if head_dim and flat.size % head_dim == 0 else flat.size)

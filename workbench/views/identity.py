@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from sessions import Branch, Session
+from sessions.meta import CaptureMeta, ModelMeta, SamplingMeta, SessionMeta
 from workbench.demo import MODEL_DIR
 from workbench.views.trail import Trail
-from workbench.views.words import mapping, plural, said
-
-_MODEL_FACTS = (
-    ("num_layers", "layer"),
-    ("num_heads", "head"),
-    ("num_kv_heads", "KV head"),
-)
+from workbench.views.words import plural, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +44,34 @@ class Identity:
 def identify(session: Session, trail: Trail) -> Identity:
     """Read from the session's meta table, whatever a stranger wrote into it."""
     meta = session.meta
-    config, model = mapping(meta.get("config")), meta.get("model")
     branches = session.branches()
     return Identity(
         file=said(session.path.name, 80),
-        model=_model_name(meta, session),
+        model=_model_name(meta.model, session),
         ranks=session.ranks,
-        device=said(meta.get("device") or config.get("device") or "unknown device", 24),
-        dtype=said(meta.get("dtype") or config.get("dtype") or "unknown dtype", 24),
+        device=said(meta.config.device or "unknown device", 24),
+        dtype=said(meta.config.dtype or "unknown dtype", 24),
         steps=max((len(session.steps(branch.id)) for branch in branches), default=0),
         growing=session.growing,
-        rules=_rules(branches, mapping(meta.get("rules"))),
-        facts=tuple(_facts(meta, mapping(model), trail)),
+        rules=_rules(branches, meta.rules),
+        facts=tuple(_facts(meta, trail)),
     )
 
 
-def _model_name(meta: Mapping[str, Any], session: Session) -> str:
-    for key in ("model_name", "model", "model_path"):
-        value = meta.get(key)
-        if not isinstance(value, str) or not value.strip():
-            continue
-        if key == "model_name":
-            return said(value, 60)
-        parts = value.rstrip("/\\").replace("\\", "/").split("/")
+def _model_name(model: ModelMeta, session: Session) -> str:
+    if model.name.strip():
+        return said(model.name, 60)
+    if model.path.strip():
+        parts = _parts(model.path.rstrip("/\\"))
         return "demo" if tuple(parts[-3:]) == MODEL_DIR.parts[-3:] else said(parts[-1], 60)
     return said(session.path.stem, 60)
 
 
-def _rules(branches: Iterable[Branch], base: Mapping[str, Any]) -> tuple[Rule, ...]:
+def _parts(path: str) -> list[str]:
+    return path.replace("\\", "/").split("/")
+
+
+def _rules(branches: Iterable[Branch], base: Mapping[str, str]) -> tuple[Rule, ...]:
     titles = {(fault.rule, fault.value): fault.title for fault in FAULTS}
     found: dict[tuple[str, str], list[str]] = {}
     for branch in branches:
@@ -91,51 +87,54 @@ def _rules(branches: Iterable[Branch], base: Mapping[str, Any]) -> tuple[Rule, .
     )
 
 
-def _facts(meta: Mapping[str, Any], model: Mapping[str, Any], trail: Trail) -> Iterable[tuple[str, str]]:
-    shape = [plural(model[key], noun) for key, noun in _MODEL_FACTS if isinstance(model.get(key), int)]
-    if isinstance(model.get("hidden_size"), int):
-        shape.append(f"hidden {model['hidden_size']}")
-    if isinstance(model.get("vocab_size"), int):
-        shape.append(f"vocabulary {model['vocab_size']}")
+def _facts(meta: SessionMeta, trail: Trail) -> Iterable[tuple[str, str]]:
+    model = meta.model
+    counts = ((model.num_layers, "layer"), (model.num_heads, "head"), (model.num_kv_heads, "KV head"))
+    shape = [plural(count, noun) for count, noun in counts if count is not None]
+    if model.hidden_size is not None:
+        shape.append(f"hidden {model.hidden_size}")
+    if model.vocab_size is not None:
+        shape.append(f"vocabulary {model.vocab_size}")
     if shape:
         yield "shape", " · ".join(shape)
-    if meta.get("checkpoint"):
-        yield "checkpoint", said(meta["checkpoint"], 160)
-    if isinstance(meta.get("model_path"), str):
+    if model.checkpoint:
+        yield "checkpoint", said(model.checkpoint, 160)
+    if model.path:
         # Its end alone: a report goes to others, who need not know the directories of this machine.
-        yield "model", said("/".join(meta["model_path"].replace("\\", "/").split("/")[-2:]), 160)
-    if versions := mapping(meta.get("versions")):
-        yield "versions", " · ".join(f"{said(k, 30)} {said(v, 30)}" for k, v in list(versions.items())[:12])
-    for key in ("source", "backend", "capture", "sampling", "seed", "created", "host"):
-        if meta.get(key) is not None:
-            yield key, _compact(meta[key])
-    if sampling := _sampling(meta.get("sequences")):
+        yield "model", said("/".join(_parts(model.path)[-2:]), 160)
+    if meta.versions:
+        pairs = list(meta.versions.items())[:12]
+        yield "versions", " · ".join(f"{said(k, 30)} {said(v, 30)}" for k, v in pairs)
+    if meta.source:
+        yield "source", said(meta.source, 160)
+    if meta.config.backend:
+        yield "backend", said(meta.config.backend, 160)
+    if meta.capture is not None:
+        yield "capture", _compact(meta.capture)
+    if sampling := _sampling(meta):
         yield "sampling", sampling
     if trail.decode_seconds > 0:
         rate = trail.decode_tokens / trail.decode_seconds
         yield "speed", f"{rate:.1f} tokens/s in decode, recording included"
 
 
-def _compact(value: object) -> str:
-    """A JSON value for people: `statistics · last layers.*.attn.probs`, empty parts left out."""
-    if not isinstance(value, dict):
-        return said(value, 160)
+def _compact(told: CaptureMeta | SamplingMeta) -> str:
+    """For people: `statistics · last layers.*.attn.probs`, empty parts left out."""
     parts = []
-    for key, part in value.items():
+    for key, part in msgspec.structs.asdict(told).items():
         if part is True:
-            parts.append(said(key, 30))
-        elif part is not None and part is not False and part not in ([], "", {}):
-            words = " ".join(said(one, 60) for one in part) if isinstance(part, list) else said(part, 60)
-            parts.append(f"{said(key, 30)} {words}")
+            parts.append(key)
+        elif part is not None and part is not False and part != ():
+            words = " ".join(said(one, 60) for one in part) if isinstance(part, tuple) else said(part, 60)
+            parts.append(f"{key} {words}")
     return said(" · ".join(parts), 160)
 
 
-def _sampling(sequences: object) -> str:
+def _sampling(meta: SessionMeta) -> str:
     """How tokens were chosen, if every sequence says the same."""
-    members = list(sequences.values()) if isinstance(sequences, dict) else []
-    found = {_one_sampling(mapping(mapping(one).get("sampling"))) for one in members}
+    found = {_one_sampling(one.sampling) for one in meta.sequences.values() if one.sampling is not None}
     return found.pop() if len(found) == 1 else ""
 
 
-def _one_sampling(sampling: Mapping[str, Any]) -> str:
-    return "greedy" if sampling.get("temperature") == 0 else _compact(dict(sampling))
+def _one_sampling(sampling: SamplingMeta) -> str:
+    return "greedy" if sampling.temperature == 0 else _compact(sampling)

@@ -52,17 +52,16 @@ class Present:
 def overview(source: Source) -> Overview:
     """What the session is."""
     session, meta = source.session, source.meta
-    recorded = meta.get("config")
-    config: dict[str, object] = recorded if isinstance(recorded, dict) else {}
+    config = meta.config
     names = tuple(clean(tap.name, limit=120) for tap in session.taps)
-    path = str(meta.get("model_name") or meta.get("model_path") or session.path.stem)
+    path = meta.model_label or session.path.stem
     return Overview(
         name=clean(session.path.name, limit=60),
         model=clean(path.rstrip("/").rsplit("/", 1)[-1], limit=40),
         ranks=session.ranks,
-        device=_device(config.get("device", "cpu"), meta.get("backend")),
-        dtype=_short_dtype(clean(str(meta.get("dtype", config.get("dtype", ""))), limit=20)),
-        block_size=_block_size(config.get("block_size")),
+        device=_device(config.device or "cpu", config.backend),
+        dtype=_short_dtype(clean(config.dtype, limit=20)),
+        block_size=config.block_size or 16,
         taps=names,
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
@@ -71,14 +70,10 @@ def overview(source: Source) -> Overview:
     )
 
 
-def _device(device: object, backend: object) -> str:
+def _device(device: str, backend: str) -> str:
     """Where the ranks run, and that they share GPUs where they do: their sums then pass through the host."""
-    shared = str(device).startswith("cuda") and backend == "gloo"
-    return clean(f"{device} over gloo" if shared else str(device), limit=20)
-
-
-def _block_size(recorded: object) -> int:
-    return recorded if isinstance(recorded, int) and recorded > 0 else 16
+    shared = device.startswith("cuda") and backend == "gloo"
+    return clean(f"{device} over gloo" if shared else device, limit=20)
 
 
 def _short_dtype(name: str) -> str:

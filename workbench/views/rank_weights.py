@@ -1,10 +1,11 @@
-"""What the ranks hold of the weights, as `info weights` leaves it in a session's meta, by branch (torch-free)."""
+"""What the ranks hold of the weights, as `info weights` leaves it in a session, by branch (torch-free)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sessions.meta import SessionMeta, WeightShare
 from sessions.records import STATISTICS
 from sessions.text import clean
 
@@ -13,7 +14,6 @@ WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "ch
 
 #: The most rows that are believed of a foreign session.
 _MOST = 200_000
-_RMS, _ABSMAX, _ZEROS = (WEIGHT_COLUMNS.index(name) for name in ("rms", "absmax", "zeros"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +35,26 @@ class Held:
         return self.checkpoint == "equal"
 
 
-def held(meta: Mapping[str, object], branch: int) -> dict[str, dict[int, Held]]:
+def held(meta: SessionMeta, branch: int) -> dict[str, dict[int, Held]]:
     """By parameter and rank; empty where nobody has looked on this branch."""
-    known = meta.get("weights")
-    rows = known.get(str(branch)) if isinstance(known, dict) else None
     found: dict[str, dict[int, Held]] = {}
-    for row in rows[:_MOST] if isinstance(rows, list) else ():
-        if isinstance(row, list) and len(row) == len(WEIGHT_COLUMNS) and type(row[1]) is int:
-            found.setdefault(clean(str(row[0]), limit=120), {})[row[1]] = _held(row[1], row)
+    for share in meta.weights.get(branch, ())[:_MOST]:
+        found.setdefault(clean(share.name, limit=120), {})[share.rank] = _held(share)
     return found
 
 
-def _held(rank: int, row: list[object]) -> Held:
-    shape = clean(str(row[2]), limit=40)
-    count = 1
-    for size in shape.split("×"):
-        count *= int(size) if size.isdecimal() else 1
+def shape_text(shape: Sequence[int]) -> str:
+    """ "2003×256"."""
+    return "×".join(map(str, shape))
+
+
+def _held(share: WeightShare) -> Held:
     return Held(
-        rank=rank,
-        shape=shape,
-        rms=_number(row[_RMS]),
-        absmax=_number(row[_ABSMAX]),
-        checksum=clean(str(row[-2]), limit=16),
-        checkpoint=clean(str(row[-1]), limit=12),
-        empty=_number(row[_ZEROS]) == count,
+        rank=share.rank,
+        shape=clean(shape_text(share.shape), limit=40),
+        rms=share.statistic("rms"),
+        absmax=share.statistic("absmax"),
+        checksum=clean(share.checksum, limit=16),
+        checkpoint=clean(share.checkpoint, limit=12),
+        empty=share.empty,
     )
-
-
-def _number(value: object) -> float:
-    """NaN and the infinities are written as words, for JSON lacks them; NaN as well for what is no number."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else float("nan")
-    except (ValueError, OverflowError):
-        return float("nan")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
 from sessions.layouts import Rebuilt
+from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord
 from sessions.session import Session
 from workbench.paths import golden_directory
@@ -40,8 +40,8 @@ class Source:
         self._rebuilt_bytes = 0
 
     @property
-    def meta(self) -> Mapping[str, Any]:
-        """The session's meta table."""
+    def meta(self) -> SessionMeta:
+        """What the session says of itself."""
         return self.session.meta
 
     @property

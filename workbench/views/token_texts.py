@@ -10,12 +10,12 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
 from engine.errors import ConfigError
-from sessions.text import token_texts
+from sessions.meta import SessionMeta
 from workbench.demo import MODEL_DIR
 
 if TYPE_CHECKING:
@@ -42,13 +42,10 @@ class TokenTexts:
         self._labels: dict[int, str] = {}
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> TokenTexts:
+    def of(cls, meta: SessionMeta) -> TokenTexts:
         """The texts that a session's meta holds, and the tokenizer beside its checkpoint, read when first needed."""
-        model = meta.get("model")
-        ends = model.get("eos_ids") if isinstance(model, dict) else None
-        special = [i for i in ends if type(i) is int] if isinstance(ends, list) else []
         checkpoint = checkpoint_path(meta)
-        return cls(token_texts(meta), lambda: _tokenizer_at(checkpoint), special)
+        return cls(meta.token_texts, lambda: _tokenizer_at(checkpoint), meta.model.eos_ids)
 
     def text(self, token: int) -> str | None:
         """The raw text of a token, special or not; None if it is unknown."""
@@ -111,10 +108,10 @@ def _visible_character(character: str) -> str:
     return "·" if category == "Zs" and character != " " else character
 
 
-def checkpoint_path(meta: Mapping[str, Any]) -> Path | None:
+def checkpoint_path(meta: SessionMeta) -> Path | None:
     """The checkpoint that a session names, if it is on this machine. "demo" is the embedded model."""
-    named = meta.get("model_path")
-    if not isinstance(named, str) or not named:
+    named = meta.model.path
+    if not named:
         return None
     path = MODEL_DIR if named == "demo" else Path(named)
     return path if os.path.exists(path) else None  # Path.exists raises for a name that is too long

@@ -125,7 +125,7 @@ def test_the_session_keeps_the_verdicts_and_both_runs_read_the_same_ids(
             assert ids[0] == ids[1]
         verdicts = ours.verdicts(step=0, tap="layers.0.mlp.act")
         assert [one.verdict for one in verdicts] == ["fail"]
-        assert ours.meta["rules"] == {"act": "gelu"}
+        assert ours.meta.rules == {"act": "gelu"}
         (event,) = ours.events(kind="golden")
         assert event.data["first_divergence"]["tap"] == "layers.0.mlp.act"
         assert event.data["golden_session"] == reference.golden.name

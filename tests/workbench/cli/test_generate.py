@@ -78,7 +78,7 @@ def test_json_of_a_ragged_batch_equals_transformers(model: Path, tmp_path: Path)
         first = [told.ids for told in session.step(0).sequences]
         assert [list(ids) for ids in first] == prompts
         assert session.stats(0) is not None
-        assert session.meta["rules"] == {}
+        assert session.meta.rules == {}
 
 
 def test_eos_ends_a_sequence_and_leaves_the_others(model: Path, capsys: Any, tmp_path: Path) -> None:

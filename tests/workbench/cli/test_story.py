@@ -67,11 +67,11 @@ def test_both_sessions_are_left_to_replay(told: Told) -> None:
         assert path.parent == told.directory
         assert f"lockstep replay {path}" in told.shown
         with Session.open(path) as session:
-            assert session.meta["rules"] == rules
+            assert session.meta.rules == rules
             assert [event.data["verdict"] for event in session.events(kind="golden")] == [verdict]
-            assert session.meta["model_name"] == "demo"
+            assert session.meta.model.name == "demo"
             emitted = session.step(0).sequences[0].emitted
-            assert session.meta["token_texts"][str(emitted)]  # words without the model
+            assert session.meta.token_texts[emitted]  # words without the model
             assert session.ranks == 2
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from engine.taps.names import tap_specs
 from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
 from sessions.layouts import cut
+from sessions.meta import ConfigMeta, SamplingMeta, SequenceMeta, SessionMeta
 from tests.checkpoints import tiny_checkpoint
 from workbench.references.golden import forced_onto
 from workbench.references.request import GoldenRequest, GoldenSequence
@@ -78,15 +79,18 @@ def synthetic(
 
     `spoil[tap]` replaces a tap's tensor at every step and sequence; `skip` leaves taps out.
     """
-    config = source.meta["config"]
+    layers = source.meta.model.num_layers
+    assert layers is not None
     specs = tap_specs(
-        num_layers=config["num_hidden_layers"],
+        num_layers=layers,
         qk_norm=source.has_tap("layers.0.attn.q_norm"),
         kv_replicas=kv_replicas,
     )
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
-    greedy = {str(seq): {"sampling": {"temperature": 0.0}} for seq in range(2)}
-    meta = {"dtype": "float32", "sequences": greedy}
+    meta = SessionMeta(
+        config=ConfigMeta(dtype="float32"),
+        sequences={seq: SequenceMeta(sampling=SamplingMeta()) for seq in range(2)},
+    )
     with SessionWriter.create(path, taps=taps, ranks=tp, meta=meta, overwrite=True) as writer:
         for step in source.steps():
             known = source.step(step)

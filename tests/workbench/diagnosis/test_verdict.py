@@ -297,7 +297,7 @@ def test_a_golden_that_does_not_stand_up_to_itself_is_refused(case: Case, tmp_pa
     }  # fmt: skip
     golden = synthetic(tmp_path / "golden.session", case.golden, **options)
     with SessionWriter.reopen(golden.path) as writer:
-        writer.set_meta("absent", dict(case.golden.meta["absent"]))
+        writer.set_meta(absent=case.golden.meta.absent)
     golden = Session.open(golden.path)
     with pytest.raises(DiagnosisError, match=r"the golden final_norm (is missing|holds NaN) at step 0"):
         judge(synthetic(tmp_path / "engine.session", case.floor), golden, floor=case.floor)

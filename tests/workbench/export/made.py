@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
+from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from tests.sessions.samples import put_meta
 
 NAMES = (
     "embed",
@@ -93,17 +95,14 @@ def build(
     fork: int = 2,
     tensors: bool = True,
 ) -> Path:
-    """A session that emits `tokens`; a branch "load_bias=false" emits `other` from step `fork` on."""
-    texts = {str(token): f" t{token}" for token in range(100)}
-    known = {
-        "model_name": "Tiny",
-        "model": {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 16, "head_dim": 4},
-        "config": {"device": "cpu", "dtype": "float32"},
-        "dtype": "float32",
-        "rules": {},
-        "token_texts": texts,
-    }
-    with SessionWriter.create(path, taps=TAPS, ranks=2, meta={**known, **(meta or {})}) as writer:
+    """A session that emits `tokens`; a branch "load_bias=false" emits `other` from step `fork` on. `meta` are
+    rows of the meta table as a stranger might write them."""
+    known = SessionMeta(
+        model=ModelMeta(name="Tiny", num_layers=2, num_heads=4, num_kv_heads=2, hidden_size=16, head_dim=4),
+        config=ConfigMeta(device="cpu", dtype="float32"),
+        token_texts={token: f" t{token}" for token in range(100)},
+    )
+    with SessionWriter.create(path, taps=TAPS, ranks=2, meta=known) as writer:
         for step, token in enumerate(tokens):
             writer.step(0, record(step, token, change, tensors=tensors))
         if other:
@@ -111,6 +110,7 @@ def build(
             for step, token in enumerate(other, start=fork):
                 writer.step(branch, record(step, token, unchanged, tensors=tensors))
             writer.event(branch, fork, "command", "toggle load_bias false")
+    put_meta(path, **(meta or {}))
     return path
 
 

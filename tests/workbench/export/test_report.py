@@ -62,10 +62,10 @@ def _hostile(path: Path) -> Path:
     texts = {str(token): words[token % len(words)].replace("\ud800", "") for token in range(100)}
     safe = [word.replace("\ud800", "") for word in words]
     meta = {
-        "model_name": safe[0], "dtype": safe[1], "config": {"device": safe[2]}, "token_texts": texts,
+        "model": {"name": safe[0], "path": "/" + safe[6], "checkpoint": safe[3]},
+        "config": {"dtype": safe[1], "device": safe[2], "backend": safe[4]}, "token_texts": texts,
         "versions": dict(zip(safe, reversed(safe), strict=True)), "rules": {safe[0]: safe[1]},
-        "checkpoint": safe[3], "source": safe[9], "backend": safe, "capture": {safe[2]: [safe[6]]},
-        "model_path": "/" + safe[6],
+        "source": safe[9], "capture": {"full": safe, "last": [safe[6]], safe[2]: [safe[6]]},
     }  # fmt: skip
     made.build(path, tokens=range(10, 20), meta=meta, other=range(40, 44))
     with SessionWriter.reopen(path) as writer:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions import Session, SessionWriter
+from sessions import Session, SessionMeta, SessionWriter
 from sessions.records import SequenceStep, StepRecord, Tap
-from sessions.text import token_texts
 from workbench.inferior.token_recorder import TokenRecorder
 
 
 def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "texts.session"
     wanted = {token: f"t{token}\x1b" for token in range(1300) if token % 7}
-    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta={}) as writer:
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
         texts = TokenRecorder(writer, wanted.get)
         for step in range(13):
             ids = range(step * 100, step * 100 + 90)
@@ -22,4 +23,4 @@ def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> N
             )
             texts.note(StepRecord(step, "decode", [told], 0.0))
     seen = {token for step in range(13) for token in range(step * 100, step * 100 + 90)}
-    assert token_texts(Session.open(path).meta) == {t: wanted[t] for t in seen if t in wanted}
+    assert Session.open(path).meta.token_texts == {t: wanted[t] for t in seen if t in wanted}

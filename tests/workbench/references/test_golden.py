@@ -60,7 +60,7 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
     assert told == [(n, 6) for n in range(1, 7)]
     assert golden_path.parent == own_cache / "golden"
     with Session.open(golden_path) as truth, Session.open(floor_path) as floor:
-        assert (truth.meta["dtype"], floor.meta["dtype"]) == ("float64", "float32")
+        assert (truth.meta.config.dtype, floor.meta.config.dtype) == ("float64", "float32")
         for step in floor.steps():
             ours, theirs = floor.step(step).sequences, truth.step(step).sequences
             assert [s.ids for s in ours] == [s.ids for s in theirs]

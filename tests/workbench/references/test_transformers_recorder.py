@@ -88,13 +88,13 @@ def test_numbers_are_those_of_unhooked_transformers(family: tuple[Path, Session,
 
 def test_taps_and_shapes_are_the_designs(family: tuple[Path, Session, str]) -> None:
     _, session, _ = family
-    config = session.meta["config"]
-    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
-    dim = config.get("head_dim") or config["hidden_size"] // heads
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    specs = tap_specs(
-        num_layers=config["num_hidden_layers"], qk_norm="qwen3" in config["model_type"], kv_replicas=1
-    )
+    model = session.meta.model
+    layers, heads, kv = model.num_layers, model.num_heads, model.num_kv_heads
+    assert layers is not None
+    assert heads is not None
+    dim = model.head_dim or model.hidden_size // heads
+    hidden, inner, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
+    specs = tap_specs(num_layers=layers, qk_norm=session.has_tap("layers.0.attn.q_norm"), kv_replicas=1)
     assert [(tap.name, tap.layout) for tap in session.taps] == [(s.name, str(s.layout)) for s in specs]
     for step in session.steps():
         new, keys = (1 if step else len(PROMPT)), len(PROMPT) + step
@@ -109,7 +109,7 @@ def test_taps_and_shapes_are_the_designs(family: tuple[Path, Session, str]) -> N
         }  # fmt: skip
         for tap in session.taps:
             found = session.rebuilt(tap.name, step=step).array
-            if tap.name in session.meta["absent"]:
+            if tap.name in session.meta.absent:
                 assert tap.name.endswith(".partial")
                 assert found is None
             else:
@@ -117,16 +117,16 @@ def test_taps_and_shapes_are_the_designs(family: tuple[Path, Session, str]) -> N
                 assert found.shape == shapes.get(tap.name.rpartition(".")[2], (new, hidden)), tap.name
         (sequence,) = session.step(step).sequences
         assert tuple(sequence.positions) == tuple(range(keys - new, keys))
-        assert sequence.kv_lens == ((keys,) * session.meta["config"]["num_hidden_layers"],)
+        assert sequence.kv_lens == ((keys,) * layers,)
 
 
 def test_neighbouring_taps_fit_together(family: tuple[Path, Session, str]) -> None:
     """What one operation hands to the next, by its definition: the hooks are where they claim to be."""
     _, session, _ = family
     for step in session.steps():
-        for i in range(session.meta["config"]["num_hidden_layers"]):
+        for i in range(session.meta.model.num_layers):
             t = {tap.name.removeprefix(f"layers.{i}."): tensor(session, tap.name, step) for tap in session.taps
-                 if tap.name.startswith(f"layers.{i}.") and tap.name not in session.meta["absent"]}  # fmt: skip
+                 if tap.name.startswith(f"layers.{i}.") and tap.name not in session.meta.absent}  # fmt: skip
             before = tensor(session, f"layers.{i - 1}.mlp_residual" if i else "embed", step)
             np.testing.assert_allclose(t["attn_residual"], before + t["attn.o_proj"], rtol=1e-6)
             np.testing.assert_allclose(t["mlp_residual"], t["attn_residual"] + t["mlp.down"], rtol=1e-6)
@@ -190,13 +190,13 @@ def test_float64_is_float64_throughout(tmp_path: Path) -> None:
     session = recorded(tmp_path / "golden.session", model_dir, dtype="float64")
     assert {key.dtype for key in session.captured(0)} == {"float64"}
     weights = {name: w.double().numpy() for name, w in load_file(model_dir / "model.safetensors").items()}
-    config = session.meta["config"]
+    config = session.meta.model
     x = tensor(session, "layers.1.attn_residual")
-    norm = x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
+    norm = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_eps)
     exact = norm * weights["model.layers.1.post_attention_layernorm.weight"]
     np.testing.assert_allclose(tensor(session, "layers.1.mlp_norm"), exact, rtol=1e-13)
     np.testing.assert_allclose(tensor(session, "layers.1.attn.probs").sum(-1), 1.0, rtol=1e-14)
-    q = tensor(session, "layers.0.attn.q_proj").reshape(len(PROMPT), config["num_attention_heads"], -1)
+    q = tensor(session, "layers.0.attn.q_proj").reshape(len(PROMPT), config.num_heads, -1)
     half = q.shape[-1] // 2
     angles = np.arange(len(PROMPT))[:, None] * 10000.0 ** -(np.arange(half) / half)
     turned = (q[..., :half] + 1j * q[..., half:]) * np.exp(1j * angles)[:, None]
@@ -212,7 +212,7 @@ def test_ragged_sequences_do_not_touch_each_other(tmp_path: Path) -> None:
         alone = recorded(tmp_path / f"{seq}.session", model_dir, sequence)
         for step in alone.steps():
             for tap in alone.taps:
-                if tap.name not in alone.meta["absent"]:
+                if tap.name not in alone.meta.absent:
                     np.testing.assert_array_equal(
                         tensor(together, tap.name, step, seq), tensor(alone, tap.name, step)
                     )
@@ -248,7 +248,7 @@ def test_statistics_are_those_of_the_tensors(family: tuple[Path, Session, str]) 
     assert stats is not None
     for tap in session.taps:
         row = stats[tap.index, 0]
-        if tap.name in session.meta["absent"]:
+        if tap.name in session.meta.absent:
             assert np.isnan(row).all()
             continue
         x = tensor(session, tap.name)

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.taps.names import tap_specs
 from sessions import SessionWriter
+from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
 
 #: Token texts, hostile ones among them: an escape sequence, markup, right-to-left, combining, wide.
@@ -79,21 +80,19 @@ def build(
     return path
 
 
-def _meta(layers: int) -> dict[str, object]:
-    return {
-        "model_name": "Demo-3.5M",
-        "model": {
-            "num_layers": layers,
-            "num_heads": HEADS,
-            "num_kv_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "hidden_size": HEADS * HEAD_DIM,
-        },
-        "config": {"device": "cpu", "dtype": "float32", "block_size": 4, "tp": RANKS},
-        "dtype": "float32",
-        "rules": {},
-        "token_texts": {str(token): text for token, text in TEXTS.items()},
-    }
+def _meta(layers: int) -> SessionMeta:
+    return SessionMeta(
+        model=ModelMeta(
+            name="Demo-3.5M",
+            num_layers=layers,
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            hidden_size=HEADS * HEAD_DIM,
+        ),
+        config=ConfigMeta(device="cpu", dtype="float32", block_size=4, tp=RANKS),
+        token_texts=TEXTS,
+    )
 
 
 def _step(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sessions import SessionWriter
+from sessions.meta import WeightShare
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
@@ -341,14 +342,13 @@ async def test_the_lens_shows_each_layer_and_where_golden_differs(bench: Bench) 
 
 async def test_what_the_ranks_held_is_shown_without_the_checkpoint(bench: Bench, tmp_path: Path) -> None:
     path = build(tmp_path / "held.session", fork=False)
-    figures = [0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 32]
-    rows = [
-        ["layers.0.k_proj.bias", 0, "32", "float32", *figures, "0" * 16, "different"],
-        ["layers.0.k_proj.bias", 1, "32", "float32", *figures[:-1], 0, "a" * 16, "equal"],
-        ["nonsense"],
-    ]
+    name = "layers.0.k_proj.bias"
+    shares = (
+        WeightShare(name, 0, (32,), "float32", (0.0,) * 7 + (32.0,), "0" * 16, "different"),
+        WeightShare(name, 1, (32,), "float32", (0.0,) * 8, "a" * 16, "equal"),
+    )
     with SessionWriter.reopen(path) as writer:
-        writer.set_meta("weights", {"0": rows})
+        writer.set_meta(weights={0: shares})
     async with bench(path=path) as pilot:
         await press(pilot, "4")
         lines = text_of(pilot)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sessions import Session, SessionWriter
+from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
 from workbench.views.cache_rows import cache_rows
 from workbench.views.kv_cache import cache
@@ -24,7 +25,7 @@ NEXT = np.concatenate([PREFILL, RANDOM.normal(size=(1, 4, 8)).astype(np.float32)
 
 def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> Source:
     """Two ranks, two heads each; `rows[step]` is the whole cache after a step."""
-    with SessionWriter.create(path, taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta={}) as writer:
+    with SessionWriter.create(path, taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta=SessionMeta()) as writer:
         for step, (whole, at) in enumerate(zip(rows, positions, strict=True)):
             tensors = [
                 TensorRecord(TAP, rank, 0, np.ascontiguousarray(whole[:, 2 * rank : 2 * rank + 2]), "float32")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sessions import Session, SessionWriter
+from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap
 from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
 from workbench.views.logits import logits
@@ -39,7 +40,9 @@ def test_candidates_are_as_recorded() -> None:
 def test_the_probability_of_nan_is_not_one(tmp_path: Path) -> None:
     nan = math.nan
     path = tmp_path / "nan.session"
-    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta={}) as writer:
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
         writer.step(0, StepRecord(0, "prefill", [_told([nan, nan], nan)], 0.1))
     with Session.open(path) as session:
         found = logits(Source(session), Where())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sessions import Session, SessionWriter
+from sessions.meta import SessionMeta
 from workbench.views.golden_event import (
     KIND,
     Cause,
@@ -24,7 +25,7 @@ RECORDED = sorted((Path(__file__).parents[3] / "sessions" / "recorded").glob("*.
 
 
 def written(path: Path, *data: object) -> Path:
-    with SessionWriter.create(path, taps=[], ranks=1, meta={}) as writer:
+    with SessionWriter.create(path, taps=[], ranks=1, meta=SessionMeta()) as writer:
         for one in data:
             writer.event(0, 1, KIND, "", one)
     return path

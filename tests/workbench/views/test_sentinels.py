@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap
+from sessions.meta import SessionMeta
 from tests.workbench.export import made
 from workbench.debugger.core import sentinels as catching
 from workbench.debugger.core.timeline import open_timeline
@@ -57,7 +58,7 @@ def test_a_phrase_is_said_often_enough(tokens: list[int], length: int) -> None:
 def _shared_heads(path: Path) -> Path:
     """Four ranks, of which two each hold the same KV heads; at step 1 rank 3 differs from rank 2."""
     taps = [Tap(0, "embed", "replicate"), Tap(1, "layers.0.attn.k_proj", "shard(1,replicas=2)")]
-    with SessionWriter.create(path, taps=taps, ranks=4, meta={}) as writer:
+    with SessionWriter.create(path, taps=taps, ranks=4, meta=SessionMeta()) as writer:
         for step in range(2):
             sums = np.array([[9, 9, 9, 9], [5, 5, 6, 6 + step]], np.uint64)
             told = SequenceStep(0, [1], [step], [[step + 1]] * 4, emitted=3 + step)

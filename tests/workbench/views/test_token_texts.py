@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from sessions.meta import ModelMeta, SessionMeta
 from workbench.demo import MODEL_DIR
 from workbench.models.tokenizer import find_tokenizer
 from workbench.views.token_texts import TokenTexts, checkpoint_path, token_label
@@ -53,11 +54,11 @@ def test_texts_are_joined_without_special_tokens() -> None:
     assert TokenTexts({}).joined([1]) is None
 
 
-@pytest.mark.parametrize("path", ["", 3, None, "/nowhere", "x" * 5000, "a\0b"])
-def test_a_checkpoint_that_is_not_there_is_none(path: object) -> None:
-    assert checkpoint_path({"model_path": path}) is None
+@pytest.mark.parametrize("path", ["", "/nowhere", "x" * 5000, "a\0b"])
+def test_a_checkpoint_that_is_not_there_is_none(path: str) -> None:
+    assert checkpoint_path(SessionMeta(model=ModelMeta(path=path))) is None
 
 
 def test_a_broken_tokenizer_costs_only_the_texts(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    assert TokenTexts.of({"model_path": str(tmp_path)}).label(5) == "‹5›"
+    assert TokenTexts.of(SessionMeta(model=ModelMeta(path=str(tmp_path)))).label(5) == "‹5›"

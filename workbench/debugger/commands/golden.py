@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessions import SessionWriter, Verdict
+from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import Reference, check_run
 from workbench.debugger.answers import Result
@@ -94,7 +95,9 @@ class BranchRun:
     def record(self, path: Path, corrected: Corrections | None) -> None:
         """Every tensor whole, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
-        meta = {"dtype": config.dtype, "tp": config.tp, "model_path": str(self.checkpoint)}
+        meta = SessionMeta(
+            model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)
+        )
         taps = taps_of(engine.inferior.specs)
         with SessionWriter.create(path, taps=taps, ranks=config.tp, meta=meta) as writer:
             engine.reach(self.branch, 0)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sessions.meta import WeightShare
 from sessions.text import clean
-from workbench.debugger.answers import Group, Result, Table, jsonable
+from workbench.debugger.answers import Group, Result, Table
 from workbench.debugger.commands.branches import checkpoint_table
 from workbench.debugger.commands.breakpoints import breakpoint_table
 from workbench.debugger.commands.rules import toggles_table
@@ -17,7 +18,7 @@ from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.views.cached_lengths import expected_rows, runs, span
-from workbench.views.rank_weights import WEIGHT_COLUMNS
+from workbench.views.rank_weights import WEIGHT_COLUMNS, shape_text
 
 
 def ranks(debugger: Debugger) -> Table:
@@ -66,39 +67,41 @@ def blocks(debugger: Debugger) -> Table:
 def weights(debugger: Debugger, glob: str) -> Table:
     """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
     "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
-    rows = [row for row in _weights(debugger) if fnmatchcase(str(row[0]), glob)]
+    rows = [
+        [s.name, s.rank, shape_text(s.shape), s.dtype, *s.statistics, s.checksum, s.checkpoint]
+        for s in _weights(debugger)
+        if fnmatchcase(s.name, glob)
+    ]
     return Table("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
 
 
-def _weights(debugger: Debugger) -> list[list[Any]]:
+def _weights(debugger: Debugger) -> tuple[WeightShare, ...]:
     branch = debugger.position.branch
     if debugger.live:
-        rows = _held(debugger, branch)
-        _keep(debugger, branch, rows)
-        return rows
-    kept = debugger.session.meta.get("weights")
-    found = kept.get(str(branch)) if isinstance(kept, dict) else None
-    if not isinstance(found, list):
+        shares = _on_ranks(debugger, branch)
+        _keep(debugger, branch, shares)
+        return shares
+    if branch not in debugger.session.meta.weights:
         raise NotCaptured(
             f"the weights were not looked at while branch {branch} ran: `info weights` in the live run keeps them"
         )
-    return found
+    return debugger.session.meta.weights[branch]
 
 
-def _held(debugger: Debugger, branch: int) -> list[list[Any]]:
+def _on_ranks(debugger: Debugger, branch: int) -> tuple[WeightShare, ...]:
     engine, rules = debugger.engine, debugger.timeline.line(branch).rules
     if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
         engine.stand_under(branch, max(debugger.position.step, 0))
     answers = engine.inferior.client.call("weights", compare=True, timeout=None)
-    rows = [
-        [
-            name, rank, "×".join(map(str, told["shape"])), told["dtype"], *told["stats"],
+    shares = [
+        WeightShare(
+            name, rank, tuple(told["shape"]), told["dtype"], tuple(told["stats"]),
             f"{told['checksum']:016x}", _compared(told),
-        ]
+        )
         for rank, answer in enumerate(answers)
         for name, told in answer["weights"].items()
     ]  # fmt: skip
-    return sorted(rows, key=lambda row: (row[0], row[1]))
+    return tuple(sorted(shares, key=lambda share: (share.name, share.rank)))
 
 
 def _compared(told: Mapping[str, Any]) -> str:
@@ -107,14 +110,13 @@ def _compared(told: Mapping[str, Any]) -> str:
     return "equal" if told["checkpoint"] == told["checksum"] else "different"
 
 
-def _keep(debugger: Debugger, branch: int, rows: list[list[Any]]) -> None:
+def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> None:
     inferior = debugger.engine.inferior
     writer = inferior.writer
     if writer is not None:
         debugger.session.refresh()
-        kept = debugger.session.meta.get("weights")
-        known = kept if isinstance(kept, dict) else {}
-        inferior.guard(lambda: writer.set_meta("weights", {**known, str(branch): jsonable(rows)}))
+        kept = {**debugger.session.meta.weights, branch: shares}
+        inferior.guard(lambda: writer.set_meta(weights=kept))
 
 
 def taps(debugger: Debugger, glob: str) -> Table:

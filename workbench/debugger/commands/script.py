@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.run.sampling import Sampling
+from sessions.meta import SessionMeta
 from sessions.text import clean
 from workbench.debugger.answers import Expectation, Group, Message, Result, number
 from workbench.debugger.core.debugger import Debugger
@@ -98,25 +100,23 @@ def script_of(debugger: Debugger) -> str:
     return "\n".join(clean(line, newlines=True) for line in lines)
 
 
-def run_line(meta: Mapping[str, Any]) -> str:
+def run_line(meta: SessionMeta) -> str:
     """The command line that starts the run of a session again."""
-    named = meta.get("model_name") == DEMO or meta.get("model_path") == DEMO
-    words = ["lockstep", "run", DEMO if named else str(meta.get("model_path", "MODEL"))]
-    for option in ("tp", "dtype", "device"):
-        if meta.get(option) is not None:
-            words += [f"--{option}", str(meta[option])]
-    words += [
-        word for name, value in _dict(meta.get("rules")).items() for word in ("--rule", f"{name}={value}")
-    ]
-    sequences = [_dict(told) for told in _dict(meta.get("sequences")).values()]
+    model, config = meta.model, meta.config
+    words = ["lockstep", "run", DEMO if DEMO in (model.name, model.path) else model.path or "MODEL"]
+    for option, value in (("tp", config.tp), ("dtype", config.dtype), ("device", config.device)):
+        if value:
+            words += [f"--{option}", str(value)]
+    words += [word for name, value in meta.rules.items() for word in ("--rule", f"{name}={value}")]
+    sequences = [told for _, told in sorted(meta.sequences.items())]
     for told in sequences:
-        words += ["--ids", ",".join(str(token) for token in told.get("prompt_ids") or ())]
-    sampling = _dict(sequences[0].get("sampling")) if sequences else {}
-    usual = asdict(Sampling())
-    for name, value in sampling.items():
-        if name in usual and value != usual[name]:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    words += [word for glob in words_of(meta.get("capture")) for word in ("--capture", glob)]
+        words += ["--ids", ",".join(map(str, told.prompt_ids))]
+    if sequences and (sampling := sequences[0].sampling) is not None:
+        usual = asdict(Sampling())
+        for name, chosen in msgspec.structs.asdict(sampling).items():
+            if chosen != usual[name]:
+                words += [f"--{name.replace('_', '-')}", str(chosen)]
+    words += [word for glob in words_of(meta.capture) for word in ("--capture", glob)]
     return clean(shlex.join(words))
 
 

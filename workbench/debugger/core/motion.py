@@ -225,9 +225,7 @@ def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Finding |
 
 def eos_ids(debugger: Debugger) -> list[int]:
     """The ids that end a text."""
-    model = debugger.session.meta.get("model") if debugger.timeline.session is not None else None
-    found = model.get("eos_ids") if isinstance(model, dict) else None
-    return [int(i) for i in found] if isinstance(found, list) else []
+    return list(debugger.session.meta.model.eos_ids) if debugger.timeline.session is not None else []
 
 
 def _exhausted(debugger: Debugger) -> Stop | None:

@@ -169,17 +169,14 @@ class Timeline:
 
     def sequences(self) -> list[int]:
         """The numbers of the sequences that the run began with."""
-        told = self.session.meta.get("sequences") if self.session is not None else None
-        return sorted(int(seq) for seq in told if seq.isdecimal()) if isinstance(told, dict) else []
+        return sorted(self.session.meta.sequences) if self.session is not None else []
 
     def prompt(self, seq: int = 0) -> list[int]:
         """The ids that a sequence began with."""
-        meta = self.session.meta if self.session is not None else {}
-        told = meta.get("sequences")
-        known = told.get(str(seq)) if isinstance(told, dict) else None
-        if not isinstance(known, dict) or not isinstance(known.get("prompt_ids"), list):
+        known = self.session.meta.sequences.get(seq) if self.session is not None else None
+        if known is None or not known.prompt_ids:
             raise DebuggerError("the session does not say what its prompt was")
-        return [int(i) for i in known["prompt_ids"]]
+        return list(known.prompt_ids)
 
     def backwards(self, at: Position) -> Iterator[tuple[int, int]]:
         """(step, places to look at) of everything before a position, newest step first."""
@@ -218,8 +215,7 @@ class Timeline:
 
 def open_timeline(session: Session) -> Timeline:
     """The timeline of a session alone."""
-    rules = session.meta.get("rules")
     names = [tap.name for tap in session.taps]
     if not names:
         raise SessionError(f"{session.path.name} has no taps: there is nothing to step through.")
-    return Timeline(session, Places(names), session.ranks, rules if isinstance(rules, dict) else {})
+    return Timeline(session, Places(names), session.ranks, session.meta.rules)

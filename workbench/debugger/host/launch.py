@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from engine.config import EngineConfig, ModelConfig
 from engine.run.sampling import Sampling
-from sessions import Session
+from sessions import Session, SessionMeta
 from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Executor
@@ -34,7 +33,7 @@ class DebugTarget:
     rules: Mapping[str, str] | None = None
     capture: Capture = STATS
     tokenizer: Tokenizer | None = None
-    meta: Mapping[str, Any] | None = None  # what else the session is to say of itself
+    meta: SessionMeta | None = None  # what else the session is to say of itself
     overwrite: bool = False
 
 
@@ -44,9 +43,7 @@ def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: 
     try:
         for ids in target.prompts:
             inferior.add(list(ids), target.sampling)
-        writer = inferior.create_session(
-            target.session, overwrite=target.overwrite, **dict(target.meta or {})
-        )
+        writer = inferior.create_session(target.session, target.meta, overwrite=target.overwrite)
         session = Session.open(target.session)
     except BaseException:
         inferior.close()

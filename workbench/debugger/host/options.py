@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.run.sampling import Sampling
+from sessions.meta import ModelMeta, SessionMeta
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.host.replay import open_replay
@@ -66,7 +67,9 @@ def target_of(launch: Launch) -> DebugTarget:
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
         capture=requests.capture_of(launch.capture, model, launch.tp),
-        meta={"source": "lockstep run", "model_name": model.name, "prompts": list(texts) or None, "chat": chat},
+        meta=SessionMeta(
+            source="lockstep run", model=ModelMeta(name=model.name), prompts=tuple(texts), chat=chat
+        ),
     )  # fmt: skip
 
 

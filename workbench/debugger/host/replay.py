@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.run.sampling import Sampling
@@ -17,7 +19,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Executor
 from workbench.debugger.core.timeline import open_timeline
 from workbench.debugger.errors import ReplayMismatch
-from workbench.inferior.identity import identity
+from workbench.inferior.identity import checkpoint_digest
 from workbench.inferior.inferior import Inferior
 from workbench.views.token_texts import TokenTexts
 
@@ -73,32 +75,29 @@ def verify(
             except ReplayMismatch as error:
                 divergences.append(f"branch {line.id} ({line.name}): {error}")
                 executor.forget_cache()
-    other = session.meta.get("checkpoint") not in (None, identity(path)["checkpoint"])
+    other = session.meta.model.checkpoint not in ("", checkpoint_digest(path))
     return Verification(passes, unverifiable, tuple(divergences), other)
 
 
 def engine_config(session: Session) -> EngineConfig:
     """How a session's engine was run. ConfigError for a session that does not say, or says nonsense."""
-    told = session.meta.get("config")
-    if not isinstance(told, dict):
+    told = session.meta.config
+    if told.tp is None:
         raise ConfigError(f"{session.path.name} does not say how its engine was run: it cannot be run again")
-    known = {name: told[name] for name in EngineConfig.__dataclass_fields__ if name in told}
-    try:
-        return EngineConfig(**known)
-    except TypeError as error:
-        raise ConfigError(f"{session.path.name}: its engine configuration makes no sense: {error}") from error
+    known = msgspec.to_builtins(told)  # without what is not known: the engine's own default
+    fields = {name: known[name] for name in EngineConfig.__dataclass_fields__ if name in known}
+    return EngineConfig(**fields)
 
 
 def recorded_sequences(session: Session) -> list[tuple[list[int], Sampling]]:
     """Prompt ids and first sampling of each sequence."""
-    told = session.meta.get("sequences")
-    try:
-        assert isinstance(told, dict)
-        return [
-            ([int(i) for i in one["prompt_ids"]], Sampling(**one.get("sampling", {})))
-            for _, one in sorted(told.items(), key=lambda item: int(item[0]))
-        ]
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise SessionError(
-            f"{session.path.name} does not say what was run: its sequences are unreadable."
-        ) from error
+    told = [one for seq, one in sorted(session.meta.sequences.items())]
+    if not told or not all(one.prompt_ids for one in told):
+        raise SessionError(f"{session.path.name} does not say what was run: its sequences are unreadable.")
+    return [
+        (
+            list(one.prompt_ids),
+            Sampling(**msgspec.structs.asdict(one.sampling)) if one.sampling else Sampling(),
+        )
+        for one in told
+    ]

@@ -191,7 +191,7 @@ def _ready(debugger: Debugger) -> ReadyEvent:
     return ReadyEvent(
         session=str(debugger.session.path),
         state=state_of(debugger),
-        model=str(meta.get("model_name") or meta.get("model_path") or ""),
+        model=meta.model_label,
         tp=debugger.timeline.ranks,
         replay=replay,
         pid=os.getpid(),

@@ -149,12 +149,12 @@ class WorkbenchActions(Moving):
 
     async def action_toggles(self) -> None:
         """x: what can be switched on and off; in a replay it can only be read."""
-        meta = await self.reader.ask(lambda source: dict(source.meta))
-        model, overview = meta.get("model"), self.overview
+        model = await self.reader.ask(lambda source: source.meta.model)
+        overview = self.overview
         if overview is None:
             return
         rules = dict(overview.branch(self.where.branch).rules)
-        rows = toggle_rows(model if isinstance(model, dict) else {}, overview.ranks, rules)
+        rows = toggle_rows(model, overview.ranks, rules)
         self.app.push_screen(TogglesScreen(rows, self.why_no_toggle()), self.toggled)
 
     def why_not(self, press: str) -> str:

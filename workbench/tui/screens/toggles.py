@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
+import msgspec
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,6 +18,7 @@ from textual.screen import ModalScreen
 from engine.config import ModelConfig
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from engine.faults.fault import Fault
+from sessions.meta import ModelMeta
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 
@@ -41,9 +43,9 @@ class ToggleRow:
     why_not: str = ""
 
 
-def toggle_rows(model: Mapping[str, Any], tp: int, rules: Mapping[str, str]) -> list[ToggleRow]:
-    """The catalogue for a model (as a session's meta tells it) under the rules in force."""
-    known = cast(ModelConfig, SimpleNamespace(**model))
+def toggle_rows(model: ModelMeta, tp: int, rules: Mapping[str, str]) -> list[ToggleRow]:
+    """The catalogue for a model (as a session tells it) under the rules in force."""
+    known = cast(ModelConfig, SimpleNamespace(**msgspec.to_builtins(model)))
     rows: list[ToggleRow] = []
     for group, faults in groupby(sorted(FAULTS, key=lambda f: _ORDER.index(f.group)), key=lambda f: f.group):
         rows.append(ToggleRow(None, group))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
 from workbench.debugger.answers import Stop, Table
 from workbench.debugger.commands.script import run_line, script_of
@@ -177,19 +178,21 @@ def test_an_interrupted_fork_is_a_command_that_leads_there_again(live: Live, tmp
 
 
 def test_the_first_line_of_a_script_starts_the_same_run() -> None:
-    meta = {
-        "model_path": "/models/a b", "tp": 2, "dtype": "float32", "rules": {"mask": "additive"},
-        "sequences": {
-            "0": {"prompt_ids": [1, 2], "sampling": {"temperature": 0.5, "top_k": 0, "seed": 7}},
-            "1": {"prompt_ids": [3]},
+    meta = SessionMeta(
+        model=ModelMeta(path="/models/a b"),
+        config=ConfigMeta(tp=2, dtype="float32"),
+        rules={"mask": "additive"},
+        sequences={
+            0: SequenceMeta(prompt_ids=(1, 2), sampling=SamplingMeta(temperature=0.5, seed=7)),
+            1: SequenceMeta(prompt_ids=(3,)),
         },
-        "capture": {"statistics": True, "full": ["layers.0.*"], "last": [], "budget_bytes": None},
-    }  # fmt: skip
+        capture=CaptureMeta(full=("layers.0.*",)),
+    )
     assert run_line(meta) == (
         "lockstep run '/models/a b' --tp 2 --dtype float32 --rule mask=additive --ids 1,2 --ids 3"
         " --temperature 0.5 --seed 7 --capture 'layers.0.*'"
     )
-    assert run_line({"model_name": "demo", "model_path": "/somewhere"}) == "lockstep run demo"
+    assert run_line(SessionMeta(model=ModelMeta(name="demo", path="/somewhere"))) == "lockstep run demo"
 
 
 def test_diff_shows_a_tap_a_row_the_first_on_top(live: Live) -> None:

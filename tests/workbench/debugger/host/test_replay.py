@@ -15,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 from docs.recordings import BUGS, RecordedBug, file_name
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
-from sessions import Session, SessionError, SessionWriter
+from sessions import Session, SessionError
 from sessions import verify as verify_file
+from tests.sessions.samples import put_meta
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.debugger.answers import Expectation
 from workbench.debugger.commands.script import script_of
@@ -114,9 +115,9 @@ def test_a_recorded_bug_replays_to_the_same_conclusions(bug: RecordedBug, tmp_pa
         ]
         assert len(debugger.session.events(kind="note")) == 3
         meta = debugger.session.meta
-        assert (meta["model_name"], meta["model_path"]) == ("demo", "demo")
-        assert {"lockstep", "python", "torch", "transformers"} <= set(dict(meta["versions"]))
-        assert len(str(meta["checkpoint"])) == 32
+        assert (meta.model.name, meta.model.path) == ("demo", "demo")
+        assert {"lockstep", "python", "torch", "transformers"} <= set(meta.versions)
+        assert len(meta.model.checkpoint) == 32
         texts(debugger, "branch 0", f"goto {bug.fault.step}")
         first = debugger.execute("golden").to_json()["first_divergence"]
         assert (first["tap"], first["step"]) == (bug.first, bug.fault.step)
@@ -167,8 +168,7 @@ def test_a_replay_needs_no_tokenizer_to_show_tokens(tmp_path: Path) -> None:
     shutil.copyfile(RECORDED / "load_bias-false.session", path)
     with open_replay(path) as debugger:
         here = debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()
-    with SessionWriter.reopen(path) as writer:
-        writer.set_meta("model_path", str(tmp_path / "gone"))
+    put_meta(path, model_path=str(tmp_path / "gone"))
     with open_replay(path) as debugger:
         assert (debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()) == here
 

@@ -1,0 +1,89 @@
+"""The meta table: a JSON value for each field of `SessionMeta`, and "ranks". Token texts come in pages.
+
+A field that does not validate (damaged, or a stranger's) reads as not known; `MetaTable.problems` tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from sessions.format import codec, encode, migrate
+from sessions.meta import SessionMeta
+from sessions.records import JSON
+
+_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(SessionMeta)}
+_UNKNOWN: Final = SessionMeta()
+_TEXTS: Final = "token_texts"
+
+
+def rows_of(meta: SessionMeta) -> list[tuple[str, str]]:
+    """The rows (key, JSON) of all that `meta` tells."""
+    told = ((name, getattr(meta, name)) for name in _TYPES)
+    return [row(name, value) for name, value in told if value != getattr(_UNKNOWN, name)]
+
+
+def row(field: str, value: object) -> tuple[str, str]:
+    """The row of one field. ValueError for a field that there is not, or a value that is not of its type."""
+    if field not in _TYPES:
+        raise ValueError(f"a session's meta has no field {field!r}; it has {', '.join(_TYPES)}")
+    plain = msgspec.to_builtins(value, str_keys=True)
+    try:
+        _convert(plain, _TYPES[field])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"meta field {field!r}: {error}") from error
+    return field, encode.json_text(plain)
+
+
+def page_row(page: int, texts: Mapping[int, str]) -> tuple[str, str]:
+    """The row of a page of token texts."""
+    key, text = row(_TEXTS, texts)
+    return (f"{key}.{page}" if page else key), text
+
+
+class MetaTable:
+    """The table as it was last read. What has not changed is not parsed again: token texts are long."""
+
+    def __init__(self) -> None:
+        self.meta = _UNKNOWN
+        self.ranks: JSON = None
+        self.problems: list[str] = []
+        self._parsed: dict[str, tuple[object, JSON]] = {}  # by key: the text, and what it says
+        self._fields: dict[str, tuple[JSON, Any]] = {}  # by key: what it says, and its value
+
+    def read(self, rows: Mapping[str, object], version: int) -> None:
+        """Take the rows (key, JSON text) of a file of that version. `SessionError` for what is no JSON."""
+        self._parsed = {key: (text, self._parse(key, text)) for key, text in rows.items()}
+        told = {key: value for key, (_, value) in self._parsed.items()}
+        if version == 1:
+            told = migrate.meta(told)
+        self.ranks, self.problems = told.get("ranks"), []
+        fields: dict[str, Any] = {}
+        for key in told:
+            name, _, page = key.partition(".")
+            if name not in _TYPES or (page and name != _TEXTS):
+                continue  # of a later version, or a stranger's
+            value = self._field(key, name, told[key])
+            fields[name] = {**fields.get(name, {}), **value} if name == _TEXTS else value
+        self.meta = SessionMeta(**fields)
+
+    def _parse(self, key: str, text: object) -> JSON:
+        before = self._parsed.get(key)
+        return before[1] if before and before[0] == text else codec.parse_json(text, f"meta {key[:40]!r}")
+
+    def _field(self, key: str, name: str, told: JSON) -> Any:
+        before = self._fields.get(key)
+        if before is None or before[0] is not told:
+            try:
+                value = _convert(told, _TYPES[name])
+            except msgspec.ValidationError as error:
+                self.problems.append(f"meta {key[:40]!r}: {error}")
+                return getattr(_UNKNOWN, name)
+            before = self._fields[key] = told, value
+        return before[1]
+
+
+def _convert(value: object, type_: Any) -> Any:
+    return msgspec.convert(value, type_, str_keys=True)

@@ -1,0 +1,66 @@
+"""Sessions of earlier versions, read as if they were of this one. The file is not changed.
+
+Version 1 (Lockstep 0.1) had a meta that each recorder wrote in its own way: the engine `model_name`, `model_path`,
+`checkpoint`, `dtype`, `device`, `tp` and `backend` beside `model` and `config`; transformers the model's name as
+`model`, its Hugging Face configuration as `config`, and `sequences` as a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sessions.meta import HUGGING_FACE
+from sessions.records import JSON
+
+_MODEL = {"model_name": "name", "model_path": "path", "checkpoint": "checkpoint"}
+_CONFIG = ("tp", "dtype", "device", "backend")
+_SHAPE, _FIGURES = 2, slice(4, 12)  # of a row of `weights`
+
+
+def meta(told: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The meta table of version 1 in the present form; what makes no sense is passed on, or left out."""
+    now = dict(told)
+    model, config = told.get("model"), told.get("config")
+    if isinstance(config, dict) and "num_hidden_layers" in config:
+        name = {"name": model} if isinstance(model, str) else {}
+        model = name | {ours: config[theirs] for theirs, ours in HUGGING_FACE.items() if theirs in config}
+        config = {}
+    elif isinstance(model, str):
+        model = {"name": model}
+    now["model"] = _object(model) | {_MODEL[key]: told[key] for key in _MODEL if told.get(key)}
+    now["config"] = _object(config) | {key: told[key] for key in _CONFIG if told.get(key)}
+    if told.get("prompts") is None:
+        now.pop("prompts", None)
+    if isinstance(sequences := told.get("sequences"), list):
+        now["sequences"] = {str(seq): _sequence(one) for seq, one in enumerate(sequences)}
+    if isinstance(weights := told.get("weights"), dict):
+        now["weights"] = {branch: _weights(rows) for branch, rows in weights.items()}
+    now["notes"] = [told[key] for key in ("attention", "batching") if told.get(key)]
+    return now
+
+
+def _object(value: JSON) -> dict[str, JSON]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(one: JSON) -> JSON:
+    if not isinstance(one, dict):
+        return one
+    return {"prompt_ids": one.get("prompt", []), "forced": one.get("forced")}
+
+
+def _weights(rows: JSON) -> JSON:
+    """A row was flat: name, rank, shape as "2003×256", dtype, eight statistics (NaN and Inf as words), checksum,
+    comparison."""
+    return [_share(row) for row in rows] if isinstance(rows, list) else rows
+
+
+def _share(row: JSON) -> JSON:
+    if not isinstance(row, list) or len(row) != 14 or not isinstance(row[_SHAPE], str):
+        return row
+    try:
+        shape = [int(size) for size in row[_SHAPE].split("×") if size]
+        figures = [float(value) for value in row[_FIGURES]]
+    except (TypeError, ValueError, OverflowError):
+        return row
+    return [*row[:_SHAPE], shape, row[3], figures, *row[12:]]

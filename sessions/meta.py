@@ -1,0 +1,169 @@
+"""What a session says of itself: one schema, whoever recorded it (the engine, transformers, a foreign run).
+
+Every field of `SessionMeta` is a row of the meta table, as JSON. All of them may be missing: "", None or an empty
+container mean "not known". Strings are as they were recorded: clean what reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sessions.records import STATISTICS
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Size = Annotated[int, Meta(ge=1, lt=2**53)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Scalar = None | bool | int | float | str
+
+#: The fields of `ModelMeta` that a Hugging Face `config.json` tells, by its names.
+HUGGING_FACE = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position",
+    "rms_norm_eps": "rms_eps",
+    "initializer_range": "initializer_range",
+}
+
+
+class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The model: what it is called, where its checkpoint lay, and its shape.
+
+    `path` is a directory or a file ("demo": the embedded model), `checkpoint` the digest of its tensors, `dtype`
+    what they are stored in. `windows[layer]` is a sliding window in tokens, None where a layer sees all.
+    """
+
+    name: str = ""
+    path: str = ""
+    checkpoint: str = ""
+    family: str = ""
+    num_layers: Size | None = None
+    hidden_size: Size | None = None
+    intermediate_size: Size | None = None
+    num_heads: Size | None = None
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Size | None = None
+    max_position: Size | None = None
+    rms_eps: float | None = None
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Scalar] = {}
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    qk_norm: bool | None = None
+    tie_embeddings: bool | None = None
+    windows: tuple[Size | None, ...] = ()
+    dtype: str = ""
+    bos_id: TokenId | None = None
+    eos_ids: tuple[TokenId, ...] = ()
+    initializer_range: float | None = None
+
+
+class ConfigMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the model was run. `dtype` is what it computed in, `backend` what joined its ranks ("nccl", "gloo",
+    "none"); the rest are the engine's options."""
+
+    tp: Size | None = None
+    device: str = ""
+    dtype: str = ""
+    backend: str = ""
+    block_size: Size | None = None
+    num_blocks: Size | None = None
+    max_sequences: Size | None = None
+    max_tokens: Size | None = None
+    chunk_tokens: Size | None = None
+    load: str = ""
+    timeout_seconds: float | None = None
+    threads: Size | None = None
+    listen: str = ""
+
+
+class SamplingMeta(Struct, frozen=True, kw_only=True):
+    """How tokens were chosen; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: Count = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class SequenceMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sequence began with. `forced` are the tokens that were given instead of sampled."""
+
+    prompt_ids: tuple[TokenId, ...] = ()
+    sampling: SamplingMeta | None = None
+    forced: tuple[TokenId, ...] | None = None
+
+
+class CaptureMeta(Struct, frozen=True, kw_only=True):
+    """What was recorded of each step: statistics; tensors whole (`full`) or their last token's row (`last`), by
+    glob."""
+
+    statistics: bool = True
+    full: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    budget_bytes: Count | None = None
+
+
+class WeightShare(Struct, frozen=True, array_like=True):
+    """One rank's share of a parameter: its statistics, and how it compares with the checkpoint: "equal",
+    "different", or "absent" where the checkpoint has no such tensor."""
+
+    name: str
+    rank: Annotated[int, Meta(ge=0, lt=2**16)]
+    shape: tuple[Count, ...]
+    dtype: str
+    statistics: Annotated[tuple[float, ...], Meta(min_length=len(STATISTICS), max_length=len(STATISTICS))]
+    checksum: str  # hexadecimal
+    checkpoint: str
+
+    def statistic(self, name: str) -> float:
+        """One of STATISTICS."""
+        return self.statistics[STATISTICS.index(name)]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the rank holds bit for bit what the checkpoint has there."""
+        return self.checkpoint == "equal"
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is nothing but zeros."""
+        return self.statistic("zeros") == math.prod(self.shape)
+
+
+class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a session says of itself. `Session.ranks` is apart: it fixes the shape of every step's arrays.
+
+    `source` names what recorded it ("lockstep run", "transformers"), `notes` tell how, in words. `rules` are those
+    of the main branch. `absent` gives the reason for each tap that the recorder cannot have, `biases` whole biases
+    as little-endian float64, `weights` by branch what `info weights` found on the ranks.
+    """
+
+    source: str = ""
+    model: ModelMeta = ModelMeta()
+    config: ConfigMeta = ConfigMeta()
+    rules: dict[str, str] = {}
+    capture: CaptureMeta | None = None
+    sequences: dict[int, SequenceMeta] = {}
+    prompts: tuple[str, ...] = ()
+    chat: bool | None = None
+    versions: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    absent: dict[str, str] = {}
+    biases: dict[str, bytes] = {}
+    weights: dict[int, tuple[WeightShare, ...]] = {}
+    token_texts: dict[int, str] = {}
+
+    @property
+    def model_label(self) -> str:
+        """What the model is called, or where it lay; "" where neither is known."""
+        return self.model.name or self.model.path
