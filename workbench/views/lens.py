@@ -1,40 +1,67 @@
-"""What the layers would have chosen at a step, as the `lens` command left it in the session."""
+"""The logit lens of a step: what each layer would choose if the final norm and the output head came right after it.
+
+The `lens` command leaves a `LensEvent` in the journal; panes and the command show it as `LensLayer`s.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from engine.taps.names import layer_of
+from sessions import Session
 from sessions.text import clean
+from workbench.views.candidates import Candidate, probability
 from workbench.views.source import Source
+from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
-#: The most layers and candidates of one that are believed of a foreign session.
-_LAYERS, _CANDIDATES = 1024, 20
+#: The kind of the event.
+KIND = "lens"
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A candidate of a layer; `probability` is None where it is not a number."""
+class LensRow(msgspec.Struct, frozen=True):
+    """What the residual of the sequence's last position after one tap would choose, best first. A number that is not
+    finite is None."""
 
-    token: int
-    label: str
-    probability: float | None
+    tap: str
+    ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=64)]
+    logits: tuple[float | None, ...]
+    logsumexp: float | None = None
+    entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logits):
+            raise ValueError("each candidate has a logit")
+
+
+class LensEvent(msgspec.Struct, frozen=True):
+    """The rows of the embedding and every layer; `golden` are those of the reference's own residuals under the same
+    norm and head, None where there is no reference."""
+
+    seq: int
+    layers: Annotated[tuple[LensRow, ...], msgspec.Meta(max_length=1024)]
+    golden: tuple[LensRow, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.golden is not None and len(self.golden) != len(self.layers):
+            raise ValueError("the reference has a row for each layer")
 
 
 @dataclass(frozen=True, slots=True)
 class LensLayer:
     """One layer's candidates, best first. `place` is where the token that was emitted stands among them, from 0
-    (None: not among them); `golden` is what the reference's own row would have chosen."""
+    (None: not among them); `golden` are the candidates of the reference's own row."""
 
     tap: str
     name: str
-    guesses: tuple[Guess, ...]
+    candidates: tuple[Candidate, ...]
     entropy: float | None
     place: int | None
-    golden: Guess | None
+    golden: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,60 +85,51 @@ class Lens:
 
 def lens(source: Source, where: Where) -> Lens:
     """The newest lens of the step at `where`."""
-    steps = source.session.steps(where.branch)
-    sequence = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None
-    emitted = sequence.emitted if sequence is not None else None
-    shown = None if emitted is None else source.texts.label(emitted)
-    data = _newest(source, where)
-    rows, beside = data.get("layers"), data.get("golden")
-    golden = beside if isinstance(beside, list) else []
-    layers = [
-        layer
-        for i, row in enumerate(rows[:_LAYERS] if isinstance(rows, list) else [])
-        if (layer := _layer(source, row, golden[i] if i < len(golden) else None, emitted)) is not None
-    ]
-    return Lens(where.step, shown, tuple(layers))
-
-
-def _newest(source: Source, where: Where) -> Mapping[str, object]:
     if where.step not in source.session.steps(where.branch):
-        return {}
-    owner = source.session.owner(where.step, where.branch)
-    for event in reversed(source.session.events(branch=owner, step=where.step, kind="lens")):
-        if isinstance(event.data, dict) and event.data.get("seq") == where.seq:
-            return event.data
-    return {}
-
-
-def _layer(source: Source, row: object, golden: object, emitted: int | None) -> LensLayer | None:
-    guesses = _guesses(source, row)
-    if not guesses or not isinstance(row, dict):
-        return None
-    tap = clean(str(row.get("tap")), limit=120)
-    layer = layer_of(tap)
-    tokens = [guess.token for guess in guesses]
-    entropy = row.get("entropy")
-    return LensLayer(
-        tap,
-        tap if layer is None else f"layer {layer}",
-        guesses,
-        float(entropy) if isinstance(entropy, int | float) else None,
-        tokens.index(emitted) if emitted in tokens else None,
-        next(iter(_guesses(source, golden)), None),
+        return Lens(where.step, None, ())
+    told = source.sequence(where.step, where.branch, where.seq)
+    emitted = told.emitted if told is not None else None
+    event = recorded_lens(source.session, where.branch, where.step, where.seq)
+    return Lens(
+        where.step,
+        None if emitted is None else source.texts.label(emitted),
+        () if event is None else lens_layers(event, source.texts, emitted),
     )
 
 
-def _guesses(source: Source, row: object) -> tuple[Guess, ...]:
-    """The candidates of a row as the session has it; what is malformed is left out."""
-    if not isinstance(row, dict):
-        return ()
-    ids, logits, total = row.get("ids"), row.get("logits"), row.get("logsumexp")
-    if not isinstance(ids, list) or not isinstance(logits, list):
-        return ()
+def recorded_lens(session: Session, branch: int, step: int, seq: int = 0) -> LensEvent | None:
+    """The newest lens event of a step of the branch; what a stranger wrote that is none is left out."""
+    events = session.events(branch=session.owner(step, branch), step=step, kind=KIND)
+    for event in reversed(events):
+        try:
+            found = msgspec.convert(event.data, LensEvent)
+        except msgspec.ValidationError:
+            continue
+        if found.seq == seq:
+            return found
+    return None
+
+
+def lens_layers(event: LensEvent, texts: TokenTexts, emitted: int | None) -> tuple[LensLayer, ...]:
+    """The event's rows as they are shown."""
+    return tuple(
+        LensLayer(
+            tap := clean(row.tap, limit=120),
+            tap if (layer := layer_of(tap)) is None else f"layer {layer}",
+            _candidates(row, texts, emitted),
+            row.entropy,
+            row.ids.index(emitted) if emitted in row.ids else None,
+            () if event.golden is None else _candidates(event.golden[i], texts, emitted),
+        )
+        for i, row in enumerate(event.layers)
+    )
+
+
+def _candidates(row: LensRow, texts: TokenTexts, emitted: int | None) -> tuple[Candidate, ...]:
     found = []
-    for token, logit in list(zip(ids, logits, strict=False))[:_CANDIDATES]:
-        if type(token) is int:
-            known = isinstance(logit, int | float) and isinstance(total, int | float)
-            chance = math.exp(min(0.0, logit - total)) if known else None
-            found.append(Guess(token, source.texts.label(token), chance))
+    for token, recorded in zip(row.ids, row.logits, strict=True):
+        logit = math.nan if recorded is None else recorded
+        chance = probability(logit, row.logsumexp)
+        known = chance is not None and not math.isnan(chance)
+        found.append(Candidate(texts.label(token), token, chance if known else None, logit, token == emitted))
     return tuple(found)

@@ -1,20 +1,15 @@
 """lens: what every layer would choose, if the final norm and the output head came right after it.
 
-The ranks reckon (the head may be gigabytes and stays where it is); what they answer goes into the session as an
-event of the step, so that a replay and the screens have it too:
-
-    {"seq": 0, "layers": [{"tap", "ids", "logits", "logsumexp", "entropy"}, …], "golden": the same | null}
-
-`golden` are the same rows of the golden reference, under the engine's own norm and head. Numbers that are not
-finite are null.
+The ranks compute it (the head may be gigabytes and stays where it is); what they answer goes into the session as a
+`LensEvent` of the step, so that a replay and the screens have it too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +20,9 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import CommandError, DebuggerError, NotCaptured
+from workbench.views.candidates import Candidate
+from workbench.views.lens import KIND, LensEvent, LensRow, lens_layers, recorded_lens
 
-KIND = "lens"
 #: Candidates of a layer that are kept.
 TOP = 10
 
@@ -42,32 +38,34 @@ def lens(debugger: Debugger, count: int) -> Table:
     at = require_step(debugger)
     if at.step > debugger.timeline.last(at.branch):
         raise CommandError(f"step {at.step} is not finished: `next` finishes it")
-    found = _measured(debugger, at) if debugger.live else recorded(debugger, at)
-    golden = found["golden"] or [None] * len(found["layers"])
-    rows = [
-        [
-            layer["tap"].removesuffix(".mlp_residual"),
-            *_first(debugger, layer, count),
-            layer["entropy"],
-            *(_first(debugger, beside, count)[:1] if beside else [None]),
-        ]
-        for layer, beside in zip(found["layers"], golden, strict=True)
-    ]
+    found = _measured(debugger, at) if debugger.live else _recorded(debugger, at)
     told = debugger.timeline.sequence(at.branch, at.step)
     emitted = told.emitted if told is not None else None
+    rows = [
+        [
+            layer.tap.removesuffix(".mlp_residual"),
+            _labels(layer.candidates, count),
+            layer.candidates[0].probability,
+            layer.entropy,
+            _labels(layer.golden, count) if layer.golden else None,
+        ]
+        for layer in lens_layers(found, debugger.texts, emitted)
+    ]
     chosen = "nothing" if emitted is None else debugger.texts.label(emitted)
     return Table(
         f"step {at.step} → {chosen}", ["after", "would choose", "probability", "entropy", "golden"], rows
     )
 
 
-def recorded(debugger: Debugger, at: Position) -> dict[str, Any]:
-    """What a session holds of the step's lens."""
-    owner = debugger.timeline.owner(at.branch, at.step).id
-    kept = [event for event in debugger.session.events(branch=owner, kind=KIND) if event.step == at.step]
-    if not kept or not isinstance(kept[-1].data, dict):
+def _labels(candidates: Sequence[Candidate], count: int) -> str:
+    return "  ".join(one.label for one in candidates[: max(1, count)])
+
+
+def _recorded(debugger: Debugger, at: Position) -> LensEvent:
+    found = recorded_lens(debugger.session, at.branch, at.step)
+    if found is None:
         raise NotCaptured(f"no lens was recorded at step {at.step}: `lens` in the live run keeps it")
-    return dict(kept[-1].data)
+    return found
 
 
 def residual_taps(layers: int) -> list[str]:
@@ -75,7 +73,7 @@ def residual_taps(layers: int) -> list[str]:
     return ["embed", *(f"layers.{i}.mlp_residual" for i in range(layers))]
 
 
-def _measured(debugger: Debugger, at: Position) -> dict[str, Any]:
+def _measured(debugger: Debugger, at: Position) -> LensEvent:
     """Run the step again for its residuals, have the ranks look at them, and keep it."""
     engine = debugger.engine
     engine.land()
@@ -85,13 +83,13 @@ def _measured(debugger: Debugger, at: Position) -> dict[str, Any]:
     whole = {one.tap: widen(one.array, one.dtype) for one in again.tensors if one.rank == 0 and one.seq == 0}
     rows = np.stack([whole[name][-1].astype(np.float32) for name in names])  # [1 + layers, H]
     golden = _golden_rows(debugger, names, [whole[name].shape for name in names])
-    found = {
-        "seq": 0,
-        "layers": _looked(debugger, names, rows),
-        "golden": None if golden is None else _looked(debugger, names, golden),
-    }
+    found = LensEvent(
+        0, _looked(debugger, names, rows), None if golden is None else _looked(debugger, names, golden)
+    )
     owner = debugger.timeline.owner(at.branch, at.step).id
-    debugger.journal(KIND, f"logit lens over {len(names) - 1} layers", Position(owner, at.step), found)
+    debugger.journal(
+        KIND, f"logit lens over {len(names) - 1} layers", Position(owner, at.step), msgspec.to_builtins(found)
+    )
     return found
 
 
@@ -108,26 +106,19 @@ def _golden_rows(
     return np.stack(rows).astype(np.float32)
 
 
-def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32]) -> list[dict[str, Any]]:
+def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32]) -> tuple[LensRow, ...]:
     client = debugger.engine.inferior.client
     answer = client.call("lens", rows=pack_array(np.ascontiguousarray(rows), "float32"), top=TOP)[0]
-    return [
-        {
-            "tap": name,
-            "ids": told["top_ids"],
-            "logits": [_finite(logit) for logit in told["top_logits"]],
-            "logsumexp": _finite(told["logsumexp"]),
-            "entropy": _finite(told["entropy"]),
-        }
+    return tuple(
+        LensRow(
+            name,
+            tuple(told["top_ids"]),
+            tuple(_finite(logit) for logit in told["top_logits"]),
+            _finite(told["logsumexp"]),
+            _finite(told["entropy"]),
+        )
         for name, told in zip(names, answer["layers"], strict=True)
-    ]
-
-
-def _first(debugger: Debugger, layer: dict[str, Any], count: int) -> list[Any]:
-    """The best candidates in words, and the probability of the best."""
-    words = "  ".join(debugger.texts.label(token) for token in layer["ids"][: max(1, count)])
-    best, total = layer["logits"][0], layer["logsumexp"]
-    return [words, None if best is None or total is None else math.exp(min(0.0, best - total))]
+    )
 
 
 def _finite(value: float) -> float | None:

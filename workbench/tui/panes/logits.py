@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from rich.style import Style
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -16,12 +15,13 @@ from textual.widget import Widget
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
-from workbench.tui.theme import Paint, mix, paint
+from workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
+from workbench.tui.theme import paint
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.lens import Guess, Lens, lens
+from workbench.views.lens import Lens, lens
 from workbench.views.logits import Logits, RankedCandidate, logits
 from workbench.views.source import Source
 from workbench.views.where import Where
@@ -72,7 +72,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
     def content(self) -> Iterable[Widget]:
         """The choice, the candidates, the layers, the last steps."""
         yield TextBlock(id="choice")
-        yield Horizontal(Grid((), id="candidates"), Grid(_LENS, id="lens"), id="both")
+        yield Horizontal(Grid((), id="candidates"), Grid(LENS_COLUMNS, id="lens"), id="both")
         yield TextBlock(id="history")
 
     def question(self) -> tuple[Callable[..., tuple[Logits | None, Lens]], Sequence[object]]:
@@ -114,14 +114,17 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         self.set_class(self.size.width >= _BOTH and bool(layers.layers or self.shows_lens), "-both")
         grid = self.query_one("#lens", Grid)
         if layers.layers:
-            grid.show(len(layers.layers), self._lens_cells)
+            grid.show(
+                len(layers.layers),
+                lambda row: lens_cells(layers.layers[row], layers.emitted is not None, paint(self.app)),
+            )
         else:
             grid.show(1, lambda row: [("", "quiet"), ("not looked at yet", "quiet"), ("l looks", "text")])
         line = (
             [] if self.shows_lens and not self.has_class("-both") and layers.layers else _choice_line(found)
         )
         if layers.layers and (self.shows_lens or self.has_class("-both")):
-            line += _lens_line(found, layers)
+            line += lens_line(found, layers)
         self.query_one("#choice", TextBlock).show([line])
 
     def _cells(self, index: int) -> list[GridCell]:
@@ -147,27 +150,6 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             figure = "" if golden is None else probability_text(golden)
             cells += [(other, "wrong" if place != ranked.rank else "quiet"), (figure, "quiet")]
         return cells
-
-    def _lens_cells(self, index: int) -> list[GridCell]:
-        """Three candidates of a layer on grounds of their probability."""
-        assert self.lens is not None
-        layer, styles = self.lens.layers[index], paint(self.app)
-        best = layer.guesses[0]
-        guesses: list[GridCell] = [
-            (guess.label, _ground(guess, guess.label == self.lens.emitted, styles))
-            for guess in layer.guesses[:3]
-        ]
-        guesses += [("", "quiet")] * (3 - len(guesses))
-        place = "" if self.lens.emitted is None else ">10" if layer.place is None else str(layer.place + 1)
-        golden = layer.golden
-        return [
-            (layer.name, "quiet"),
-            *guesses,
-            ("-" if best.probability is None else f"{best.probability:.2f}", "text"),
-            ("-" if layer.entropy is None else f"{layer.entropy:.2f}", "quiet"),
-            (place, "strong" if layer.place == 0 else "quiet"),
-            ("" if golden is None else golden.label, _agreement(golden, best)),
-        ]
 
     def on_resize(self, event: events.Resize) -> None:
         """There may be room for both now, or no more."""
@@ -201,12 +183,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         if self.snapshot is None:
             return None
         if self.shows_lens and self.lens is not None and self.lens.layers:
-            layers = tuple(
-                (layer.tap, rank + 1, guess.token, guess.label, guess.probability)
-                for layer in self.lens.layers
-                for rank, guess in enumerate(layer.guesses)
-            )
-            return Table(f"logit lens of step {self.lens.step}", ("tap", "rank", "id", "token", "p"), layers)
+            return lens_table(self.lens)
         rows = tuple(
             (
                 one.rank + 1, c.token, c.label, c.logit, c.probability, c.chosen,
@@ -239,18 +216,6 @@ def _columns(golden: bool) -> list[GridColumn]:
     )
 
 
-_LENS = (
-    GridColumn("after", 8),
-    GridColumn("would choose", 12, flex=1),
-    GridColumn("then", 10, flex=1, drop=1),
-    GridColumn("then", 10, flex=1, drop=3),
-    GridColumn("p", 4, right=True),
-    GridColumn("H", 5, right=True),
-    GridColumn("place", 5, right=True),
-    GridColumn("golden", 10, flex=1, drop=2),
-)
-
-
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
     covered = f"{snapshot.covered:.1%} of the probability shown" if snapshot.covered is not None else ""
@@ -263,26 +228,6 @@ def _choice_line(snapshot: Logits) -> list[GridCell]:
         (number(snapshot.entropy, 3), "text"),
         (f"   {covered}   " if covered else "   ", "quiet"),
     ]
-
-
-def _lens_line(found: Logits, layers: Lens) -> list[GridCell]:
-    """Since when the layers agree with what came out."""
-    settled = layers.settled
-    told = "the last layer has another first" if settled is None else f"first from {settled.name} on"
-    how = "given" if found.forced else "chosen"
-    return [(f"lens   {how} ", "quiet"), (layers.emitted or "nothing", "strong"), (f"   {told}", "text")]
-
-
-def _ground(guess: Guess, emitted: bool, styles: Paint) -> Style:
-    """A candidate on a ground that is the clearer the surer it is."""
-    share = round((guess.probability or 0.0) * 12) / 12 * 0.45
-    colour = styles.accent.color
-    tint = mix(styles.ground, colour.name if colour is not None else styles.ground, share)
-    return (styles.strong if emitted else styles.text) + Style(bgcolor=tint)
-
-
-def _agreement(golden: Guess | None, best: Guess) -> str:
-    return "quiet" if golden is None or golden.token == best.token else "wrong"
 
 
 def probability_text(chance: float | None) -> str:
