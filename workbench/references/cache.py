@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from sessions import Session, SessionError
 from workbench.paths import golden_directory
@@ -33,7 +34,7 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[tuple[in
     `checkpoint` is its digest, which only samples large tensors; `stamps` (size and mtime in ns of each
     weight file) tell apart what the samples miss.
     """
-    question: dict[str, Any] = request.to_json() | {
+    question = msgspec.to_builtins(request) | {
         "model_dir": None,  # where a checkpoint lies does not change what it computes
         "checkpoint": checkpoint,
         "stamps": stamps,

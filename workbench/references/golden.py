@@ -6,7 +6,6 @@ ends the recorder alone, and its memory goes back when it ends.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,9 +13,10 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import workbench
 from engine.checkpoint.resolve import open_checkpoint
@@ -27,11 +27,16 @@ from workbench.references.request import (
     DType,
     GoldenRequest,
     GoldenSequence,
+    RecorderFailure,
+    RecorderProgress,
+    RecordingJob,
     ReferenceFailure,
     model_directory,
 )
 
 Progress = Callable[[int, int], None]
+
+_MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
 
 
 def record_golden(
@@ -82,17 +87,23 @@ def record_pair(
     golden = cache.find(checkpoint.key(truth))
     if golden is not None:
         forced = forced_onto(golden)
-        options: dict[str, Any] = {
-            "device": device,
-            "threads": threads,
-            "timeout": timeout,
-            "progress": progress,
-        }
-        return golden, record_golden(model_dir, forced, steps, dtype, **options)
+        floor = record_golden(
+            model_dir,
+            forced,
+            steps,
+            dtype,
+            device=device,
+            threads=threads,
+            timeout=timeout,
+            progress=progress,
+        )
+        return golden, floor
     with cache.aside() as first, cache.aside() as second:
-        follower = replace(truth, dtype=dtype)  # forced onto the first's tokens by the recorder
+        follower = msgspec.structs.replace(
+            truth, dtype=dtype
+        )  # forced onto the first's tokens by the recorder
         _run(checkpoint, [(truth, first), (follower, second)], timeout, progress)
-        follower = replace(follower, sequences=forced_onto(first))
+        follower = msgspec.structs.replace(follower, sequences=forced_onto(first))
         floor = cache.keep(checkpoint.key(follower), second)
         return cache.keep(checkpoint.key(truth), first), floor
 
@@ -144,12 +155,10 @@ def _run(
     progress: Progress | None,
 ) -> None:
     """Record the jobs in one subprocess; each after the first is forced onto the first's tokens."""
-    asked = [
-        request.to_json() | {"checkpoint": checkpoint.digest, "output": str(path)} for request, path in jobs
-    ]
+    asked = [RecordingJob(request, checkpoint.digest, str(path)) for request, path in jobs]
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
-        file = Path(scratch) / "request.json"
-        file.write_text(json.dumps({"requests": asked}), encoding="utf-8")
+        file = Path(scratch) / "jobs.json"
+        file.write_bytes(msgspec.json.encode(asked))
         # -P: the working directory may hold a stranger's torch.py
         with subprocess.Popen(
             [sys.executable, "-P", "-m", "workbench.references.record", str(file)],
@@ -196,34 +205,26 @@ class _Listener(threading.Thread):
         super().__init__(name="golden-recorder", daemon=True)
         assert process.stderr is not None
         self.lines, self.progress = process.stderr, progress
-        self.error: dict[str, Any] | None = None
+        self.error: RecorderFailure | None = None
         self.rest: deque[str] = deque(maxlen=5)
         self.start()
 
     def run(self) -> None:
         for line in self.lines:
-            message = _message(line)
-            if self.progress and "progress" in message:
-                done, of = message["progress"]
-                self.progress(done, of)
-            elif "error" in message:
-                self.error = message
-            elif "progress" not in message:
+            try:
+                message = _MESSAGES.decode(line)
+            except msgspec.DecodeError:  # a library's warning
                 self.rest.append(line.strip())
+                continue
+            if isinstance(message, RecorderFailure):
+                self.error = message
+            elif self.progress:
+                self.progress(message.done, message.total)
 
     def failure(self, code: int) -> ReferenceFailure:
         """What to raise for a recorder that ended with `code`."""
         if self.error is not None:
-            return ReferenceFailure(printable(self.error["error"], 600), self.error["exit_code"])
+            return ReferenceFailure(printable(self.error.message, 600), self.error.exit_code)
         how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit code {code}"
         said = printable(" | ".join(self.rest), 400) or "nothing"
         return ReferenceFailure(f"the golden recorder {how}; it last said: {said}")
-
-
-def _message(line: str) -> dict[str, Any]:
-    """The recorder's JSON message on this line, {} where the line is something else (a library's warning)."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -32,7 +33,7 @@ def load_golden(directory: Path, dtype: DType, device: str) -> Any:
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(directory, **options)
         if config.model_type not in FAMILIES:
@@ -62,7 +63,7 @@ def load_golden(directory: Path, dtype: DType, device: str) -> Any:
     return model
 
 
-def _refuse_incomplete(directory: Path, info: dict[str, Any]) -> None:
+def _refuse_incomplete(directory: Path, info: Mapping[str, object]) -> None:
     what = {
         "missing_keys": "has no",
         "mismatched_keys": "holds in another shape",
@@ -70,7 +71,7 @@ def _refuse_incomplete(directory: Path, info: dict[str, Any]) -> None:
         "error_msgs": "could not be read:",
     }
     for key, verb in what.items():
-        if found := sorted(map(str, info.get(key) or ())):
+        if found := sorted(map(str, cast(Iterable[object], info.get(key) or ()))):
             named = printable(", ".join(found[:3]), 300) + (
                 f" and {len(found) - 3} more" if found[3:] else ""
             )

@@ -1,39 +1,40 @@
-"""`python -m workbench.references.record REQUEST.json`: record golden sessions in a process of its own.
+"""`python -m workbench.references.record JOBS.json`: record golden sessions in a process of its own.
 
-The request is {"requests": [a GoldenRequest and "checkpoint", "output", …]}; those after the first are forced
-onto the tokens that came out of the first. The sessions' paths go to stdout. On stderr one JSON object a line:
-{"progress": [done, of]}, and at the end of a failure {"error": message, "exit_code": code}, the code being the
-process's own.
+The file is a list of `RecordingJob`; those after the first are forced onto the tokens that came out of the first. The
+sessions' paths go to stdout. On stderr one JSON object a line: `RecorderProgress`, and at the end of a failure a
+`RecorderFailure` with the process's own exit code.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from engine.text import printable
 from workbench.references.golden import forced_onto
-from workbench.references.request import GoldenRequest, ReferenceFailure
+from workbench.references.request import (
+    RecorderFailure,
+    RecorderProgress,
+    RecordingJob,
+    ReferenceFailure,
+    decode_jobs,
+)
 
 
-def _say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=sys.stderr, flush=True)
+def _say(message: RecorderProgress | RecorderFailure) -> None:
+    print(msgspec.json.encode(message).decode(), file=sys.stderr, flush=True)
 
 
-def _read(arguments: list[str]) -> list[tuple[GoldenRequest, str, Path]]:
-    """The requests with the checkpoint's digest and where to record each."""
+def _read(arguments: list[str]) -> list[RecordingJob]:
     if len(arguments) != 1:
-        raise ReferenceFailure("usage: python -m workbench.references.record REQUEST.json", 2)
+        raise ReferenceFailure("usage: python -m workbench.references.record JOBS.json", 2)
     try:
-        asked = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))["requests"]
-        outputs = [(str(one["checkpoint"]), Path(one["output"])) for one in asked]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReferenceFailure(f"{arguments[0]}: not a request: {printable(repr(error))}", 2) from error
-    requests = [GoldenRequest.from_json(one) for one in asked]
-    return [(request, *output) for request, output in zip(requests, outputs, strict=True)]
+        text = Path(arguments[0]).read_bytes()
+    except OSError as error:
+        raise ReferenceFailure(f"{arguments[0]}: {error.strerror}", 2) from error
+    return decode_jobs(text)
 
 
 def _record(arguments: list[str]) -> None:
@@ -41,18 +42,19 @@ def _record(arguments: list[str]) -> None:
     # torch and transformers: seconds to import, so only once the request is known to be good.
     from workbench.references.transformers_recorder import record
 
-    passes, total = 0, sum(request.steps + 1 for request, _, _ in jobs)
+    passes, total = 0, sum(job.request.steps + 1 for job in jobs)
 
     def progress() -> None:
         nonlocal passes
         passes += 1
-        _say({"progress": [passes, total]})
+        _say(RecorderProgress(passes, total))
 
-    for i, (request, checkpoint, output) in enumerate(jobs):
+    for i, job in enumerate(jobs):
+        request = job.request
         if i > 0:
-            request = replace(request, sequences=forced_onto(jobs[0][2]))
-        record(request, output, checkpoint=checkpoint, progress=progress)
-        print(output)
+            request = msgspec.structs.replace(request, sequences=forced_onto(Path(jobs[0].output)))
+        record(request, Path(job.output), checkpoint=job.checkpoint, progress=progress)
+        print(job.output)
 
 
 def main() -> int:
@@ -60,14 +62,17 @@ def main() -> int:
     try:
         _record(sys.argv[1:])
     except ReferenceFailure as error:
-        _say({"error": str(error), "exit_code": error.exit_code})
-        return error.exit_code
+        return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
     except (OSError, MemoryError, RuntimeError) as error:  # a full disk, no memory (torch: RuntimeError)
-        _say({"error": f"recording failed: {type(error).__name__}: {printable(error, 400)}", "exit_code": 3})
-        return 3
+        return _failed(f"recording failed: {type(error).__name__}: {printable(error, 400)}", 3)
     return 0
+
+
+def _failed(message: str, exit_code: int) -> int:
+    _say(RecorderFailure(message, exit_code))
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What a golden recording is asked to do, and how it fails (torch-free)."""
+"""What a golden recording is asked to do, what the recorder says while it works, and how it fails (torch-free).
+
+Requests are a JSON file, the recorder's messages are JSON lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+import msgspec
+from msgspec import Struct
 
 from engine.errors import EngineError
 from engine.text import printable
@@ -22,8 +26,7 @@ class ReferenceFailure(EngineError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class GoldenSequence:
+class GoldenSequence(Struct, frozen=True):
     """One sequence of the batch. `forced[k]` is the token that step k emits and step k + 1 reads.
 
     None: the reference chooses greedily. Shorter than the steps asked for: the sequence leaves the
@@ -38,8 +41,7 @@ class GoldenSequence:
         return self.forced is None or step <= len(self.forced)
 
 
-@dataclass(frozen=True, slots=True)
-class GoldenRequest:
+class GoldenRequest(Struct, frozen=True):
     """A prefill of every sequence (step 0), then `steps` decode steps of one token each."""
 
     model_dir: str
@@ -50,8 +52,6 @@ class GoldenRequest:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ReferenceFailure(f"dtype {printable(self.dtype)!r} is not one of {', '.join(DTYPES)}", 2)
         if self.steps < 0 or self.threads < 1:
             raise ReferenceFailure(
                 f"steps must be at least 0 and threads at least 1, not {self.steps} and {self.threads}", 2
@@ -64,34 +64,35 @@ class GoldenRequest:
             if min((*sequence.prompt, *(sequence.forced or ()))) < 0:
                 raise ReferenceFailure(f"sequence {seq} holds a negative token id", 2)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `json.dump`."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Any) -> GoldenRequest:
-        """The request that `to_json` wrote; anything else is a ReferenceFailure that says what is wrong."""
-        try:
-            sequences = tuple(
-                GoldenSequence(_ids(item["prompt"]), None if item["forced"] is None else _ids(item["forced"]))
-                for item in data["sequences"]
-            )
-            return cls(
-                str(data["model_dir"]),
-                sequences,
-                int(data["steps"]),
-                data["dtype"],
-                str(data["device"]),
-                int(data["threads"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReferenceFailure(f"not a golden request: {type(error).__name__}: {error}", 2) from error
+class RecordingJob(Struct, frozen=True):
+    """A request with the checkpoint's digest and the file to record to."""
+
+    request: GoldenRequest
+    checkpoint: str
+    output: str
 
 
-def _ids(values: Sequence[Any]) -> tuple[int, ...]:
-    if not all(isinstance(value, int) for value in values):
-        raise TypeError("token ids must be integers")
-    return tuple(values)
+class RecorderProgress(Struct, frozen=True, tag="progress"):
+    """`done` of `total` forward passes are over."""
+
+    done: int
+    total: int
+
+
+class RecorderFailure(Struct, frozen=True, tag="error"):
+    """Why the recorder ends; `exit_code` is its own."""
+
+    message: str
+    exit_code: int
+
+
+def decode_jobs(text: bytes) -> list[RecordingJob]:
+    """The jobs of a request file; ReferenceFailure says what is wrong with them."""
+    try:
+        return msgspec.json.decode(text, type=list[RecordingJob])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ReferenceFailure(f"not a golden request: {printable(error, 300)}", 2) from error
 
 
 def model_directory(path: str | Path) -> Path:
