@@ -1,8 +1,10 @@
-"""Foreign strings (tensor names, config values, paths in a file) made safe to print. Torch-free."""
+"""Text for people: foreign strings made safe to print, sizes in bytes. Torch-free."""
 
 from __future__ import annotations
 
 import unicodedata
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def printable(value: object, limit: int = 120) -> str:
@@ -10,3 +12,12 @@ def printable(value: object, limit: int = 120) -> str:
     text = value if isinstance(value, str) else str(value)
     safe = "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text[: limit + 1])
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def bytes_text(size: float) -> str:
+    """A size in bytes: 812 B, 3.4 MiB."""
+    unit, *larger = _UNITS
+    while size >= 1024 and larger:
+        size /= 1024
+        unit, *larger = larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from engine.checkpoint.source import Source
+from engine.checkpoint.verify import verify
 from engine.config import DTYPES, DType, ModelConfig
-from engine.errors import CheckpointError
 from engine.parallel import shards
 from engine.parallel.shards import Shard
-from engine.text import printable
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
@@ -26,8 +25,6 @@ Plan = Callable[[str, ModelConfig, int, int], Shard]
 Keep = Callable[[str], bool]
 Transform = Callable[[str, torch.Tensor], torch.Tensor]
 Named = tuple[str, torch.Tensor]
-
-_SHOWN = 5
 
 
 def keep_all(name: str) -> bool:
@@ -38,47 +35,6 @@ def keep_all(name: str) -> bool:
 def unchanged(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The default `transform`: tensors are used as they are in the checkpoint."""
     return tensor
-
-
-def verify(source: Source, model: ModelConfig) -> tuple[str, ...]:
-    """Hold the checkpoint's tensors against the configuration, reading headers only.
-
-    One CheckpointError names what is missing, unexpected, misshapen or of a dtype that cannot be loaded (the
-    first few of each). Returns notes on what is ignored, as transformers ignores it: rotary frequencies that
-    old versions saved, and an lm_head beside tied embeddings.
-    """
-    expected = shards.parameters(model)
-    names = source.names()
-    surplus = names - expected.keys()
-    ignored = {name for name in surplus if _ignorable(name, model)}
-    problems = [
-        *_listed("missing", sorted(expected.keys() - names), lambda n: f"{n} {list(expected[n])}"),
-        *_listed(
-            "unexpected",
-            sorted(surplus - ignored),
-            lambda n: f"{printable(n)} (in {source.info(n).file.name})",
-        ),
-        *_listed(
-            "misshapen",
-            [n for n in expected if n in names and source.info(n).shape != expected[n]],
-            lambda n: (
-                f"{n} is {list(source.info(n).shape)} in {source.info(n).file.name}, "
-                f"the configuration expects {list(expected[n])}"
-            ),
-        ),
-        *_listed(
-            f"not {', '.join(DTYPES)}",
-            [n for n in expected if n in names and source.info(n).dtype not in DTYPES],
-            lambda n: f"{n} is {source.info(n).dtype} in {source.info(n).file.name}",
-        ),
-    ]
-    if problems:
-        where = sorted({str(source.info(name).file.parent) for name in names})[:1] or ["the checkpoint"]
-        hint = _hint(expected.keys() - names, surplus)
-        raise CheckpointError(
-            f"{where[0]}: tensors do not fit config.json ({model.family}): {'; '.join(problems)}{hint}"
-        )
-    return tuple(f"ignored {printable(name)}: {_ignorable(name, model)}" for name in sorted(ignored))
 
 
 def shards_of(
@@ -180,31 +136,3 @@ def _receive(
     if 0 in shape:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device)
     return recv(shape, TORCH_DTYPES[dtype])
-
-
-def _ignorable(name: str, model: ModelConfig) -> str:
-    """Why a tensor that is no parameter may stay unread; empty where it may not."""
-    if name.endswith("rotary_emb.inv_freq"):
-        return "rotary frequencies are computed from the configuration"
-    if name == "lm_head.weight" and model.tie_embeddings:
-        return "config.json ties the head to the embedding"
-    return ""
-
-
-def _listed(what: str, names: Sequence[str], describe: Callable[[str], str]) -> list[str]:
-    """At most one sentence: how many tensors have the problem, and the first few of them."""
-    if not names:
-        return []
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{len(names)} {what}: {', '.join(describe(name) for name in names[:_SHOWN])}{more}"]
-
-
-def _hint(missing: set[str], surplus: set[str]) -> str:
-    """What most likely happened, for the mistakes that are made again and again."""
-    if any(f"model.{name}" in missing for name in surplus):
-        return ". The names lack `model.`: saved from the bare model, without its head; save the whole model"
-    if missing == {"lm_head.weight"}:
-        return ". If the head shares the embedding, config.json must say tie_word_embeddings: true"
-    if any(name.endswith((".qweight", ".weight_scale", ".scales")) for name in surplus):
-        return ". The weights are quantised; use the original ones"
-    return ""

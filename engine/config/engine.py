@@ -14,6 +14,9 @@ from engine.errors import ConfigError
 #: A month: what sockets and timers everywhere can take.
 LONGEST_TIMEOUT = 31 * 86_400.0
 
+#: No tensor parallelism above this is suggested: a hostile config.json may claim 2**31 heads.
+MOST_RANKS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -58,7 +61,7 @@ def check_fit(model: ModelConfig, engine: EngineConfig) -> None:
     problem = _misfit(model, engine.tp)
     if problem is None:
         return
-    good = [str(tp) for tp in range(1, model.num_heads + 1) if _misfit(model, tp) is None]
+    good = [str(tp) for tp in range(1, min(model.num_heads, MOST_RANKS) + 1) if _misfit(model, tp) is None]
     raise ConfigError(f"tp={engine.tp} {problem}: use {_either(good)}")
 
 

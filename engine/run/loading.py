@@ -10,15 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of, verify
+from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
-from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.checkpoint.verify import verify
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import CheckpointError
 from engine.model import Decoder
 from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import Rules
+from engine.run.memory import check_loadable
 from engine.taps.measure import tensor_checksum
 
 
@@ -35,9 +37,7 @@ class Loader:
 
     def __init__(self, path: Path, config: EngineConfig, comm: Comm) -> None:
         self.path, self.config, self.comm = path, config, comm
-        self.model, source = open_checkpoint(path)
-        source.close()
-        check_fit(self.model, config)
+        self.model = check_loadable(path, config, [comm.rank])
 
     def __call__(self, decoder: Decoder, rules: Rules) -> Loaded:
         """Fill every parameter that `rules` let through; one that has no tensor is an error."""

@@ -98,7 +98,7 @@ def check(
     config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
-    config = requests.plan(opened.config, config, prompts, steps + 1)
+    config = requests.plan(opened, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)
     rules = requests.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")

@@ -10,11 +10,11 @@ from typing import Annotated, TextIO
 
 import typer
 
+from engine.text import bytes_text
 from sessions import Session
 from sessions.text import clean
 from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
-from workbench.export.numbers import bytes_text
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
 from workbench.export.statistics import select
 from workbench.views.request import Request

@@ -65,7 +65,7 @@ def generate(
     config = requests.engine_config(
         opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
     )
-    config = requests.plan(opened.config, config, prompts, max_tokens)
+    config = requests.plan(opened, config, prompts, max_tokens)
     rules = requests.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = requests.capture_of(capture, opened, tp) if save else NOTHING

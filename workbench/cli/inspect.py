@@ -15,10 +15,11 @@ from engine.checkpoint.survey import TensorSurvey, survey
 from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.parallel import shards
 from engine.parallel.shards import Shard
+from engine.text import bytes_text
 from sessions.text import clean
 from workbench.exit_codes import UsageError
 from workbench.export.json import dumps
-from workbench.export.numbers import bytes_text, number
+from workbench.export.numbers import number
 from workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)

@@ -86,7 +86,7 @@ def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) ->
     teller.opening(model, DEFAULT_PROMPT, tp)
     prompt = tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
     steps = 3 if fast else 8
-    config = plan(model.config, EngineConfig(tp=tp), [prompt], MAX_TOKENS)
+    config = plan(model, EngineConfig(tp=tp), [prompt], MAX_TOKENS)
     reference = record_reference(
         model.directory, [prompt], steps, config.dtype, floor=not fast, progress=teller.working
     )

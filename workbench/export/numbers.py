@@ -33,12 +33,3 @@ def power(value: float, decimals: int = 0) -> str:
 def count(value: float) -> str:
     """A count with thousands set apart: 1 681."""
     return f"{int(value):,}".replace(",", " ")
-
-
-def bytes_text(size: float) -> str:
-    """A size in bytes: 812 B, 3.4 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: GiB takes what is left")

@@ -10,6 +10,7 @@ from engine.config import DType, EngineConfig, ModelConfig, check_fit
 from engine.errors import ConfigError, RequestError
 from engine.faults.catalogue import check_rules, parse_rule
 from engine.parallel import shards
+from engine.run.memory import check_loadable
 from engine.run.prompts import check_prompt
 from engine.taps.names import tap_specs
 from workbench.demo import DEFAULT_PROMPT
@@ -80,19 +81,22 @@ def engine_config(
 
 
 def plan(
-    model: ModelConfig, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
+    model: OpenedModel, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> EngineConfig:
     """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches.
 
-    ConfigError and RequestError for what cannot run, before any rank is started.
+    ConfigError, RequestError and CheckpointError for what cannot run, before anything is started or allocated.
     """
-    check_fit(model, config)
+    check_fit(model.config, config)
+    vocab_size, context = model.config.vocab_size, model.config.max_position
     for prompt in prompts:
-        check_prompt(prompt, vocab_size=model.vocab_size, context=model.max_position)
+        check_prompt(prompt, vocab_size=vocab_size, context=context)
     longest = max(len(prompt) for prompt in prompts)
-    return replace(
-        config, max_tokens=min(longest + max_tokens, model.max_position), max_sequences=max(1, len(prompts))
+    planned = replace(
+        config, max_tokens=min(longest + max_tokens, context), max_sequences=max(1, len(prompts))
     )
+    check_loadable(model.path, planned, () if config.listen else range(config.tp))
+    return planned
 
 
 def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:

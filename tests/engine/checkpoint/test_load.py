@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.load import rank0_shards, shards_of, verify
+from engine.checkpoint.load import rank0_shards, shards_of
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
+from engine.checkpoint.verify import verify
 from engine.config import DType, ModelConfig
 from engine.errors import CheckpointError
 from engine.parallel import shards

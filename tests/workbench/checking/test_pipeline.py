@@ -35,7 +35,7 @@ def reference(model: OpenedModel) -> Reference:
 
 
 def engine(model: OpenedModel, tp: int) -> Inferior:
-    return Inferior(model.path, model.config, plan(model.config, EngineConfig(tp=tp), PROMPTS, STEPS + 1))
+    return Inferior(model.path, model.config, plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1))
 
 
 @pytest.fixture(scope="module")

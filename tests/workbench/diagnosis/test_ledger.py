@@ -82,7 +82,7 @@ class Bench:
         if (name, tp) not in self.engines:
             model = self.models[name]
             reference = record_reference(model.directory, PROMPTS, STEPS, "float32")
-            config = plan(model.config, EngineConfig(tp=tp), PROMPTS, STEPS + 1)
+            config = plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1)
             inferior = self.stack.enter_context(Inferior(model.path, model.config, config))
             self.engines[name, tp] = inferior, reference
         return self.engines[name, tp]
@@ -186,7 +186,7 @@ def test_the_ledger_of_a_right_engine_is_empty(
     bench.get(name, tp)
     model = bench.models[name]
     reference = record_reference(model.directory, PROMPTS, STEPS, dtype)  # type: ignore[arg-type]
-    config = plan(model.config, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1)  # type: ignore[arg-type]
+    config = plan(model, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1)  # type: ignore[arg-type]
     assert reference.floor is not None
     with ExitStack() as stack:
         inferior = stack.enter_context(Inferior(model.path, model.config, config))

@@ -60,7 +60,7 @@ def target_of(launch: Launch) -> DebugTarget:
         timeout=launch.timeout,
         listen=launch.listen,
     )
-    config = requests.plan(model.config, config, prompts, launch.room)
+    config = requests.plan(model, config, prompts, launch.room)
     rules = requests.rules_of(launch.rules, model, launch.tp)
     return DebugTarget(
         model.path, model.config, config, prompts,

@@ -1,0 +1,64 @@
+"""Whether a checkpoint can be loaded at all, told from headers and arithmetic before anything is allocated.
+
+Torch-free: the host asks before it starts a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import psutil
+
+from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.source import DTYPE_BITS
+from engine.checkpoint.verify import verify
+from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.errors import CheckpointError
+from engine.kv.sizing import pool_blocks
+from engine.parallel import shards
+from engine.text import bytes_text
+
+
+def check_loadable(path: Path, config: EngineConfig, ranks: Sequence[int]) -> ModelConfig:
+    """The model of a checkpoint that can be split as `config` says, whose headers fit its config.json, and for
+    whose `ranks` (those on this machine) there is memory. ConfigError or CheckpointError otherwise."""
+    model, source = open_checkpoint(path)
+    with source:
+        check_fit(model, config)
+        verify(source, model)
+    if not config.device.startswith("cuda"):
+        _check_memory(model, config, ranks)
+    return model
+
+
+def _check_memory(model: ModelConfig, config: EngineConfig, ranks: Sequence[int]) -> None:
+    """CheckpointError where `ranks` need more memory than is free (swap counted)."""
+    weights = sum(weight_bytes(model, config, rank) for rank in ranks)
+    cache = sum(cache_bytes(model, config, rank) for rank in ranks)
+    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    if weights + cache > free:
+        raise CheckpointError(
+            f"the model needs {bytes_text(weights + cache)} in {config.dtype}: {bytes_text(weights)} of weights, "
+            f"{bytes_text(cache)} of KV cache; {bytes_text(free)} are free: use a smaller dtype, a shorter "
+            "context, or a machine with more memory"
+        )
+
+
+def weight_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
+    """Bytes of a rank's share of the weights. All layers have the same shapes."""
+    one_layer = replace(model, num_layers=1)
+    elements = 0
+    for name in shards.parameters(one_layer):
+        copies = model.num_layers if name.startswith("model.layers.") else 1
+        elements += copies * prod(shards.plan(name, one_layer, config.tp, rank).local_shape)
+    return elements * DTYPE_BITS[config.dtype] // 8
+
+
+def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
+    """Bytes of a rank's pool of keys and values."""
+    rows = pool_blocks(model, config) * config.block_size
+    width = shards.kv_heads(model, config.tp, rank).size * model.head_dim
+    return 2 * model.num_layers * rows * width * DTYPE_BITS[config.dtype] // 8
