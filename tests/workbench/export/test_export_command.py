@@ -17,6 +17,7 @@ from tests.workbench.export import made
 from workbench.cli.main import run
 from workbench.debugger.errors import CommandError, DebuggerError
 from workbench.debugger.host.replay import open_replay
+from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 @pytest.fixture
