@@ -44,7 +44,7 @@ def _content(debugger: Debugger, what: str) -> str | bytes:
         return (script_of(debugger) if what == "script" else journal_of(debugger)) + "\n"
     # Not at the top: most sessions are driven without, and a page takes its templates with it.
     from workbench.export.session_files import SessionFiles
-    from workbench.views.report.request import Request
+    from workbench.views.request import Request
 
     debugger.session.refresh()
     at = debugger.position

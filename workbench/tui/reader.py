@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sessions.session import Session
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 
 Answer = TypeVar("Answer")
 
@@ -21,14 +21,14 @@ Answer = TypeVar("Answer")
 class Reader:
     """Asks a source questions on a thread of its own. Close it: the source is closed on that thread too."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SessionSource) -> None:
         self.source = source
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-reader")
 
     @classmethod
     def open(cls, path: Path) -> Reader:
         """A reader of the session at `path`; `SessionError` when it is none."""
-        return cls(Source(Session.open(path)))
+        return cls(SessionSource(Session.open(path)))
 
     async def ask(
         self,

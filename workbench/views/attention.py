@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: Steps back from which the rows of the last token are gathered into one matrix, and the most elements it may have.
@@ -58,7 +58,7 @@ class LayerAttention:
 
 
 def attention(
-    source: Source,
+    source: SessionSource,
     where: Where,
     layer: int,
     kind: str = "probs",
@@ -83,7 +83,9 @@ def attention(
     return replace(found, values=values, first_query=first, heads=heads, golden=golden)
 
 
-def _heads(source: Source, values: NDArray[np.float32], shown: Iterable[int]) -> tuple[AttentionHead, ...]:
+def _heads(
+    source: SessionSource, values: NDArray[np.float32], shown: Iterable[int]
+) -> tuple[AttentionHead, ...]:
     """The heads with the rank that computes each and the key/value head that it reads."""
     ranks, count = source.session.ranks, len(values)
     kv_heads = min(source.meta.model.num_kv_heads or count, count)
@@ -102,7 +104,7 @@ def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDA
 
 
 def _gather(
-    source: Source, where: Where, tap: str, rows: int, largest: int
+    source: SessionSource, where: Where, tap: str, rows: int, largest: int
 ) -> tuple[NDArray[np.float32] | None, int, str]:
     """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none."""
     if not source.session.has_tap(tap):
@@ -143,7 +145,7 @@ def _stacked(rows: Sequence[NDArray[Any]], heads: int, total: int, keys: int) ->
     return values
 
 
-def _is_whole(source: Source, where: Where, queries: int) -> bool:
+def _is_whole(source: SessionSource, where: Where, queries: int) -> bool:
     """Whether so many queries are all of the step's: of a prefill often only the last one is kept."""
     sequence = source.sequence(where.step, where.branch, where.seq)
     return sequence is not None and len(sequence.ids) == queries

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: Findings that are told in words; the map marks all of them.
@@ -49,7 +49,7 @@ class _Odd:
         return tuple(f"{words}, layer{_spans(layers)}" for words, layers in list(self.layers.items())[:_TOLD])
 
 
-def cache_rows(source: Source, where: Where, layers: int, kind: str, error: bool) -> CacheRows:
+def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, error: bool) -> CacheRows:
     """The rows of `kind` ("k_cache" or "v_cache") at `where`."""
     ranks = source.session.ranks
     now = _captured(source, where, layers, kind)
@@ -76,7 +76,7 @@ def cache_rows(source: Source, where: Where, layers: int, kind: str, error: bool
     return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), frozenset(odd.marks))
 
 
-def _captured(source: Source, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:
+def _captured(source: SessionSource, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:
     """The whole rows of each layer and rank, as far as they were captured."""
     found: dict[tuple[int, int], Rows] = {}
     for layer in range(layers):
@@ -93,7 +93,9 @@ def _captured(source: Source, where: Where, layers: int, kind: str) -> dict[tupl
     return found
 
 
-def _golden(golden: Source, where: Where, layers: int, kind: str, ranks: int) -> dict[tuple[int, int], Rows]:
+def _golden(
+    golden: SessionSource, where: Where, layers: int, kind: str, ranks: int
+) -> dict[tuple[int, int], Rows]:
     """The reference's rows, cut into the ranks' heads."""
     found: dict[tuple[int, int], Rows] = {}
     for layer in range(layers):

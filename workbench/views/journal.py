@@ -9,7 +9,7 @@ from sessions import Event, Session
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.sentinels import is_stop
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: The newest events that are kept on screen.
@@ -48,7 +48,7 @@ class Journal:
     branches: tuple[BranchNode, ...]
 
 
-def journal(source: Source, where: Where) -> Journal:
+def journal(source: SessionSource, where: Where) -> Journal:
     """The journal of the whole session."""
     entries = journal_entries(source.session, source.session.events()[-_MOST:])
     return Journal(entries, tuple(_tree(source, where.seq)))
@@ -71,7 +71,7 @@ def journal_entries(session: Session, events: list[Event]) -> tuple[JournalEntry
     )
 
 
-def _tree(source: Source, seq: int) -> Iterator[BranchNode]:
+def _tree(source: SessionSource, seq: int) -> Iterator[BranchNode]:
     lines = branch_lines(source.session)
 
     def visit(parent: int | None, depth: int) -> Iterator[BranchNode]:
@@ -84,7 +84,7 @@ def _tree(source: Source, seq: int) -> Iterator[BranchNode]:
     return visit(None, 0)
 
 
-def _last_tokens(source: Source, branch: int, seq: int) -> str:
+def _last_tokens(source: SessionSource, branch: int, seq: int) -> str:
     steps = source.session.steps(branch)[-_LAST_TOKENS:]
     told = (source.sequence(step, branch, seq) for step in steps)
     return "".join(source.texts.label(s.emitted) for s in told if s is not None and s.emitted is not None)

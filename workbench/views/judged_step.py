@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.taps.names import local_name
 from sessions.text import clean
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
 from workbench.views.where import Where
 
@@ -33,7 +33,7 @@ class JudgedStep:
     causes: tuple[str, ...] = ()
 
 
-def judged_step(source: Source, where: Where) -> JudgedStep:
+def judged_step(source: SessionSource, where: Where) -> JudgedStep:
     """The verdicts at `where`."""
     session = source.session
     taps: dict[int, GoldenTap] = {}

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from workbench.views.cache_rows import CacheRows, cache_rows
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 
@@ -54,7 +54,9 @@ class Cache:
     rows_of: str
 
 
-def cache(source: Source, where: Where, block_size: int, layers: int, kind: str, error: bool) -> Cache | None:
+def cache(
+    source: SessionSource, where: Where, block_size: int, layers: int, kind: str, error: bool
+) -> Cache | None:
     """The cache after `where`; None while there is no such step. `kind` is "k_cache" or "v_cache"; `error`: of the
     rows their difference to golden's, not their norms."""
     if where.step not in source.session.steps(where.branch):

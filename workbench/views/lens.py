@@ -15,7 +15,7 @@ from engine.taps.names import layer_of
 from sessions import Session
 from sessions.text import clean
 from workbench.views.candidates import Candidate, probability
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
@@ -83,7 +83,7 @@ class Lens:
         return found
 
 
-def lens(source: Source, where: Where) -> Lens:
+def lens(source: SessionSource, where: Where) -> Lens:
     """The newest lens of the step at `where`."""
     if where.step not in source.session.steps(where.branch):
         return Lens(where.step, None, ())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sessions.records import SequenceStep
 from workbench.views.candidates import Candidate, candidates, emitted_probability, margin, probabilities
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 Figures = tuple[float | None, float | None, float | None]
@@ -40,7 +40,7 @@ class Logits:
     history: tuple[Figures, ...]
 
 
-def logits(source: Source, where: Where, window: int = 48) -> Logits | None:
+def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | None:
     """The choice at `where`; None while there is no such step."""
     steps = source.session.steps(where.branch)
     told = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None

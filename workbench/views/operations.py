@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sessions.records import STATISTICS
 from sessions.session import Session
 from workbench.views.sentinels import not_finite
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, judged_at
 from workbench.views.where import Where
 
@@ -36,7 +36,7 @@ class Operations:
         return self.stats is not None and bool(not_finite(self.stats[tap : tap + 1]).any())
 
 
-def operations(source: Source, where: Where, window: int = 24) -> Operations:
+def operations(source: SessionSource, where: Where, window: int = 24) -> Operations:
     """Every tap at `where`, with a window of past steps that ends there."""
     session = source.session
     if where.step not in session.steps(where.branch):
@@ -65,7 +65,7 @@ def _agreement(session: Session, checksums: NDArray[np.uint64] | None) -> tuple[
     )
 
 
-def _past(source: Source, where: Where, window: int) -> NDArray[np.float32] | None:
+def _past(source: SessionSource, where: Where, window: int) -> NDArray[np.float32] | None:
     first = max(source.session.steps(where.branch).start, where.step - window + 1)
     past = [source.stats(step, where.branch) for step in range(first, where.step + 1)]
     known = [stats for stats in past if stats is not None]

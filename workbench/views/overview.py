@@ -8,7 +8,7 @@ from engine.taps.names import count_layers
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 
@@ -49,7 +49,7 @@ class Present:
     first_wrong: str | None
 
 
-def overview(source: Source) -> Overview:
+def overview(source: SessionSource) -> Overview:
     """What the session is."""
     session, meta = source.session, source.meta
     config = meta.config
@@ -80,7 +80,7 @@ def _short_dtype(name: str) -> str:
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
-def present(source: Source, where: Where) -> Present | None:
+def present(source: SessionSource, where: Where) -> Present | None:
     """The present step of a branch; None while it has none."""
     steps = source.session.steps(where.branch)
     if where.step not in steps:

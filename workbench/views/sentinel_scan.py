@@ -13,8 +13,8 @@ from engine.taps.names import local_name
 from sessions import Session, Tap
 from sessions.text import clean
 from workbench.views import sentinels
-from workbench.views.sentinels import NAMES, TAIL, Finding, SentinelKind
-from workbench.views.source import Source
+from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
+from workbench.views.source import SessionSource
 from workbench.views.trail import Trail
 from workbench.views.verdicts import first_failed, judged_of
 from workbench.views.where import Where
@@ -39,7 +39,7 @@ class Sentinel:
     ranks: tuple[int, ...] = ()
 
 
-def _fired(session: Session, kind: SentinelKind, branch: int, step: int, found: Finding, looked: str = "",
+def _fired(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
            name: str = "") -> Sentinel:  # fmt: skip
     tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
     return Sentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
@@ -70,7 +70,7 @@ class SentinelScan:
     def __init__(self) -> None:
         self._scans: dict[tuple[int, int], _Scan] = {}
 
-    def watch(self, source: Source, where: Where) -> Watch:
+    def watch(self, source: SessionSource, where: Where) -> Watch:
         """Go on scanning the branch for a short while, and tell what was found so far."""
         scan = self._scans.setdefault((where.branch, where.seq), _Scan())
         steps = source.session.steps(where.branch)
@@ -88,8 +88,8 @@ class SentinelScan:
 
 
 def _look(
-    source: Source, where: Where, step: int, scan: _Scan
-) -> Iterable[tuple[SentinelKind, Finding | None]]:
+    source: SessionSource, where: Where, step: int, scan: _Scan
+) -> Iterable[tuple[SentinelKind, SentinelFinding | None]]:
     """What one step shows of the sentinels that have not fired."""
     session, branch = source.session, where.branch
     stats = session.stats(step, branch)
@@ -113,7 +113,7 @@ def _noted(session: Session, branch: int) -> Iterable[Sentinel]:
     if golden is not None:
         yield golden
     for stop in sentinels.stops(session, branch)[:1]:
-        yield _fired(session, "stop", branch, stop.step, Finding(clean(stop.text, limit=80)))
+        yield _fired(session, "stop", branch, stop.step, SentinelFinding(clean(stop.text, limit=80)))
 
 
 def left_golden(session: Session, branch: int) -> Sentinel | None:
@@ -142,7 +142,9 @@ class _Steps:
     def clear(self, kind: SentinelKind, looked: str, name: str = "") -> Sentinel:
         return Sentinel(kind, name or NAMES[kind], self.branch, looked=looked)
 
-    def fired(self, kind: SentinelKind, step: int, found: Finding, looked: str, name: str = "") -> Sentinel:
+    def fired(
+        self, kind: SentinelKind, step: int, found: SentinelFinding, looked: str, name: str = ""
+    ) -> Sentinel:
         return _fired(self.session, kind, self.branch, step, found, looked, name)
 
 

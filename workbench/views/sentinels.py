@@ -44,7 +44,7 @@ _TOLD_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SentinelFinding:
     """What a sentinel found in one step. `tap` is the tap's index (None: the step as a whole), `ranks` are those
     that are wrong (empty: none in particular)."""
 
@@ -62,7 +62,7 @@ def not_finite(stats: NDArray[np.float32], *statistics: Literal["nan", "inf"]) -
 
 def first_not_finite(
     session: Session, stats: NDArray[np.float32], statistic: Literal["nan", "inf"]
-) -> Finding | None:
+) -> SentinelFinding | None:
     """The first tap that holds NaN (or Inf), and how many elements on which ranks."""
     found = not_finite(stats, statistic)
     if not found.any():
@@ -71,10 +71,10 @@ def first_not_finite(
     ranks = tuple(int(rank) for rank in np.flatnonzero(found[tap]))
     column = STATISTICS.index(statistic)
     counts = ", ".join(f"rank {rank}: {int(stats[tap, rank, column])}" for rank in ranks[:_TOLD_RANKS])
-    return Finding(f"{_name(session, tap)} ({counts})", tap, ranks)
+    return SentinelFinding(f"{_name(session, tap)} ({counts})", tap, ranks)
 
 
-def desync(session: Session, checksums: NDArray[np.uint64] | None) -> Finding | None:
+def desync(session: Session, checksums: NDArray[np.uint64] | None) -> SentinelFinding | None:
     """The first tap whose replicas differ between ranks, KV heads that ranks share included. `checksums[taps,
     ranks]` are those of a step."""
     found = None if checksums is None else session.replicas.first_disagreeing(checksums)
@@ -83,17 +83,17 @@ def desync(session: Session, checksums: NDArray[np.uint64] | None) -> Finding | 
     tap, ranks = found
     told = ", ".join(map(str, ranks[: 2 * _TOLD_RANKS]))
     words = f"rank{'s' * (len(ranks) > 1)} {told} differ{'s' * (len(ranks) == 1)} bit for bit"
-    return Finding(f"{_name(session, tap)}: {words}", tap, ranks)
+    return SentinelFinding(f"{_name(session, tap)}: {words}", tap, ranks)
 
 
-def misaligned(session: Session, sequences: Iterable[SequenceStep]) -> Finding | None:
+def misaligned(session: Session, sequences: Iterable[SequenceStep]) -> SentinelFinding | None:
     """The first sequence whose cache does not hold as many rows as its positions ask for."""
     for told in sequences:
         if odd := odd_lengths(told):
             words = f"sequence {told.seq} has {in_words(odd)}, its positions ask for {expected_rows(told)}"
             tap = f"layers.{odd[0].first}.attn.k_cache"
             known = not odd[0].whole and session.has_tap(tap)
-            return Finding(words, session.tap(tap).index if known else None, odd[0].ranks)
+            return SentinelFinding(words, session.tap(tap).index if known else None, odd[0].ranks)
     return None
 
 
@@ -107,29 +107,29 @@ def repeated_phrase(tokens: Sequence[int]) -> int:
     return 0
 
 
-def repetition(tokens: Sequence[int], label: Callable[[int], str]) -> Finding | None:
+def repetition(tokens: Sequence[int], label: Callable[[int], str]) -> SentinelFinding | None:
     """The tokens end in a phrase over and over. `label` turns ids into text."""
     length = repeated_phrase(tokens)
     if not length:
         return None
     phrase = clean("".join(label(token) for token in tokens[-length:]), limit=60)
     what = "one token" if length == 1 else f"the same {length} tokens"
-    return Finding(f"{what} over and over: “{phrase}”")
+    return SentinelFinding(f"{what} over and over: “{phrase}”")
 
 
-def ended(sequences: Iterable[SequenceStep], eos_ids: Sequence[int]) -> Finding | None:
+def ended(sequences: Iterable[SequenceStep], eos_ids: Sequence[int]) -> SentinelFinding | None:
     """The first sequence that emitted an end of text."""
     seq = next((told.seq for told in sequences if told.emitted in eos_ids), None)
-    return None if seq is None else Finding(f"sequence {seq} has ended")
+    return None if seq is None else SentinelFinding(f"sequence {seq} has ended")
 
 
-def left_golden(session: Session, judged: Sequence[Judged]) -> Finding | None:
+def left_golden(session: Session, judged: Sequence[Judged]) -> SentinelFinding | None:
     """The first tap that failed, among verdicts in execution order."""
     first = first_failed(judged)
     if first is None:
         return None
     tap = session.tap(first.tap).index if session.has_tap(first.tap) else None
-    return Finding(f"{first.tap} is the first to leave the golden reference", tap, first.ranks)
+    return SentinelFinding(f"{first.tap} is the first to leave the golden reference", tap, first.ranks)
 
 
 def is_stop(event: Event) -> bool:

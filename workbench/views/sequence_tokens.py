@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sessions import Session
 from workbench.views.candidates import Candidate, candidates, emitted_probability, first_difference
 from workbench.views.request import Limits
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.trail import Trail
 
 #: Steps shown around each place of interest where not all can be.
@@ -54,7 +54,7 @@ class SequenceTokens:
 
 
 def tokens_of(
-    source: Source,
+    source: SessionSource,
     trail: Trail,
     seq: int,
     branches: Sequence[tuple[int, str]],
@@ -121,7 +121,7 @@ def _shown(steps: range, marks: Sequence[int], limit: int) -> list[int]:
     return sorted(chosen)
 
 
-def _prompt(source: Source, branch: int, seq: int) -> list[int]:
+def _prompt(source: SessionSource, branch: int, seq: int) -> list[int]:
     """What the sequence read before it emitted its first token (a prefill may come in chunks)."""
     ids: list[int] = []
     for step in source.session.steps(branch):
@@ -134,7 +134,7 @@ def _prompt(source: Source, branch: int, seq: int) -> list[int]:
 
 
 def _choice(
-    source: Source, trail: Trail, sides: tuple[int, int], step: int, seq: int, limits: Limits
+    source: SessionSource, trail: Trail, sides: tuple[int, int], step: int, seq: int, limits: Limits
 ) -> EmittedToken | None:
     """What the first of `sides` emitted; it differs where the second emitted another token."""
     branch, reference = sides

@@ -26,14 +26,14 @@ _KEPT_RECORDS = 320
 _KEPT = 256
 
 
-class Source:
+class SessionSource:
     """What one session answers. Used from one thread only."""
 
     def __init__(self, session: Session, texts: TokenTexts | None = None) -> None:
         self.session = session
         self.texts = texts or TokenTexts.of(session.meta)
-        self._golden: dict[int, Source | None] = {}
-        self._opened: dict[Path, Source] = {}
+        self._golden: dict[int, SessionSource | None] = {}
+        self._opened: dict[Path, SessionSource] = {}
         self._stats: OrderedDict[tuple[int, int], NDArray[np.float32] | None] = OrderedDict()
         self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
         self._rebuilt: OrderedDict[tuple[Hashable, ...], Rebuilt] = OrderedDict()
@@ -97,7 +97,7 @@ class Source:
         while self._rebuilt_bytes > _KEPT_BYTES:
             self._rebuilt_bytes -= _size(self._rebuilt.popitem(last=False)[1])
 
-    def golden(self, where: Where) -> Source | None:
+    def golden(self, where: Where) -> SessionSource | None:
         """The golden reference that the branch was last held against, if it is on this machine and read the same
         ids up to this step."""
         if where.branch not in self._golden:
@@ -112,7 +112,7 @@ class Source:
         same = ours is not None and theirs is not None and list(ours.ids) == list(theirs.ids)
         return found if same else None
 
-    def _find_golden(self, branch: int) -> Source | None:
+    def _find_golden(self, branch: int) -> SessionSource | None:
         events = self.session.events(branch=branch, kind="golden")
         data = events[-1].data if events else None
         named = data.get("golden_session") if isinstance(data, dict) else None
@@ -123,7 +123,7 @@ class Source:
             path = directory / Path(named).name
             if path not in self._opened and path.is_file():
                 try:
-                    self._opened[path] = Source(Session.open(path), self.texts)
+                    self._opened[path] = SessionSource(Session.open(path), self.texts)
                 except SessionError:
                     continue  # the verdicts are in this session; only the differences are not to be had
             if path in self._opened:

@@ -15,7 +15,7 @@ from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
 from workbench.views.sequence_tokens import SequenceTokens, tokens_of
 from workbench.views.series import History, choose, history
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
@@ -62,7 +62,7 @@ class _Teller:
         self.shown = self._branches_shown()
         self.trail: Trail = follow(session, [branch.id for branch in self.shown])
         self.seqs = self._sequences()
-        self.source = Source(session)
+        self.source = SessionSource(session)
         self.looked = [one for branch in self.shown for one in self._sentinels(branch)]
         hit = next((one.branch for one in self.looked if one.step is not None), None)
         if request.branch is None and failure is None and hit is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: The most elements that are turned into float32 for a look.
@@ -46,7 +46,7 @@ class TensorFigures:
     counts: tuple[int, ...]
 
 
-def tensor(source: Source, where: Where, tap: int, view: str) -> Tensor:
+def tensor(source: SessionSource, where: Where, tap: int, view: str) -> Tensor:
     """A tap's tensor at `where`. `view`: "rebuilt", "rank N", "golden" or "difference"."""
     session = source.session
     info = session.taps[tap]
@@ -70,7 +70,7 @@ def tensor(source: Source, where: Where, tap: int, view: str) -> Tensor:
 
 
 def _array(
-    source: Source, where: Where, name: str, view: str
+    source: SessionSource, where: Where, name: str, view: str
 ) -> tuple[NDArray[np.generic] | None, str, str, str]:
     """The array, its dtype, the part of the whole that it is, and what is to be said about it."""
     session = source.session

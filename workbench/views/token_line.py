@@ -11,7 +11,7 @@ from itertools import accumulate
 from rich.cells import cell_len
 
 from workbench.views.candidates import emitted_probability, first_difference, probabilities
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.
@@ -90,7 +90,7 @@ class TokenLines:
     def __init__(self) -> None:
         self._lines: dict[tuple[object, ...], _Growing] = {}
 
-    def line(self, source: Source, branch: int, seq: int, against: int | None = None) -> TokenLine:
+    def line(self, source: SessionSource, branch: int, seq: int, against: int | None = None) -> TokenLine:
         """A branch's tokens as far as a budget of time reads. They diverge from the golden reference's choices, or
         else from those of the branch `against`."""
         branches = source.session.branches()
@@ -107,7 +107,7 @@ class TokenLines:
         return TokenLine(TokenRow.of(growing.cells), growing.prompt, complete, growing.skipped)
 
     def _read(
-        self, source: Source, where: Where, growing: _Growing, against: int | None, forks: set[int]
+        self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]
     ) -> None:
         sequence = source.sequence(where.step, where.branch, where.seq)
         if where.step == 0 and sequence is not None:
@@ -135,7 +135,7 @@ class TokenLines:
         )
 
 
-def _divergence(source: Source, where: Where, against: int | None) -> float | None:
+def _divergence(source: SessionSource, where: Where, against: int | None) -> float | None:
     """Total variation between the choice at `where` and the reference's (or another branch's), by the candidates
     that both recorded; None where there is nothing to hold it against."""
     golden = source.golden(where)

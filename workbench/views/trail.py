@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sessions import Session, StepRecord
-from workbench.views.sentinels import Finding, misaligned
+from workbench.views.sentinels import SentinelFinding, misaligned
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Trail:
 
     session: Session
     emitted: dict[tuple[int, int], dict[int, int | None]] = field(default_factory=dict)
-    misaligned: dict[tuple[int, int], Finding] = field(default_factory=dict)
+    misaligned: dict[tuple[int, int], SentinelFinding] = field(default_factory=dict)
     decode_seconds: float = 0.0
     decode_tokens: int = 0
 

@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.tensor import Tensor
 from workbench.views.weights import NUMPY, read_values, share_text
 from workbench.views.where import Where
@@ -21,7 +21,7 @@ from workbench.views.where import Where
 Held = Mapping[int, NDArray[np.float32]]
 
 
-def weight_tensor(source: Source, where: Where, name: str, view: str, held: Held) -> Tensor:
+def weight_tensor(source: SessionSource, where: Where, name: str, view: str, held: Held) -> Tensor:
     """A view of the parameter: "checkpoint", "rank N", or "difference N" (the rank's less the checkpoint's share).
 
     `held` are the shares as the running ranks have them; without them "rank N" is what the plan cuts for it.
@@ -54,7 +54,7 @@ def weight_tensor(source: Source, where: Where, name: str, view: str, held: Held
     return Tensor(clean(name, limit=120), view, tuple(views), array, dtype, part or sampled, "", note)
 
 
-def _checkpoint(source: Source, name: str) -> tuple[NDArray[np.float32], tuple[Shard, ...], str, str]:
+def _checkpoint(source: SessionSource, name: str) -> tuple[NDArray[np.float32], tuple[Shard, ...], str, str]:
     """The values, how the ranks share them, which rows were read where not all were, and the file's dtype."""
     path = source.model_path
     if path is None:

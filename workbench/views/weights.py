@@ -17,7 +17,7 @@ from engine.errors import CheckpointError, EngineError
 from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.rank_weights import Held, held
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
@@ -88,7 +88,7 @@ class Measured:
     note: str
 
 
-def weights(source: Source, where: Where) -> Weights:
+def weights(source: SessionSource, where: Where) -> Weights:
     """The parameters of the checkpoint that the session was made from, and what the ranks hold of them on this
     branch. Without the checkpoint: what was kept of the ranks."""
     known = held(source.meta, where.branch)
@@ -105,7 +105,7 @@ def weights(source: Source, where: Where) -> Weights:
     return Weights(tuple(found), bool(known), problem)
 
 
-def _surveyed(source: Source) -> list[Parameter]:
+def _surveyed(source: SessionSource) -> list[Parameter]:
     path = source.model_path
     if path is None:
         raise CheckpointError("The checkpoint of this session is not on this machine.")
@@ -131,7 +131,7 @@ def share_text(shard: Shard) -> str:
     )
 
 
-def measured(source: Source, where: Where, name: str) -> Measured | None:
+def measured(source: SessionSource, where: Where, name: str) -> Measured | None:
     """The values of one parameter; None where they cannot be read."""
     path = source.model_path
     if path is None:

@@ -13,7 +13,7 @@ from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
 from workbench.views.cache_rows import cache_rows
 from workbench.views.kv_cache import cache
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
@@ -23,7 +23,7 @@ PREFILL = RANDOM.normal(size=(4, 4, 8)).astype(np.float32)
 NEXT = np.concatenate([PREFILL, RANDOM.normal(size=(1, 4, 8)).astype(np.float32)])
 
 
-def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> Source:
+def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> SessionSource:
     """Two ranks, two heads each; `rows[step]` is the whole cache after a step."""
     with SessionWriter.create(path, taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta=SessionMeta()) as writer:
         for step, (whole, at) in enumerate(zip(rows, positions, strict=True)):
@@ -33,7 +33,7 @@ def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> S
             ]
             told = SequenceStep(0, [7] * len(at), at, [[len(whole)], [len(whole)]])
             writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors))
-    return Source(Session.open(path), TokenTexts({}))
+    return SessionSource(Session.open(path), TokenTexts({}))
 
 
 def _changed(index: Any, value: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap
 from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
 from workbench.views.logits import logits
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.token_line import TokenCell, TokenLine, TokenRow, compare
 from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
@@ -45,7 +45,7 @@ def test_the_probability_of_nan_is_not_one(tmp_path: Path) -> None:
     ) as writer:
         writer.step(0, StepRecord(0, "prefill", [_told([nan, nan], nan)], 0.1))
     with Session.open(path) as session:
-        found = logits(Source(session), Where())
+        found = logits(SessionSource(session), Where())
     assert found is not None
     assert all(
         one.candidate.probability is None or math.isnan(one.candidate.probability) for one in found.candidates

@@ -10,7 +10,7 @@ import pytest
 from sessions import Session, SessionWriter
 from sessions.records import JSON, SequenceStep, StepRecord, Tap
 from workbench.views.lens import KIND, LensEvent, LensRow, lens, recorded_lens
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
@@ -29,7 +29,7 @@ def _session(path: Path, *data: JSON) -> Session:
 def test_what_is_written_is_read_and_shown(tmp_path: Path) -> None:
     with _session(tmp_path / "a.session", msgspec.to_builtins(EVENT)) as session:
         assert recorded_lens(session, 0, 0) == EVENT
-        shown = lens(Source(session, TokenTexts({4: "a"})), Where())
+        shown = lens(SessionSource(session, TokenTexts({4: "a"})), Where())
     (layer,) = shown.layers
     assert (layer.name, layer.place, shown.emitted) == ("layer 0", 1, "‹9›")
     assert [one.label for one in layer.candidates] == ["a", "‹9›"]

@@ -17,14 +17,14 @@ from workbench.views import sentinels
 from workbench.views.operations import operations
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, SentinelScan
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.story import tell
 from workbench.views.where import Where
 
 
 def _watched(path: Path, branch: int = 0) -> dict[str, Sentinel]:
     """What the Sentinels pane shows, once it has looked at every step."""
-    source, scan = Source(Session.open(path)), SentinelScan()
+    source, scan = SessionSource(Session.open(path)), SentinelScan()
     try:
         while (watch := scan.watch(source, Where(branch=branch))).scanned < watch.total:
             pass
@@ -78,7 +78,7 @@ def test_kv_heads_that_ranks_share_must_agree_for_all_who_look(tmp_path: Path) -
         found = timeline.desync(0, 1)
         assert found is not None
         assert (found.words, found.tap, found.ranks) == (words, 1, (3,))
-    source = Source(Session.open(path))
+    source = SessionSource(Session.open(path))
     assert [operations(source, Where(step=step)).agreement for step in range(2)] == [("=", "="), ("=", "≠")]
     source.close()
 

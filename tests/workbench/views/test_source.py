@@ -13,7 +13,7 @@ from sessions.session import Session
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
 from workbench.views import source as sources
 from workbench.views.attention import attention
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 TAP = "layers.1.attn.probs"
@@ -35,7 +35,7 @@ def fresh(path: Path, where: Where) -> dict[int, np.ndarray]:
 
 @pytest.mark.parametrize("branch", [0, 1])
 def test_going_back_over_steps_gives_what_each_step_holds(path: Path, branch: int) -> None:
-    source, where = Source(Session.open(path)), Where(step=len(HAIKU) - 1, branch=branch)
+    source, where = SessionSource(Session.open(path)), Where(step=len(HAIKU) - 1, branch=branch)
     try:
         for _ in range(2):  # read, then kept
             found = dict(source.back_from(TAP, where, 0))
@@ -49,7 +49,7 @@ def test_going_back_over_steps_gives_what_each_step_holds(path: Path, branch: in
 
 def test_what_is_captured_later_is_seen(path: Path) -> None:
     scores = "layers.1.attn.scores"
-    source, where = Source(Session.open(path)), Where(step=5)
+    source, where = SessionSource(Session.open(path)), Where(step=5)
     try:
         assert dict(source.back_from(scores, where, 0))[3].array is None
         with SessionWriter.reopen(path) as writer:
@@ -65,7 +65,7 @@ def test_what_is_captured_later_is_seen(path: Path) -> None:
 
 def test_what_is_kept_has_a_bound(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_KEPT_BYTES", 4096)
-    source, where = Source(Session.open(path)), Where(step=len(HAIKU) - 1)
+    source, where = SessionSource(Session.open(path)), Where(step=len(HAIKU) - 1)
     try:
         found = {step: rebuilt.array for step, rebuilt in source.back_from(TAP, where, 0)}
         assert sum(array.nbytes for array in found.values() if array is not None) > 4096
@@ -76,7 +76,7 @@ def test_what_is_kept_has_a_bound(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_rows_of_earlier_steps_stand_above_the_present_one(path: Path) -> None:
-    source, where = Source(Session.open(path)), Where(step=4)
+    source, where = SessionSource(Session.open(path)), Where(step=4)
     try:
         layer = attention(source, where, 1, "probs")
         assert layer.values is not None

@@ -21,7 +21,7 @@ from workbench.debugger.core.executor import Flight
 from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
 from workbench.debugger.events import StepEvent
 from workbench.debugger.stops.breakpoints import Hit, recorded_hits
-from workbench.views.sentinels import Finding
+from workbench.views.sentinels import SentinelFinding
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.
@@ -206,7 +206,7 @@ def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> 
     return None
 
 
-def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> Finding | None:
+def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> SentinelFinding | None:
     """Whether a sentinel that looks at whole steps fires at one."""
     timeline = debugger.timeline
     if sentinel == "desync":

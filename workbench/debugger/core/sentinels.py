@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from sessions import Session
 from workbench.debugger.core.timeline import Timeline
 from workbench.views import sentinels
-from workbench.views.sentinels import Finding
+from workbench.views.sentinels import SentinelFinding
 from workbench.views.verdicts import judged_at
 
 
-def repetition(timeline: Timeline, branch: int, step: int, label: Callable[[int], str]) -> Finding | None:
+def repetition(
+    timeline: Timeline, branch: int, step: int, label: Callable[[int], str]
+) -> SentinelFinding | None:
     """The text of a sequence has begun to repeat itself. `label` turns ids into text."""
     for told in timeline.record(branch, step).sequences:
         tokens = _recent_tokens(timeline, branch, step, told.seq, sentinels.TAIL)
@@ -33,12 +35,12 @@ def _recent_tokens(timeline: Timeline, branch: int, step: int, seq: int, count: 
     return found[::-1]
 
 
-def eos(timeline: Timeline, branch: int, step: int, eos_ids: Sequence[int]) -> Finding | None:
+def eos(timeline: Timeline, branch: int, step: int, eos_ids: Sequence[int]) -> SentinelFinding | None:
     """A sequence has ended."""
     return sentinels.ended(timeline.record(branch, step).sequences, eos_ids)
 
 
-def golden(timeline: Timeline, branch: int, step: int, reference: Session | None) -> Finding | None:
+def golden(timeline: Timeline, branch: int, step: int, reference: Session | None) -> SentinelFinding | None:
     """The step has left the golden's tolerance: the first operation that `golden` failed in it, or, in a step
     that was never judged, its logits."""
     session = timeline.session
@@ -50,7 +52,7 @@ def golden(timeline: Timeline, branch: int, step: int, reference: Session | None
     return None if reference is None else _logits(timeline, branch, step, reference)
 
 
-def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> Finding | None:
+def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> SentinelFinding | None:
     """The step's likeliest token is another, or its logits are off by more than any rounding."""
     if step not in reference.steps(0):
         return None
@@ -60,17 +62,17 @@ def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> F
         if other is None or not ours.topk_ids or not other.topk_ids:
             continue
         if list(other.ids) != list(ours.ids):
-            return Finding(f"the golden read other ids at step {step}: record it again (`golden`)")
+            return SentinelFinding(f"the golden read other ids at step {step}: record it again (`golden`)")
         mine = dict(zip(ours.topk_ids, ours.topk_logits, strict=True))
         if any(math.isnan(value) for value in ours.topk_logits):
-            return Finding("the logits are NaN, the golden's are not")
+            return SentinelFinding("the logits are NaN, the golden's are not")
         off = max(
             (abs(mine[i] - v) for i, v in zip(other.topk_ids, other.topk_logits, strict=True) if i in mine),
             default=math.inf,
         )
         scale = max(map(abs, other.topk_logits))
         if ours.topk_ids[0] != other.topk_ids[0] or off > LOGIT_TOLERANCE * max(scale, 1.0):
-            return Finding(f"logits are off by {off:.3g} (golden token {other.topk_ids[0]})")
+            return SentinelFinding(f"logits are off by {off:.3g} (golden token {other.topk_ids[0]})")
     return None
 
 

@@ -23,7 +23,7 @@ from workbench.debugger.errors import DebuggerError
 from workbench.debugger.stops.locations import Places
 from workbench.debugger.stops.predicates import cached
 from workbench.inferior.patches import Patch
-from workbench.views.sentinels import Finding, desync
+from workbench.views.sentinels import SentinelFinding, desync
 
 #: Recorded passes kept in memory beside the session; unrecorded ones are all kept.
 _REMEMBERED = 256
@@ -200,7 +200,7 @@ class Timeline:
         place = int(np.flatnonzero(different.any(axis=1))[0])
         return place, tuple(int(rank) for rank in np.flatnonzero(different[place]))
 
-    def desync(self, branch: int, step: int) -> Finding | None:
+    def desync(self, branch: int, step: int) -> SentinelFinding | None:
         """The first tap whose replicas differ between ranks."""
         return None if self.session is None else desync(self.session, self.record(branch, step).checksums)
 

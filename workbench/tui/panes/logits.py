@@ -23,7 +23,7 @@ from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.lens import Lens, lens
 from workbench.views.logits import Logits, RankedCandidate, logits
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -196,7 +196,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         return Table(f"logits of step {self.snapshot.step}", columns, rows)
 
 
-def _both(source: Source, where: Where) -> tuple[Logits | None, Lens]:
+def _both(source: SessionSource, where: Where) -> tuple[Logits | None, Lens]:
     return logits(source, where), lens(source, where)
 
 

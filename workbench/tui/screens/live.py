@@ -20,7 +20,7 @@ from workbench.tui.screens.toggles import Toggled
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.overview import overview
-from workbench.views.source import Source
+from workbench.views.source import SessionSource
 from workbench.views.weight_tensor import Held
 from workbench.views.where import Where
 
@@ -135,7 +135,7 @@ class LiveWorkbench(WorkbenchScreen):
             await self._follow()
 
     async def _follow(self) -> None:
-        await self.reader.ask(Source.refresh)
+        await self.reader.ask(SessionSource.refresh)
         self.overview = await self.reader.ask(overview)
         branch = self.state.branch
         steps = await self.reader.ask(lambda source: source.session.steps(branch))
@@ -233,7 +233,7 @@ class LiveWorkbench(WorkbenchScreen):
         self.engine.close()
 
 
-def _is_captured(source: Source, where: Where) -> bool:
+def _is_captured(source: SessionSource, where: Where) -> bool:
     names = source.session.taps
     if where.step not in source.session.steps(where.branch):
         return False
