@@ -31,6 +31,7 @@ QKV_NOTE = (
     "large q/k/v biases are legitimate in Qwen2 and Qwen2.5 (k-biases such as -14 and -34 as published): "
     "compare them with the original checkpoint, never clip them"
 )
+NOT_FINITE = "no trained weight is NaN or infinite: a damaged file or a failed conversion, and all that it feeds is NaN"
 NOTE = "stands out from its neighbours, which is not wrong in itself: compare with the original checkpoint"
 
 
@@ -65,6 +66,11 @@ class TensorSurvey:
     outliers: tuple[Outlier, ...] = ()
     outlier_count: int = 0
     note: str = ""
+
+    @property
+    def not_finite(self) -> int:
+        """How many of its values are NaN or infinite; 0 where they were not read."""
+        return 0 if self.statistics is None else self.statistics.nan + self.statistics.inf
 
 
 def survey(

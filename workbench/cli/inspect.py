@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.survey import TensorSurvey, survey
+from engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
 from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.parallel import shards
 from engine.parallel.shards import Shard
@@ -107,6 +107,7 @@ def _told(one: TensorSurvey) -> dict[str, object]:
             for rank, part in enumerate(one.shards)
         ],
         "statistics": one.statistics,
+        "not_finite": one.not_finite,
         "outliers": one.outliers,
         "outlier_count": one.outlier_count,
         "note": one.note,
@@ -142,6 +143,9 @@ def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str
         print(_row(one, longest)[:width].rstrip())
         if tp > 1:
             print(f"    {_parts(one.shards)}")
+        if one.statistics is not None and one.not_finite:
+            print(f"  ! not finite: {one.statistics.nan} NaN, {one.statistics.inf} Inf")
+            notes[NOT_FINITE] = notes.get(NOT_FINITE, 0) + 1
         if one.outliers:
             print(f"  ! {_outliers(one, tp)}")
             notes[one.note] = notes.get(one.note, 0) + 1

@@ -62,6 +62,25 @@ def test_text_shows_parts_and_outliers(model: Path, capsys: Any) -> None:
     assert "mlp" not in shown
 
 
+def test_tensors_with_nan_or_inf_are_marked(model: Path, capsys: Any, tmp_path: Path) -> None:
+    path = shutil.copytree(model, tmp_path / "damaged")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, :3] = [np.nan, np.inf, -np.inf]
+    tensors["model.norm.weight"][:] = np.nan
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    marked = {
+        one["name"]: one["not_finite"] for one in told(capsys, str(path))["tensors"] if one["not_finite"]
+    }
+    assert marked == {"model.layers.1.mlp.up_proj.weight": 3, "model.norm.weight": 64}
+    assert run(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "! not finite: 1 NaN, 2 Inf" in shown
+    assert "! not finite: 64 NaN, 0 Inf" in shown
+    assert "! 2 tensors: no trained weight is NaN or infinite" in shown
+    assert run(["inspect", str(model)]) == 0
+    assert "finite" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_does_not_fit_is_shown_as_it_is(model: Path, capsys: Any, tmp_path: Path) -> None:
     path = shutil.copytree(model, tmp_path / "odd")
     tensors = load_file(path / "model.safetensors")
