@@ -168,18 +168,19 @@ class Pauser:
         parts = torch.cat([measure(x.reshape(1, -1)) for x in seen.values()]).cpu().numpy()
         table = statistics(merge(unmask(parts, [self._masked[key] for key in seen]))[None])[0]
         names = dict(zip(STATISTICS, table.tolist(), strict=True))
+        last = self._batch.spans[0].stop - 1  # of several sequences, conditions speak of the first
         return names | {
             "step": self._comm.step,
             "rank": self._comm.rank,
-            "position": float(self._batch.positions[-1]),
-            "token": float(self._batch.ids[-1]),
+            "position": float(self._batch.positions[last]),
+            "token": float(self._batch.ids[last]),
             "kv_len": self._cached(place),
         }
 
     def _cached(self, place: int) -> int:
-        """Rows of the last sequence that the tap's layer has cached when the pass is over (outside the layers: the
+        """Rows of the first sequence that the tap's layer has cached when the pass is over (outside the layers: the
         layer with the fewest): what it holds by now, and before it has written what it is to hold."""
-        span, layer = self._batch.spans[-1], layer_of(self._specs[place].name)
+        span, layer = self._batch.spans[0], layer_of(self._specs[place].name)
         written = place >= self._caches[layer or 0]
         rows = [
             held if written or cache not in self._batch.caches else max(held, span.end)

@@ -27,7 +27,8 @@ def where(debugger: Debugger) -> Result:
         state += " (under way)"
     elif at.step < last:
         state += f" (the last is {last})"
-    read = debugger.token_read()
+    told = debugger.step_tokens()
+    read = None if told is None else debugger.texts.label(told.read)
     tokens = "no token yet" if read is None else f'reads "{read}" at position {stop.position}'
     if stop.token is not None:
         tokens += f', emits "{stop.token}"'

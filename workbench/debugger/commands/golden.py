@@ -103,7 +103,7 @@ class BranchRun:
             engine.reach(self.branch, 0)
             with engine.capturing(FULL):
                 for step in range(self.last + 1):
-                    self.debugger.check_interrupted()
+                    self.debugger.interrupts.check()
                     if corrected is None:
                         record = engine.rerun(self.branch, step)
                     else:

@@ -59,7 +59,7 @@ def _last_hit(debugger: Debugger, here: Position) -> Target | None:
     if not candidates:
         return None
     for step, limit in timeline.backwards(here):
-        debugger.check_interrupted()
+        debugger.interrupts.check()
         names = timeline.names(here.branch, step)
         hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
         before = [place for place in hits if place < limit]
@@ -80,7 +80,7 @@ def _first_sentinels(debugger: Debugger, here: Position) -> list[Target | None]:
 def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
     timeline = debugger.timeline
     for step in range(here.step + 1):
-        debugger.check_interrupted()
+        debugger.interrupts.check()
         if one.places:
             names = timeline.names(here.branch, step)
             hits = recorded_hits([one], names, len(timeline.places), timeline.ranks)

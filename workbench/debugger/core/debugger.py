@@ -7,9 +7,8 @@ found through the registry; each returns a value, nothing prints.
 
 from __future__ import annotations
 
-import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,13 @@ from engine.errors import EngineError, RankError
 from sessions import Session, SessionWriter
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
-from workbench.debugger.core.executor import Executor
+from workbench.debugger.core.executor import Executor, Flight
+from workbench.debugger.core.interrupts import Interrupts
 from workbench.debugger.core.registry import ArgumentValue, Command
+from workbench.debugger.core.step_tokens import StepTokens, tokens_at
 from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.errors import InternalError, Interrupted, NeedsEngine, NotCaptured
-from workbench.debugger.events import OnEvent, RankLostEvent
+from workbench.debugger.errors import InternalError, NeedsEngine, NotCaptured
+from workbench.debugger.events import OnEvent, RankLostEvent, StoppedEvent
 from workbench.debugger.failures import exit_code
 from workbench.debugger.stops.breakpoints import Breakpoints
 from workbench.exit_codes import Exit
@@ -40,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
-class Settings:
+class DebuggerSettings:
     """What `set` changes about the debugger itself."""
 
     golden: str | None = None  # path of the golden session in use
@@ -66,16 +67,15 @@ class Debugger:
         self.position = Position(0, -1)
         self.breakpoints = Breakpoints()
         self.checkpoints: list[Checkpoint] = []
-        self.settings = Settings()
+        self.settings = DebuggerSettings()
         self.judged: dict[int, GoldenEvent] = {}  # what `golden` found last, by branch
         self.lost = ""  # why the engine is gone
         self.last_stop: Stop | None = None
-        self._interrupt = threading.Event()
-        self._sent_interrupt = self._running = False
+        self.interrupts = Interrupts()
         self._quiet = 0  # commands run by others are not journalled
         if executor is not None:
             executor.poll = self.poll
-            executor.between = self.check_interrupted
+            executor.between = self.interrupts.check
 
     # --- what it is ----------------------------------------------------------------------------------
 
@@ -106,11 +106,15 @@ class Debugger:
         return self.executor is not None and self.executor.inferior.writer is not None
 
     @property
+    def flight(self) -> Flight | None:
+        """The pass that stands still in its middle, if there is one."""
+        return self.executor.flight if self.executor is not None else None
+
+    @property
     def at_frontier(self) -> bool:
         """Whether nothing was run beyond where the debugger stands."""
         ahead = self.timeline.last(self.position.branch)
-        flying = self.executor is not None and self.executor.flight is not None
-        return flying or (self.position.step == ahead and self.position.place is None)
+        return self.flight is not None or (self.position.step == ahead and self.position.place is None)
 
     def close(self) -> None:
         """Finish the pass in flight, end the engine, fold the session."""
@@ -152,11 +156,11 @@ class Debugger:
         """
         if self.quiet:
             return self._perform(spec, arguments, line)
-        self._running = True
+        self.interrupts.running = True
         try:
             return self._perform(spec, arguments, line)
         finally:
-            self._running = False
+            self.interrupts.running = False
             self.forget_interrupt()
 
     def _perform(self, spec: Command, arguments: Mapping[str, ArgumentValue], line: str) -> Result:
@@ -166,9 +170,13 @@ class Debugger:
             by_chance = isinstance(result, Stop) and result.reason == "pause"
         except RankError as error:
             self._engine_lost(error)
-            result = stopping.caught(self, error)
-            if result is None:
+            catch = stopping.catch_error(self.breakpoints)
+            if catch is None:
                 raise
+            result = self.stop(
+                "exception", f"{catch.describe()}: {error}; `restart` starts the engine again",
+                thread_id=stopping.lost_rank(error), hit_breakpoint_ids=[catch.id],
+            )  # fmt: skip
         except Exception as error:
             if exit_code(error) is not Exit.DEFECT:
                 raise
@@ -179,7 +187,21 @@ class Debugger:
                 if spec.changes and (result is not None or self.position != before):
                     amended = self._amended(line, before) if by_chance else None
                     self.journal("command", line, before, {"amended": amended})
-        return stopping.arrive(self, result) if isinstance(result, Stop) else result
+        return self._arrive(result) if isinstance(result, Stop) else result
+
+    def _arrive(self, stop: Stop) -> Stop:
+        self.last_stop = stop
+        self.journal("stop", stop.description, data=stop.to_json())
+        self.events(
+            StoppedEvent(
+                stop.reason, stop.description, stop.branch, stop.step, stop.tap, stop.thread_id,
+                stop.hit_breakpoint_ids,
+            )
+        )  # fmt: skip
+        if self.quiet:
+            return stop  # whoever runs the command sees to the rest
+        with self.quietly():
+            return stopping.follow(stop, self.breakpoints, self.settings.displays, self.execute)
 
     @property
     def quiet(self) -> bool:
@@ -208,57 +230,35 @@ class Debugger:
     def interrupt(self, *, ahead: bool = False) -> None:
         """Stop what runs soon, at an operation boundary. From any thread, or a signal handler. While nothing runs
         it does nothing, unless `ahead`: then the next command is interrupted as soon as it begins."""
-        if self._running or ahead:
-            self._interrupt.set()
+        self.interrupts.ask(ahead=ahead)
 
     def poll(self) -> None:
         """Called some ten times a second while a pass runs: passes an interrupt on to the ranks."""
-        if self._interrupt.is_set() and not self._sent_interrupt and self.executor is not None:
-            self._sent_interrupt = True
-            self.executor.inferior.client.interrupt()
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the user wants what runs to stop."""
-        return self._interrupt.is_set()
-
-    def check_interrupted(self) -> None:
-        """Between passes: stop if asked to."""
-        if self.interrupted:
-            raise Interrupted("interrupted")
+        if self.executor is not None:
+            self.interrupts.pass_on(self.executor.inferior.client)
 
     def forget_interrupt(self) -> None:
         """What was to be interrupted is over."""
-        self._interrupt.clear()
-        if self._sent_interrupt and self.executor is not None and self.executor.inferior.client.alive:
-            self.executor.inferior.client.clear_interrupt()
-        self._sent_interrupt = False
+        self.interrupts.forget(None if self.executor is None else self.executor.inferior.client)
 
     # --- stops ---------------------------------------------------------------------------------------
 
-    def stop(self, reason: str, description: str, **details: Any) -> Stop:
+    def stop(
+        self, reason: str, description: str, *, thread_id: int = 0, hit_breakpoint_ids: Sequence[int] = ()
+    ) -> Stop:
         """A stop where the debugger stands now."""
-        at = self.position
+        at, told = self.position, self.step_tokens()
         tap = "" if at.place is None else self.timeline.places.names[at.place]
-        position, token = None, None
-        flight = self.executor.flight if self.executor is not None else None
-        if flight is not None and flight.step == at.step:
-            position = int(flight.stopped.names[0]["position"])
-        elif at.step >= 0 and at.step <= self.timeline.last(at.branch):
-            told = self.timeline.record(at.branch, at.step).sequences
-            position = int(told[0].positions[-1]) if told else None
-            emitted = told[0].emitted if told else None
-            token = None if emitted is None or at.place is not None else self.texts.label(emitted)
-        return Stop(reason, description, at.branch, at.step, tap, position, token, **details)
+        position = None if told is None else told.position
+        emitted = None if told is None or at.place is not None else told.emitted
+        token = None if emitted is None else self.texts.label(emitted)
+        return Stop(
+            reason, description, at.branch, at.step, tap, position, token, thread_id, hit_breakpoint_ids
+        )
 
-    def token_read(self) -> str | None:
-        """The last token that the present step reads, as it is shown; None before the first step."""
-        at = self.position
-        flight = self.executor.flight if self.executor is not None else None
-        if flight is not None and flight.step == at.step:
-            return self.texts.label(int(flight.stopped.names[0]["token"]))
-        told = self.timeline.sequence(at.branch, at.step) if at.step >= 0 else None
-        return None if told is None else self.texts.label(told.ids[-1])
+    def step_tokens(self) -> StepTokens | None:
+        """What the present step reads and emits; None where it was not run."""
+        return tokens_at(self.timeline, self.position, self.flight)
 
     def _amended(self, line: str, before: Position) -> str:
         """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank

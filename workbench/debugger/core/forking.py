@@ -41,7 +41,7 @@ def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> 
     again = at.step if at.place is not None else at.step + 1
     debugger.position = Position(made.id, -1)
     for step in range(again):
-        if debugger.interrupted:
+        if debugger.interrupts.wanted:
             return debugger.stop("pause", f"interrupted: the branch has {step} of {again} steps run again")
         told = timeline.record(at.branch, step).sequences
         forced = {one.seq: one.emitted for one in told if one.emitted is not None}

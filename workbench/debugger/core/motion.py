@@ -55,7 +55,7 @@ def forward(debugger: Debugger, goal: Goal) -> Stop:
     """Run until the goal, or until something stops it."""
     try:
         while True:
-            debugger.check_interrupted()
+            debugger.interrupts.check()
             stop = _pass(debugger, goal)
             if stop is not None:
                 return stop
@@ -72,8 +72,7 @@ def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
     at = debugger.position
     inside = at.place is not None
     step = at.step if inside else at.step + 1
-    flying = debugger.executor is not None and debugger.executor.flight is not None
-    recorded = step <= debugger.timeline.last(at.branch) and not flying
+    recorded = step <= debugger.timeline.last(at.branch) and debugger.flight is None
     if recorded:
         stop = _recorded(debugger, goal, step)
     elif debugger.executor is None:

@@ -42,7 +42,7 @@ def parts_of(
     at = require_step(debugger)
     step = at.step if step is None else step
     place = debugger.timeline.places.exact(tap)
-    flight = debugger.executor.flight if debugger.executor is not None else None
+    flight = debugger.flight
     if flight is not None and flight.step == step:
         if place > flight.stopped.place:
             raise CommandError(f"{tap} has not passed yet in step {step}: `until {tap}` runs to it")
@@ -118,7 +118,7 @@ def select(array: NDArray[Any], index: list[Any] | None, what: str) -> NDArray[A
 def statistics_at(debugger: Debugger, place: int) -> list[list[float]]:
     """Each rank's statistics of a tap of the present step."""
     at = require_step(debugger)
-    flight = debugger.executor.flight if debugger.executor is not None else None
+    flight = debugger.flight
     if flight is not None and at.step == flight.step:
         if place == flight.stopped.place:
             return [[float(names[name]) for name in STATISTICS] for names in flight.stopped.names]

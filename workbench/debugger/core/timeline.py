@@ -145,7 +145,7 @@ class Timeline:
         record = self.record(branch, step)
         if record.stats is None:
             return None
-        told = record.sequences[-1]
+        told = record.sequences[0]  # the one that `step_tokens` speaks of
         names: dict[str, Any] = {
             name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
         }

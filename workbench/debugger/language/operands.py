@@ -23,7 +23,9 @@ from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
+from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.origins import find_origin
+from workbench.debugger.core.step_tokens import StepTokens
 from workbench.debugger.core.tensors import check_rank, parts_of, select, statistics_at, whole_of
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.views.cached_lengths import rows_of
@@ -144,19 +146,26 @@ def _cause(debugger: Debugger) -> str:
     return event.causes[0].name if event is not None and event.causes else "none"
 
 
-def _sequence(debugger: Debugger, what: str) -> float:
-    told = debugger.timeline.sequence(debugger.position.branch, debugger.position.step)
-    values = {
-        "position": told.positions[-1], "token": -1 if told.emitted is None else told.emitted
-    }  # fmt: skip
-    return float(values[what])
+def _step_tokens(debugger: Debugger) -> StepTokens:
+    require_step(debugger)
+    found = debugger.step_tokens()
+    assert found is not None, "a step that is stood in was run, or runs"
+    return found
+
+
+def _emitted(debugger: Debugger) -> float:
+    """The token that the step has emitted, -1 where it has not yet."""
+    emitted = _step_tokens(debugger).emitted
+    return -1.0 if emitted is None else float(emitted)
 
 
 def _kv_len(debugger: Debugger) -> float:
     """Rows that are cached in the layer that is stood in (between the layers: in the one with the fewest), on the rank
     that has the fewest."""
-    at, timeline = debugger.position, debugger.timeline
-    told = timeline.sequence(at.branch, at.step)
+    at, timeline, flight = require_step(debugger), debugger.timeline, debugger.flight
+    if flight is not None and flight.step == at.step:
+        return min(names["kv_len"] for names in flight.stopped.names)
+    told = timeline.record(at.branch, at.step).sequences[0]
     layer = None if at.place is None else timeline.places.layers[at.place]
     found = [rows_of(told.kv_lens, rank, layer) for rank in range(timeline.ranks)]
     return min((float(rows) for rows in found if rows is not None), default=math.nan)
@@ -179,8 +188,8 @@ _FACTS: dict[str, Callable[[Debugger], Fact]] = {
     "branch": lambda d: float(d.position.branch),
     "rank": lambda d: float(d.last_stop.thread_id if d.last_stop else 0),
     "reason": lambda d: d.last_stop.reason if d.last_stop else "entry",
-    "position": lambda d: _sequence(d, "position"),
-    "token": lambda d: _sequence(d, "token"),
+    "position": lambda d: float(_step_tokens(d).position),
+    "token": _emitted,
     "kv_len": _kv_len,
     "golden": golden_verdict,
     "cause": _cause,

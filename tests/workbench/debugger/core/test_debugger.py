@@ -70,3 +70,27 @@ def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.
     assert not debugger.live
     debugger.execute("restart")
     assert debugger.execute("next 2").to_json()["step"] == 1
+
+
+def test_with_several_prompts_every_word_means_the_first(live: Live) -> None:
+    """Seen to fail: inside a step the last sequence was meant, between steps the first."""
+    debugger = live(tp=2, prompts=[[3, 14, 15, 92, 65], [7, 8]])
+    debugger.execute("break layers.1.attn.context if position == 4 and token == 65 and kv_len == 5")
+    for _ in ("while it runs", "as it was recorded"):
+        debugger.execute("goto -1")
+        stop = debugger.execute("next")
+        assert isinstance(stop, Stop)
+        assert (stop.reason, stop.step, stop.tap, stop.position) == (
+            "breakpoint",
+            0,
+            "layers.1.attn.context",
+            4,
+        )
+        where = debugger.execute("where").to_text()
+        assert "65" in where.splitlines()[1]
+        assert "at position 4" in where
+        assert debugger.execute("expect position == 4 and kv_len == 5").to_json()["holds"]
+        stop = debugger.execute("next")
+        assert isinstance(stop, Stop)
+        assert (stop.reason, stop.position) == ("step", 4)
+        assert debugger.execute("expect position == 4 and kv_len == 5").to_json()["holds"]
