@@ -11,7 +11,6 @@ from prompt_toolkit.history import FileHistory
 
 from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
-from sessions import clean
 from workbench.cli.console import Console
 from workbench.debugger.answers import counted
 from workbench.debugger.core import registry
@@ -19,6 +18,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
 from workbench.exit_codes import Exit
 from workbench.paths import data_directory
+from workbench.views.identity import model_name
 
 #: Groups whose last command an empty line repeats.
 _REPEATED = ("running", "reversing")
@@ -58,8 +58,7 @@ def interact(console: Console) -> Exit:
 
 def greeting(debugger: Debugger) -> str:
     """What stands before the debugger, and how to begin."""
-    meta, at = debugger.session.meta, debugger.position
-    name = clean(meta.model_label or debugger.session.path.stem, limit=60)
+    at, name = debugger.position, model_name(debugger.session)
     prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.timeline.sequences()]
     tokens = " and ".join(counted(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
     last = debugger.timeline.last(at.branch)

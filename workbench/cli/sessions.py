@@ -14,6 +14,7 @@ from workbench.debugger.answers import Table
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.paths import sessions_directory
+from workbench.views.identity import model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -116,7 +117,7 @@ def _describe(session: Session) -> dict[str, Any]:
         verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
     return {
         "path": str(session.path),
-        "model": clean(meta.model_label or "?"),
+        "model": model_name(session),
         "dtype": clean(meta.config.dtype or "?"),
         "tp": session.ranks,
         "rules": {clean(name): clean(value) for name, value in meta.rules.items()},

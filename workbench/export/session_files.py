@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from engine.faults.catalogue import FAULTS
 from sessions import Session
 from workbench.export import csv
 from workbench.export.cases import cases
@@ -39,7 +40,7 @@ class SessionFiles:
     def story(self) -> Story:
         """What the page, the figures and the document tell."""
         if self._story is None:
-            self._story = tell(self.session, self.request)
+            self._story = tell(self.session, self.request, FAULTS)
         return self._story
 
     def content(self, kind: str) -> Content:

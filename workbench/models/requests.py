@@ -42,7 +42,7 @@ def prompt_ids(
 
 
 def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[str, str]:
-    """The rules given as NAME=VALUE.
+    """The rules given as NAME=VALUE that differ from correct.
 
     ConfigError for one that does not exist, cannot act on this model, or is given two values.
     """
@@ -50,8 +50,8 @@ def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[s
     for name, value in map(parse_rule, words or ()):
         if rules.setdefault(name, value) != value:
             raise ConfigError(f"rule {name} is given as {rules[name]} and as {value}: choose one")
-    check_rules(rules, model.config, tp)
-    return rules
+    wrong = {fault.rule for fault in check_rules(rules, model.config, tp)}
+    return {name: value for name, value in rules.items() if name in wrong}
 
 
 def engine_config(

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
-from engine.faults.catalogue import DEFAULTS, FAULTS
-from sessions import Branch, Session
-from sessions.meta import CaptureMeta, ModelMeta, SamplingMeta, SessionMeta
+from sessions import Session
+from sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
 from workbench.demo import MODEL_DIR
+from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.trail import Trail
 from workbench.views.words import plural, said
 
 
+class KnownRule(Protocol):
+    """What the catalogue of faults says of a value that a rule may have. (Views do not import the faults.)"""
+
+    @property
+    def rule(self) -> str:
+        """Its name."""
+
+    @property
+    def value(self) -> str:
+        """The wrong value."""
+
+    @property
+    def correct(self) -> str:
+        """The correct one."""
+
+    @property
+    def title(self) -> str:
+        """What the wrong value does."""
+
+
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DifferingRule:
     """A rule that differs from correct: its correct value, and what the catalogue says of it ("" if unknown)."""
 
     name: str
@@ -37,28 +58,34 @@ class Identity:
     dtype: str
     steps: int
     growing: bool
-    rules: tuple[Rule, ...]
+    rules: tuple[DifferingRule, ...]
     facts: tuple[tuple[str, str], ...]
 
 
-def identify(session: Session, trail: Trail) -> Identity:
-    """Read from the session's meta table, whatever a stranger wrote into it."""
-    meta = session.meta
-    branches = session.branches()
+def identify(session: Session, trail: Trail, known: Iterable[KnownRule]) -> Identity:
+    """Read from what the session says of itself. `known` is the catalogue of faults."""
+    lines = branch_lines(session)
     return Identity(
-        file=said(session.path.name, 80),
-        model=_model_name(meta.model, session),
+        file=file_name(session),
+        model=model_name(session),
         ranks=session.ranks,
-        device=said(meta.config.device or "unknown device", 24),
-        dtype=said(meta.config.dtype or "unknown dtype", 24),
-        steps=max((len(session.steps(branch.id)) for branch in branches), default=0),
+        device=device_name(session),
+        dtype=dtype_name(session),
+        steps=max((line.steps for line in lines), default=0),
         growing=session.growing,
-        rules=_rules(branches, meta.rules),
-        facts=tuple(_facts(meta, trail)),
+        rules=_rules(lines, known),
+        facts=tuple(_facts(session.meta, trail)),
     )
 
 
-def _model_name(model: ModelMeta, session: Session) -> str:
+def file_name(session: Session) -> str:
+    """The session's file, without its directory."""
+    return said(session.path.name, 80)
+
+
+def model_name(session: Session) -> str:
+    """What the model is called, else the last part of its path, else the name of the session."""
+    model = session.meta.model
     if model.name.strip():
         return said(model.name, 60)
     if model.path.strip():
@@ -67,21 +94,35 @@ def _model_name(model: ModelMeta, session: Session) -> str:
     return said(session.path.stem, 60)
 
 
+def device_name(session: Session) -> str:
+    """Where the ranks ran, and that they shared GPUs where they did: their sums then passed through the host."""
+    config = session.meta.config
+    shared = config.device.startswith("cuda") and config.backend == "gloo"
+    return said(f"{config.device} over gloo" if shared else config.device or "unknown device", 24)
+
+
+def dtype_name(session: Session) -> str:
+    """What the model computed in, by torch's name."""
+    return said(session.meta.config.dtype or "unknown dtype", 24)
+
+
 def _parts(path: str) -> list[str]:
     return path.replace("\\", "/").split("/")
 
 
-def _rules(branches: Iterable[Branch], base: Mapping[str, str]) -> tuple[Rule, ...]:
-    titles = {(fault.rule, fault.value): fault.title for fault in FAULTS}
+def _rules(lines: Iterable[BranchLine], known: Iterable[KnownRule]) -> tuple[DifferingRule, ...]:
+    """A branch lists its rules that differ from correct, and no others."""
+    catalogue = {(one.rule, one.value): one for one in known}
+    correct = {one.rule: one.correct for one in catalogue.values()}
     found: dict[tuple[str, str], list[str]] = {}
-    for branch in branches:
-        rules = {**base, **branch.rules} if branch.id == 0 else branch.rules
-        for name, value in rules.items():
-            if DEFAULTS.get(name) != value:
-                found.setdefault((str(name), str(value)), []).append(said(branch.name, 40))
+    for line in lines:
+        for rule in line.rules:
+            found.setdefault(rule, []).append(line.name)
     return tuple(
-        Rule(
-            said(name, 40), said(value, 40), DEFAULTS.get(name, ""), titles.get((name, value), ""), tuple(on)
+        DifferingRule(
+            *(name, value, correct.get(name, "")),
+            catalogue[name, value].title if (name, value) in catalogue else "",
+            tuple(on),
         )
         for (name, value), on in found.items()
     )

@@ -8,7 +8,9 @@ from engine.taps.names import count_layers
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
+from workbench.views.identity import device_name, dtype_name, file_name, model_name
 from workbench.views.source import SessionSource
+from workbench.views.verdicts import first_failed, judged_at, worst_verdict
 from workbench.views.where import Where
 
 
@@ -51,33 +53,21 @@ class Present:
 
 def overview(source: SessionSource) -> Overview:
     """What the session is."""
-    session, meta = source.session, source.meta
-    config = meta.config
+    session = source.session
     names = tuple(clean(tap.name, limit=120) for tap in session.taps)
-    path = meta.model_label or session.path.stem
     return Overview(
-        name=clean(session.path.name, limit=60),
-        model=clean(path.rstrip("/").rsplit("/", 1)[-1], limit=40),
+        name=file_name(session),
+        model=model_name(session),
         ranks=session.ranks,
-        device=_device(config.device or "cpu", config.backend),
-        dtype=_short_dtype(clean(config.dtype, limit=20)),
-        block_size=config.block_size or 16,
+        device=device_name(session),
+        dtype=dtype_name(session),
+        block_size=session.meta.config.block_size or 16,
         taps=names,
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
         branches=branch_lines(session),
         growing=session.growing,
     )
-
-
-def _device(device: str, backend: str) -> str:
-    """Where the ranks run, and that they share GPUs where they do: their sums then pass through the host."""
-    shared = device.startswith("cuda") and backend == "gloo"
-    return clean(f"{device} over gloo" if shared else device, limit=20)
-
-
-def _short_dtype(name: str) -> str:
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
 def present(source: SessionSource, where: Where) -> Present | None:
@@ -87,9 +77,8 @@ def present(source: SessionSource, where: Where) -> Present | None:
         return None
     record = source.record(where.step, where.branch)
     sequence = source.sequence(where.step, where.branch, where.seq)
-    verdicts = source.session.verdicts(branch=where.branch, step=where.step)
-    wrong = next((v for v in verdicts if v.verdict == "fail"), None)
-    worst = "fail" if wrong else max((v.verdict for v in verdicts), default=None)
+    judged = judged_at(source.session, where.branch, where.step)
+    wrong = first_failed(judged)
     emitted = sequence.emitted if sequence else None
     return Present(
         steps=steps,
@@ -102,6 +91,6 @@ def present(source: SessionSource, where: Where) -> Present | None:
         probability=emitted_probability(sequence),
         entropy=sequence.entropy if sequence else None,
         sequences=tuple(s.seq for s in record.sequences),
-        verdict=worst,
-        first_wrong=clean(wrong.tap, limit=120) if wrong else None,
+        verdict=worst_verdict(judged),
+        first_wrong=wrong.tap if wrong else None,
     )

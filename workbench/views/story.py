@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import RequestError
@@ -9,7 +10,7 @@ from sessions import Branch, Session
 from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
 from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.identity import Identity, identify
+from workbench.views.identity import Identity, KnownRule, identify
 from workbench.views.journal import JournalEntry, journal_entries
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
@@ -41,9 +42,10 @@ class Story:
     cut: tuple[str, ...]
 
 
-def tell(session: Session, request: Request) -> Story:
-    """Read the session. RequestError where the request names a branch or step that it does not have."""
-    return _Teller(session, request).story()
+def tell(session: Session, request: Request, known: Sequence[KnownRule] = ()) -> Story:
+    """Read the session. `known` is the catalogue of faults, for the rules' titles. RequestError where the request
+    names a branch or step that the session does not have."""
+    return _Teller(session, request).story(known)
 
 
 class _Teller:
@@ -72,12 +74,12 @@ class _Teller:
         if left is not None:
             self.looked.append(left)
 
-    def story(self) -> Story:
+    def story(self, known: Sequence[KnownRule]) -> Story:
         """All of it."""
         step = self._focus()
         journal, gap = self._journal()
         return Story(
-            identity=identify(self.session, self.trail),
+            identity=identify(self.session, self.trail, known),
             branch=self.lines[self.branch],
             step=step,
             branches=tuple(self.lines.values()),

@@ -142,6 +142,12 @@ def first_failed(judged: Sequence[Judged]) -> Judged | None:
     return next((one for one in failed if not one.inherited), failed[0] if failed else None)
 
 
+def worst_verdict(judged: Sequence[Judged]) -> str | None:
+    """The worst of some verdicts; None where nothing was judged."""
+    found = {one.verdict for one in judged}
+    return next((verdict for verdict in ("fail", "suspect", "pass", "absent") if verdict in found), None)
+
+
 def judgement(
     session: Session, branch: int, step: int | None, label: Callable[[int], str]
 ) -> BranchJudgement:

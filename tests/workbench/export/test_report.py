@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.faults.catalogue import FAULTS
 from sessions import Session, SessionWriter, Verdict
 from tests.workbench.export import made
 from workbench.export.palette import DARK, LIGHT
@@ -53,7 +54,7 @@ class Page(HTMLParser):
 
 def _page(path: Path, request: Request | None = None) -> tuple[str, Page]:
     with Session.open(path) as session:
-        text = render(tell(session, request or Request(attention=((0, None), (1, 2)), biases=(0,))))
+        text = render(tell(session, request or Request(attention=((0, None), (1, 2)), biases=(0,)), FAULTS))
     return text, Page(text)
 
 

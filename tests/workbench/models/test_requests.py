@@ -63,3 +63,8 @@ def test_a_debugger_is_started_on_what_generate_would_run(demo: OpenedModel) -> 
     assert (target.prompts, target.rules, target.config.tp) == ([[5, 6]], {"rope": "twice"}, 2)
     with pytest.raises(ConfigError, match="choose one"):
         target_of(Launch(DEMO, rules=["mask=none", "mask=additive"]))
+
+
+def test_a_rule_given_its_correct_value_does_not_differ(demo: OpenedModel) -> None:
+    """It was recorded, and the screen said of it that it differs from correct."""
+    assert requests.rules_of(["rope=half_split", "load_bias=false"], demo, 1) == {"load_bias": "false"}

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
+from engine.faults.catalogue import FAULTS
 from sessions import STATISTICS, Session
 from tests.workbench.export import made
 from workbench.views.request import Limits, Request
@@ -20,7 +21,7 @@ from workbench.views.story import Story, tell
 
 def _tell(path: Path, request: Request | None = None) -> Story:
     with Session.open(path) as session:
-        return tell(session, request or Request())
+        return tell(session, request or Request(), FAULTS)
 
 
 def _fired(story: Story) -> dict[str, tuple[int, int | None, str]]:

@@ -7,6 +7,9 @@ from workbench.tui.widgets.status_line import Fact
 from workbench.views.overview import Overview, Present
 from workbench.views.where import Where
 
+#: Dtypes as they fit on the line.
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
 Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]
 
 
@@ -20,7 +23,7 @@ def status_facts(
     left = (
         Fact(overview.model, "strong"),
         Fact(f"tp {overview.ranks}", "text", drop=2),
-        Fact(f"{overview.device} {overview.dtype}", "quiet", drop=6),
+        Fact(f"{overview.device} {_SHORT.get(overview.dtype, overview.dtype)}", "quiet", drop=6),
         Fact(f"step {where.step}/{last}", "accent", width=5 + 2 * len(str(last)) + 1),
         Fact(f"pos {'-' if position is None else position}", "text", drop=4, width=8),
         Fact(f"{number(speed)} tok/s" if speed else "", "quiet", drop=7, width=11),
