@@ -92,7 +92,7 @@ class CheckResult:
     @property
     def matches(self) -> bool:
         """Whether the engine does what the reference does."""
-        return self.judgement.verdict == "match"
+        return self.event.matches
 
     @property
     def causes(self) -> tuple[Cause, ...]:

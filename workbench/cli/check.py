@@ -123,7 +123,7 @@ def check(
         print(dumps(result.to_json()))
     else:
         print(f"{opened.name}, tp={tp}, {config.dtype}: {_extent(prompts)}, {steps} decode steps")
-        render(result, Console(highlight=False, soft_wrap=True))
+        render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
         print(f"lockstep: recorded in {target}", file=sys.stderr)
     raise typer.Exit(Exit.OK if result.matches else Exit.DIVERGED)
 

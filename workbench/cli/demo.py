@@ -17,7 +17,7 @@ from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.progress import Status
-from workbench.cli.story import Chapter, tell
+from workbench.cli.story import Chapter, Teller, tell
 from workbench.exit_codes import Exit
 from workbench.export.check_text import explain, table, verdict
 from workbench.export.json import dumps
@@ -58,30 +58,15 @@ def demo(
         raise typer.Exit(Exit.DIVERGED)
 
 
-class Quiet:
+class Quiet(Teller):
     """Tells nothing but what is being done."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
 
-    def opening(self, model: OpenedModel, question: str, tp: int) -> None:
-        """Nothing."""
-
     def working(self, what: str, done: int, of: int) -> None:
         """The line on stderr."""
         self._status.count(what, done, of)
-
-    def chapter(self, number: int, rules: Mapping[str, str]) -> None:
-        """Nothing."""
-
-    def text(self, text: str, right: bool) -> None:
-        """Nothing."""
-
-    def judged(self, number: int, result: CheckResult) -> None:
-        """Nothing."""
-
-    def closing(self, runs: list[Chapter]) -> None:
-        """Nothing."""
 
 
 class Aloud(Quiet):
@@ -131,10 +116,10 @@ class Aloud(Quiet):
             self._paragraph(
                 "The text says that something is wrong, not what. The tensors do, operation by operation:"
             )
-            table(result, self._console)
+            table(result.event, result.judgement.taps, self._console)
             self._console.print()
-            explain(result, self._console)
-        verdict(result, self._console)
+            explain(result.event, self._console)
+        verdict(result.event, result.judgement.taps, self._console)
 
     def closing(self, runs: list[Chapter]) -> None:
         """Where the sessions are, and what to do with them."""

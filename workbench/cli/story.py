@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from engine.config import EngineConfig
 from engine.run.sampling import Sampling
@@ -31,32 +30,26 @@ BUG: Mapping[str, str] = {"load_bias": "false"}
 MAX_TOKENS = 48
 
 
-class Teller(Protocol):
-    """Who tells the story as it happens."""
+class Teller:
+    """Hears the story as it happens. This one keeps it to itself."""
 
     def opening(self, model: OpenedModel, question: str, tp: int) -> None:
         """Who and what."""
-        ...
 
     def working(self, what: str, done: int, of: int) -> None:
         """Something takes a moment."""
-        ...
 
     def chapter(self, number: int, rules: Mapping[str, str]) -> None:
         """A run is about to start under these rules."""
-        ...
 
     def text(self, text: str, right: bool) -> None:
         """What the run wrote, and whether it is what was asked for."""
-        ...
 
     def judged(self, number: int, result: CheckResult) -> None:
         """What the comparison with transformers found."""
-        ...
 
     def closing(self, runs: list[Chapter]) -> None:
         """What is left to look at."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,7 @@ class Chapter:
     right: bool
     result: CheckResult
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
             "rules": dict(self.rules),

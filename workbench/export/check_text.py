@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from engine.taps.names import layer_of, local_name
 from sessions.text import clean
-from workbench.checking.pipeline import CheckResult
 from workbench.diagnosis.judgement import TapVerdict
 from workbench.export.numbers import number
-from workbench.views.golden_event import Divergence
+from workbench.views.golden_event import Divergence, GoldenEvent
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
@@ -43,21 +43,21 @@ _INDENT = 12
 Cells = Mapping[tuple[str, bool], str]
 
 
-def render(result: CheckResult, console: Console) -> None:
+def render(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """Print the whole report."""
-    table(result, console)
+    table(event, taps, console)
     console.print()
-    explain(result, console)
-    verdict(result, console)
+    explain(event, console)
+    verdict(event, taps, console)
 
 
-def table(result: CheckResult, console: Console) -> None:
+def table(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """A layer a row, an operation a column; each cell holds the prefill and the decode steps."""
-    judged = _cells(result.judgement.taps)
+    judged = _cells(taps)
     shown = {tap for (tap, _), name in judged.items() if name != "absent"}
     cells = {place: name for place, name in judged.items() if place[0] in shown}
     kinds = [kind for kind in HEADS if any(local_name(tap) == kind for tap in shown)]
-    first = result.judgement.first_divergence
+    first = event.first_divergence
     console.print(f"each cell: prefill, decode   {_legend(cells)}", style="dim")
     console.print(Text("layer ") + Text(" ".join(f"{HEADS[kind]:2}" for kind in kinds), "bold"))
     _outside("embed", cells, first, console)
@@ -99,20 +99,20 @@ def _cell(tap: str, cells: Cells, first: Divergence | None) -> Text:
     return cell
 
 
-def explain(result: CheckResult, console: Console) -> None:
+def explain(event: GoldenEvent, console: Console) -> None:
     """The first divergence: where, how wrong, why."""
-    first = result.judgement.first_divergence
+    first = event.first_divergence
     if first is None:
         return
-    _say(console, "first wrong", where(first, result.judgement.tp), "bold")
+    _say(console, "first wrong", where(first, event.tp), "bold")
     _say(console, "how wrong", how_wrong(first))
-    for index, cause in enumerate(result.causes[:3]):
+    for index, cause in enumerate(event.causes[:3]):
         name = "cause" if index == 0 else "or"
         _say(console, name, clean(cause.in_words()), "bold" if index == 0 else "")
-    if not result.causes:
+    if not event.causes:
         _say(console, "cause", "no known signature fits", "dim")
-    if result.event.ledger:
-        _say(console, "ledger", result.event.ledger)
+    if event.ledger:
+        _say(console, "ledger", event.ledger)
 
 
 def where(first: Divergence, tp: int) -> str:
@@ -136,29 +136,27 @@ def how_wrong(first: Divergence) -> str:
     )
 
 
-def verdict(result: CheckResult, console: Console) -> None:
+def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """Tokens, logits, and the verdict itself on the last line."""
-    judged = result.judgement
-    for note in judged.notes:
+    for note in event.notes:
         _say(console, "note", clean(note))
-    logits = (
-        "not compared" if judged.max_abs_logits != judged.max_abs_logits else number(judged.max_abs_logits)
-    )
-    at = "at the same dtype" if judged.tolerance == "floor" else "in float64"
+    apart = event.max_abs_logits
+    logits = "not compared" if apart is None or math.isnan(apart) else number(apart)
+    at = "at the same dtype" if event.tolerance == "floor" else "in float64"
     tokens = "identical"
-    if judged.mismatches:
-        miss = judged.mismatches[0]
+    if event.token_mismatches:
+        miss = event.token_mismatches[0]
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
     _say(console, "tokens", tokens)
     _say(console, "logits", f"max abs {logits} from transformers {at}")
-    if result.matches:
-        suspects = sum(one.verdict == "suspect" for one in judged.taps)
-        counted = sum(one.verdict != "absent" for one in judged.taps)
+    if event.matches:
+        suspects = sum(one.verdict == "suspect" for one in taps)
+        counted = sum(one.verdict != "absent" for one in taps)
         said = f"match: {counted} tensors judged, {suspects} suspect, none wrong"
     else:
         said = "diverged"
-    _say(console, "verdict", said, "bold green" if result.matches else "bold red")
+    _say(console, "verdict", said, "bold green" if event.matches else "bold red")
 
 
 def _say(console: Console, name: str, value: str, style: str = "") -> None:

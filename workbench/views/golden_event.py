@@ -108,6 +108,11 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     rules: Mapping[str, str] = {}
     golden_session: str = ""
 
+    @property
+    def matches(self) -> bool:
+        """Whether the engine does what the reference does."""
+        return self.verdict == "match"
+
     def causes_in_words(self) -> list[str]:
         """The causes, best first; a sentence where none is known."""
         return [cause.in_words() for cause in self.causes] or ["no known signature fits"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from engine.taps.names import layer_of
 from sessions.records import JSON
 from workbench.debugger.answers import Result, Table, counted
 from workbench.debugger.core.backwards import backward_to
@@ -95,10 +96,11 @@ def check(debugger: Debugger) -> Result:
     verdicts = debugger.session.verdicts(branch=debugger.position.branch)
     layers: dict[tuple[int, str], dict[str, int]] = {}
     for one in verdicts:
-        layer = ".".join(one.tap.split(".")[:2]) if one.tap.startswith("layers.") else one.tap
-        counts = layers.setdefault((one.step, layer), {"pass": 0, "suspect": 0, "fail": 0, "absent": 0})
+        layer = layer_of(one.tap)
+        name = one.tap if layer is None else f"layers.{layer}"
+        counts = layers.setdefault((one.step, name), {"pass": 0, "suspect": 0, "fail": 0, "absent": 0})
         if one.verdict in counts:
             counts[one.verdict] += 1
-    rows = [[step, layer, *counts.values()] for (step, layer), counts in layers.items()]
+    rows = [[step, name, *counts.values()] for (step, name), counts in layers.items()]
     columns = ["step", "layer", "pass", "suspect", "fail", "absent"]
     return Table("", columns, rows, empty="nothing was judged yet: `golden` does")
