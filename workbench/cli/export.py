@@ -16,8 +16,8 @@ from sessions.text import clean
 from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
-from workbench.export.statistics import select
 from workbench.views.request import Request
+from workbench.views.statistics import select
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 
+from sessions.meta import WeightShare
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
 from workbench.views.branches import BranchLine
 from workbench.views.journal import JournalEntry
+from workbench.views.rank_weights import shape_text
 from workbench.views.sentinel_scan import Sentinel
-from workbench.views.series import STATISTIC, History
+from workbench.views.series import STATISTIC, TapSeries
 from workbench.views.story import Story
 from workbench.views.verdicts import BranchJudgement
 
@@ -80,7 +82,7 @@ def _sentinel(one: Sentinel) -> dict[str, object]:
     }
 
 
-def _history(one: History) -> dict[str, object]:
+def _history(one: TapSeries) -> dict[str, object]:
     return {
         "tap": one.tap,
         "layout": one.layout,
@@ -118,5 +120,17 @@ def _attention(one: LayerAttention) -> dict[str, object]:
 
 
 def _bias(one: Bias) -> dict[str, object]:
-    parts = [asdict(part) for part in one.parts]
+    parts = [_share(part) for part in one.parts]
     return {"name": one.name, "values": None if one.values is None else one.values.tolist(), "ranks": parts}
+
+
+def _share(one: WeightShare) -> dict[str, object]:
+    return {
+        "rank": one.rank,
+        "shape": shape_text(one.shape),
+        "rms": one.statistic("rms"),
+        "absmax": one.statistic("absmax"),
+        "checksum": one.checksum,
+        "checkpoint": one.checkpoint,
+        "empty": one.empty,
+    }

@@ -14,7 +14,7 @@ from workbench.export.plots import sparkline
 from workbench.export.svg import Picture, el
 from workbench.views.attention import AttentionHead, LayerAttention
 from workbench.views.biases import Bias
-from workbench.views.series import STATISTIC, History
+from workbench.views.series import STATISTIC, TapSeries
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0
 _STRIP = 12.0  # the height of one head of a bias
@@ -90,14 +90,14 @@ def bias_figure(bias: Bias) -> Picture | None:
     return Picture.of(width + 30, height + 22, f"{bias.name}, a head a row", drawn.markup, *labels, bar)
 
 
-def history_figure(history: History) -> Picture:
+def history_figure(history: TapSeries) -> Picture:
     """A tap's statistic over the steps, one line a rank."""
     first, last = history.steps
     label = f"{STATISTIC} of {history.tap} over steps {first} to {last}, a line a rank"
     return sparkline(history.values, history.broken, label)
 
 
-def histories_figure(histories: Sequence[History]) -> Picture:
+def histories_figure(histories: Sequence[TapSeries]) -> Picture:
     """All of them under each other with their names and their present values."""
     left, row = 240.0, 40.0
     parts = []

@@ -24,6 +24,7 @@ from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import percent, token_class, token_data, token_title
+from workbench.views.rank_weights import shape_text
 from workbench.views.request import Limits
 from workbench.views.sentinel_scan import Sentinel
 from workbench.views.story import Story
@@ -186,6 +187,7 @@ def _environment() -> Environment:
         told=told,
         glyph=_GLYPHS.__getitem__,
         bias_figure=bias_figure,
+        shape=shape_text,
         token_class=token_class,
         token_title=token_title,
     )

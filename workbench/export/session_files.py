@@ -17,9 +17,9 @@ from workbench.export.junit import junit
 from workbench.export.plots import depth_plot
 from workbench.export.png import rasterised
 from workbench.export.report import render
-from workbench.export.statistics import COLUMNS, MOST_ROWS, rows, select
 from workbench.export.svg import standalone
 from workbench.views.request import Request
+from workbench.views.statistics import COLUMNS, MOST_ROWS, rows, select
 from workbench.views.story import Story, tell
 
 Content = str | bytes | Callable[[TextIO], None]

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions import Session
-from workbench.views.rank_weights import Held, held
+from sessions.meta import WeightShare
+from workbench.views.rank_weights import rank_shares
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LONGEST = 1_000_000
@@ -16,18 +17,17 @@ _LONGEST = 1_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """One bias. `values[heads, head_dim]` where it is known whole; `parts` are what the
-    ranks hold."""
+    """One bias. `values[heads, head_dim]` where it is known whole; `parts` are what the ranks hold."""
 
     name: str
     values: NDArray[np.float32] | None
-    parts: tuple[Held, ...]
+    parts: tuple[WeightShare, ...]
 
 
 def biases(session: Session, layer: int, branch: int) -> list[Bias]:
     """The layer's biases, the ranks' as they were on `branch`; empty where the session holds none of them."""
     meta = session.meta
-    known = held(meta, branch)
+    known = rank_shares(meta, branch)
     found = []
     for projection in _PROJECTIONS:
         block = "mlp" if projection in _PROJECTIONS[4:] else "self_attn"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
+from workbench.views.cached_lengths import runs, span
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -33,7 +34,7 @@ class CacheRows:
 
 
 @dataclass(slots=True)
-class _Odd:
+class _Findings:
     """What was found, gathered: the same words once, for all layers that they are true of."""
 
     layers: dict[str, list[int]] = field(default_factory=dict)
@@ -62,7 +63,7 @@ def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, erro
     sequence = source.sequence(where.step, where.branch, where.seq)
     written = set(sequence.positions) if sequence is not None else set()
     values = np.full((layers * ranks, length), np.nan, np.float32)
-    odd = _Odd()
+    odd = _Findings()
     for (layer, rank), rows in now.items():
         y = layer * ranks + rank
         norms = _norms(rows)
@@ -126,7 +127,7 @@ def _error(rows: Rows, golden: Rows) -> NDArray[np.float32]:
     return found
 
 
-def _look(odd: _Odd, layer: int, y: int, rows: Rows, norms: NDArray[np.float32], kind: str) -> None:
+def _look(odd: _Findings, layer: int, y: int, rows: Rows, norms: NDArray[np.float32], kind: str) -> None:
     """What is odd about the rows by themselves."""
     nothing = np.flatnonzero(norms == 0)
     if nothing.size:
@@ -152,7 +153,7 @@ def _equal_heads(rows: Rows) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _compare(odd: _Odd, layer: int, y: int, rows: Rows, before: Rows | None, written: set[int]) -> None:
+def _compare(odd: _Findings, layer: int, y: int, rows: Rows, before: Rows | None, written: set[int]) -> None:
     """What changed since the step before: only the slots of the new tokens may."""
     if before is None or before.shape[1:] != rows.shape[1:]:
         return
@@ -170,13 +171,10 @@ def _compare(odd: _Odd, layer: int, y: int, rows: Rows, before: Rows | None, wri
 def _spans(numbers: NDArray[np.intp] | list[int]) -> str:
     """ "s 0–3, 7" or " 5"."""
     values = [int(n) for n in numbers]
-    spans: list[list[int]] = []
-    for value in values:
-        if spans and value == spans[-1][1] + 1:
-            spans[-1][1] = value
-        else:
-            spans.append([value, value])
-    text = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans[:6]) + (
-        " …" if len(spans) > 6 else ""
-    )
+    # Neighbours differ from their place in the list by the same number.
+    spans = [
+        span(values[first], values[last])
+        for first, last, _ in runs([value - i for i, value in enumerate(values)])
+    ]
+    text = ", ".join(spans[:6]) + " …" * (len(spans) > 6)
     return f" {text}" if len(values) == 1 else f"s {text}"

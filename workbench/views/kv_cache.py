@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from workbench.views.cache_rows import CacheRows, cache_rows
+from workbench.views.cached_lengths import expected_rows
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSequence:
-    """One sequence: rows that should be cached (`expected`: those before and the new ones), rows that each layer of
-    each rank holds (`lengths[rank][layer]`; one entry a rank: all its layers), its blocks in order; `positions` of
-    the new tokens."""
+    """One sequence: the rows that its positions ask for (`expected`), those that each layer of each rank holds
+    (`lengths[rank][layer]`; one entry a rank: all its layers), its blocks in order; `positions` of the new tokens."""
 
     seq: int
     positions: tuple[int, ...]
@@ -25,19 +25,13 @@ class CachedSequence:
 
     @property
     def agrees(self) -> bool:
-        """Whether every layer of every rank holds as many rows as there are tokens, and the last token stands in the
-        last row."""
-        return not self.wrong
+        """Whether every layer of every rank holds as many rows as the positions ask for."""
+        return all(length == self.expected for of_rank in self.lengths for length in of_rank)
 
     @property
     def wrong(self) -> str:
         """What disagrees, in words."""
-        if any(length != self.expected for of_rank in self.lengths for length in of_rank):
-            new = len(self.positions)
-            return f"{self.expected} rows should be there: {self.expected - new} before, {new} new"
-        if self.positions and self.positions[-1] + 1 != self.expected:
-            return f"the last token stands at position {self.positions[-1]}, not {self.expected - 1}"
-        return ""
+        return "" if self.agrees else f"its positions ask for {self.expected}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,15 +58,11 @@ def cache(
     record = source.record(where.step, where.branch)
     earlier = source.record(where.step - 1, where.branch).sequences if where.step else ()
     before = {s.seq: s.positions[-1] for s in earlier if len(s.positions)}
-    cached = {
-        s.seq: max((max(of_rank) for of_rank in s.kv_lens), default=before.get(s.seq, -1) + 1)
-        for s in earlier
-    }
     sequences = tuple(
         CachedSequence(
             s.seq,
             tuple(s.positions),
-            cached.get(s.seq, 0) + len(s.ids),
+            expected_rows(s) or 0,
             tuple(tuple(of_rank) for of_rank in s.kv_lens),
             tuple(s.block_table),
             _jumps(list(s.positions), before.get(s.seq)),

@@ -14,6 +14,7 @@ from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, judged_at
 from workbench.views.where import Where
 
+_MARKS = {None: "", True: "=", False: "≠"}
 NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
 
@@ -47,7 +48,7 @@ def operations(source: SessionSource, where: Where, window: int = 24) -> Operati
         step=where.step,
         stats=stats,
         checksums=checksums,
-        agreement=_agreement(session, checksums),
+        agreement=tuple(_MARKS[one] for one in agreement(session, checksums)),
         judged={one.tap: one for one in judged_at(session, where.branch, where.step)},
         past=_past(source, where, window),
         first_broken=_first_broken(stats),
@@ -55,12 +56,14 @@ def operations(source: SessionSource, where: Where, window: int = 24) -> Operati
     )
 
 
-def _agreement(session: Session, checksums: NDArray[np.uint64] | None) -> tuple[str, ...]:
+def agreement(session: Session, checksums: NDArray[np.uint64] | None) -> tuple[bool | None, ...]:
+    """Whether the ranks that must hold the same bits do, tap by tap; None where nothing must be equal or the tap did
+    not run."""
     if checksums is None:
-        return ("",) * len(session.taps)
+        return (None,) * len(session.taps)
     differ = session.replicas.disagreeing(checksums)
     return tuple(
-        "" if not groups or not checksums[tap].any() else "≠" if tap in differ else "="
+        None if not groups or not checksums[tap].any() else tap not in differ
         for tap, groups in enumerate(session.replicas.groups)
     )
 

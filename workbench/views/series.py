@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.taps.names import local_name
 from sessions import STATISTICS, Session, Tap
+from workbench.views.operations import agreement
 from workbench.views.words import said
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
@@ -18,9 +19,9 @@ STATISTIC = "rms"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class History:
+class TapSeries:
     """One tap's STATISTIC. `values[ranks, points]` are the largest of each bin of steps; `now[rank]` is at the
-    step in focus; `broken` marks points where a NaN or Inf was counted; `agree` None: not a replicated tap."""
+    step in focus; `broken` marks points where a NaN or Inf was counted; `agree`: see `agreement`."""
 
     tap: str
     layout: str
@@ -45,7 +46,7 @@ def choose(session: Session, globs: Sequence[str], also: Sequence[str], limit: i
     return (found or list(session.taps))[:limit], 0
 
 
-def history(session: Session, tap: Tap, branch: int, step: int | None, points: int) -> History:
+def history(session: Session, tap: Tap, branch: int, step: int | None, points: int) -> TapSeries:
     """One tap over all steps of a branch that have statistics."""
     values, broken = [], []
     steps: NDArray[np.int64] = np.empty(0, np.int64)
@@ -57,7 +58,7 @@ def history(session: Session, tap: Tap, branch: int, step: int | None, points: i
         values.append(_binned(np.where(np.isfinite(seen), seen, np.nan), points))
         broken.append(_binned(bad, points))
     now, not_finite, agree = _present(session, tap, branch, step)
-    return History(
+    return TapSeries(
         said(tap.name, 100),
         said(tap.layout, 40),
         (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0),
@@ -83,9 +84,7 @@ def _present(
     """The statistic, the count of NaN and Inf on each rank, and whether replicas agree, at one step."""
     stats = None if step is None else session.stats(step, branch)
     sums = None if step is None else session.checksums(step, branch)
-    agree = None
-    if sums is not None and tap.layout == "replicate" and session.ranks > 1:
-        agree = bool((sums[tap.index] == sums[tap.index, 0]).all())
+    agree = agreement(session, sums)[tap.index]
     if stats is None:
         return (None,) * session.ranks, (0,) * session.ranks, agree
     row = stats[tap.index]

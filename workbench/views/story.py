@@ -15,7 +15,7 @@ from workbench.views.journal import JournalEntry, journal_entries
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
 from workbench.views.sequence_tokens import SequenceTokens, tokens_of
-from workbench.views.series import History, choose, history
+from workbench.views.series import TapSeries, choose, history
 from workbench.views.source import SessionSource
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
@@ -34,7 +34,7 @@ class Story:
     tokens: tuple[SequenceTokens, ...]
     judgement: BranchJudgement
     sentinels: tuple[Sentinel, ...]
-    histories: tuple[History, ...]
+    histories: tuple[TapSeries, ...]
     attention: tuple[LayerAttention, ...]
     biases: tuple[tuple[int, tuple[Bias, ...]], ...]
     journal: tuple[JournalEntry, ...]
@@ -151,7 +151,7 @@ class _Teller:
                 self.cut.append(f"{plural(tokens.prompt_cut, 'prompt token')} of sequence {tokens.seq}")
         return found
 
-    def _histories(self, step: int | None) -> tuple[History, ...]:
+    def _histories(self, step: int | None) -> tuple[TapSeries, ...]:
         also = [self.judgement.first.tap] if self.judgement.first else []
         taps, left = choose(self.session, self.request.taps, also, self.limits.series)
         if left:

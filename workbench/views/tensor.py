@@ -14,7 +14,6 @@ from workbench.views.where import Where
 
 #: The most elements that are turned into float32 for a look.
 _MOST = 64_000_000
-_BINS = 48
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +32,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorFigures:
-    """Statistics of what is shown, and its histogram between `low` and `high`."""
+    """Statistics of what is shown, NaN and Inf counted and left out; `counts` is the histogram from `minimum` to
+    `maximum`."""
 
     minimum: float
     maximum: float
     mean: float
     rms: float
+    deviation: float
     nan: int
     inf: int
     zeros: int
@@ -101,21 +102,22 @@ def _array(
     return ours.array.astype(np.float32) - golden.array.astype(np.float32), "", ours.slice, ""
 
 
-def figures(values: NDArray[np.float32]) -> TensorFigures:
-    """The statistics of `values`, NaN and Inf counted and left out."""
+def figures(values: NDArray[np.float32], bins: int = 48) -> TensorFigures:
+    """The statistics of `values`, with a histogram of so many bins."""
     flat = values.reshape(-1)
     finite = flat[np.isfinite(flat)].astype(np.float64)
     nan = int(np.isnan(flat).sum())
     if not finite.size:
         gone = float("nan")
-        return TensorFigures(gone, gone, gone, gone, nan, flat.size - nan, 0, flat.size, ())
+        return TensorFigures(gone, gone, gone, gone, gone, nan, flat.size - nan, 0, flat.size, ())
     low, high = float(finite.min()), float(finite.max())
-    counts, _ = np.histogram(finite, bins=_BINS, range=(low, high if high > low else low + 1))
+    counts, _ = np.histogram(finite, bins=bins, range=(low, high if high > low else low + 1))
     return TensorFigures(
         low,
         high,
         float(finite.mean()),
         float(np.sqrt((finite**2).mean())),
+        float(finite.std()),
         nan,
         int(flat.size - finite.size - nan),
         int((flat == 0).sum()),

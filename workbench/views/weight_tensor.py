@@ -18,10 +18,11 @@ from workbench.views.tensor import Tensor
 from workbench.views.weights import NUMPY, read_values, share_text
 from workbench.views.where import Where
 
-Held = Mapping[int, NDArray[np.float32]]
+#: By rank, the share of a parameter that it holds.
+RankArrays = Mapping[int, NDArray[np.float32]]
 
 
-def weight_tensor(source: SessionSource, where: Where, name: str, view: str, held: Held) -> Tensor:
+def weight_tensor(source: SessionSource, where: Where, name: str, view: str, held: RankArrays) -> Tensor:
     """A view of the parameter: "checkpoint", "rank N", or "difference N" (the rank's less the checkpoint's share).
 
     `held` are the shares as the running ranks have them; without them "rank N" is what the plan cuts for it.

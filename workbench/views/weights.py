@@ -15,9 +15,11 @@ from engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT, survey
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, EngineError
 from engine.parallel.shards import Shard
+from sessions.meta import WeightShare
 from sessions.text import clean
-from workbench.views.rank_weights import Held, held
+from workbench.views.rank_weights import rank_shares, shape_text
 from workbench.views.source import SessionSource
+from workbench.views.tensor import TensorFigures, figures
 from workbench.views.where import Where
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
@@ -37,7 +39,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[str, ...]
-    held: Mapping[int, Held] = field(default_factory=dict)
+    held: Mapping[int, WeightShare] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool:
@@ -68,19 +70,12 @@ class Extreme:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """One parameter's values: statistics, histogram (`counts` between `edges`), extremes; `strip[heads,
-    head_dim]` for a q/k/v bias; `matrix` of what was read (2-D) for a heatmap."""
+class ParameterValues:
+    """One parameter's values: statistics with a histogram, extremes; `matrix` is what was read (2-D) for a heatmap,
+    a head a row where it `is_strip`: a q/k/v bias."""
 
     name: str
-    minimum: float
-    maximum: float
-    mean: float
-    deviation: float
-    nan: int
-    zeros: int
-    counts: tuple[int, ...]
-    edges: tuple[float, float]
+    figures: TensorFigures
     extremes: tuple[Extreme, ...]
     matrix: NDArray[np.float32]
     is_strip: bool
@@ -91,7 +86,7 @@ class Measured:
 def weights(source: SessionSource, where: Where) -> Weights:
     """The parameters of the checkpoint that the session was made from, and what the ranks hold of them on this
     branch. Without the checkpoint: what was kept of the ranks."""
-    known = held(source.meta, where.branch)
+    known = rank_shares(source.meta, where.branch)
     try:
         listed, problem = _surveyed(source), ""
     except EngineError as error:
@@ -100,8 +95,8 @@ def weights(source: SessionSource, where: Where) -> Weights:
     found = [replace(parameter, held=known.get(parameter.name, {})) for parameter in listed]
     for name, shares in known.items():
         if name not in named:  # the checkpoint is gone, or it holds no such tensor
-            dtype = "" if problem else "-"
-            found.append(Parameter(name, (), dtype, tuple(share.shape for share in shares.values()), shares))
+            parts = tuple(shape_text(share.shape) for share in shares.values())
+            found.append(Parameter(name, (), "" if problem else "-", parts, shares))
     return Weights(tuple(found), bool(known), problem)
 
 
@@ -131,7 +126,7 @@ def share_text(shard: Shard) -> str:
     )
 
 
-def measured(source: SessionSource, where: Where, name: str) -> Measured | None:
+def parameter_values(source: SessionSource, where: Where, name: str) -> ParameterValues | None:
     """The values of one parameter; None where they cannot be read."""
     path = source.model_path
     if path is None:
@@ -147,24 +142,12 @@ def measured(source: SessionSource, where: Where, name: str) -> Measured | None:
         return None
     values, sampled = read_values(info.file, entry, info.dtype)
     flat = values.reshape(-1)
-    finite = flat[np.isfinite(flat)]
-    if not finite.size:
-        return None
-    low, high = float(finite.min()), float(finite.max())
-    counts, _ = np.histogram(finite, bins=_BINS, range=(low, high if high > low else low + 1))
     head_dim = _head_dim(model, name, info.shape)
     rows = flat.size // head_dim if head_dim else values.shape[0] if values.ndim > 1 else 1
     extremes = _extremes(flat, head_dim, source.session.ranks) if len(info.shape) == 1 else _rows(values)
-    return Measured(
+    return ParameterValues(
         name=clean(name, limit=120),
-        minimum=low,
-        maximum=high,
-        mean=float(finite.mean()),
-        deviation=float(finite.std()),
-        nan=int(np.isnan(flat).sum()),
-        zeros=int((flat == 0).sum()),
-        counts=tuple(int(c) for c in counts),
-        edges=(low, high),
+        figures=figures(flat, _BINS),
         extremes=extremes,
         matrix=flat.reshape(rows, -1),
         is_strip=bool(head_dim),
@@ -217,9 +200,12 @@ def _extremes(flat: NDArray[np.float32], head_dim: int, ranks: int) -> tuple[Ext
 
 def _standing_out(flat: NDArray[np.float32]) -> list[tuple[int, float]]:
     """Index and value of those whose modified z-score is out of the ordinary, strongest first."""
-    middle = float(np.median(flat))
-    spread = float(np.median(np.abs(flat - middle))) or float(np.abs(flat - middle).mean()) * 0.8
+    finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return []
+    middle = float(np.median(finite))
+    spread = float(np.median(np.abs(finite - middle))) or float(np.abs(finite - middle).mean()) * 0.8
     if spread == 0:
         return []
-    score = 0.6745 * np.abs(flat - middle) / spread
+    score = np.where(np.isfinite(flat), 0.6745 * np.abs(flat - middle) / spread, 0)
     return [(int(i), float(flat[i])) for i in np.argsort(-score)[:_EXTREMES] if score[i] >= STANDS_OUT]

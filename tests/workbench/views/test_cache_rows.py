@@ -69,6 +69,6 @@ def test_lengths_and_positions_are_held_against_the_tokens(tmp_path: Path) -> No
     assert first is not None
     assert second is not None
     assert first.sequences[0].agrees
-    assert second.sequences[0].wrong == "5 rows should be there: 4 before, 1 new"
+    assert second.sequences[0].wrong == "its positions ask for 1"
     assert second.sequences[0].jumps == ("position 0 after 3",)
     source.close()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sessions import Session, SessionWriter
+from sessions.meta import SessionMeta
 from sessions.records import JSON, SequenceStep, StepRecord, Tap
 from workbench.views.lens import KIND, LensEvent, LensRow, lens, recorded_lens
 from workbench.views.source import SessionSource
@@ -19,7 +20,9 @@ EVENT = LensEvent(0, (ROW,), (ROW,))
 
 
 def _session(path: Path, *data: JSON) -> Session:
-    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta={}) as writer:
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
         writer.step(0, StepRecord(0, "prefill", [SequenceStep(0, [7], [0], [[1]], emitted=9)], 0.1))
         for one in data:
             writer.event(0, 0, KIND, "lens", one)

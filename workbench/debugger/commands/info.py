@@ -60,7 +60,13 @@ def blocks(debugger: Debugger) -> Table:
     rows = [
         [told.seq, len(told.block_table), " ".join(map(str, told.block_table))] for told in record.sequences
     ]
-    title = f"step {step}: {record.used_blocks} blocks used, {record.free_blocks} free"
+    known = record.used_blocks is not None and record.free_blocks is not None
+    pool = (
+        f"{record.used_blocks} blocks used, {record.free_blocks} free"
+        if known
+        else "the pool was not recorded"
+    )
+    title = f"step {step}: {pool}"
     return Table(title, ["sequence", "blocks", "table"], rows)
 
 

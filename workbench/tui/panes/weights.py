@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widget import Widget
 
+from sessions.meta import WeightShare
 from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.filtered import FilteredPane
@@ -20,8 +21,8 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.rank_weights import Held
-from workbench.views.weights import Measured, Parameter, Weights, measured, weights
+from workbench.views.rank_weights import shape_text
+from workbench.views.weights import Parameter, ParameterValues, Weights, parameter_values, weights
 
 
 class WeightsPane(FilteredPane):
@@ -62,7 +63,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         super().__init__(*arguments)
         self.snapshot: Weights | None = None
         self._shown: list[Parameter] = []
-        self._measured: Measured | None = None
+        self._measured: ParameterValues | None = None
 
     def content(self) -> Iterable[Widget]:
         """The list, and the values of the selected parameter."""
@@ -152,7 +153,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         cursor = self.query_one(Grid).cursor
         if cursor >= len(self._shown):
             return
-        self._measured = await self.reader.ask(measured, self.where, self._shown[cursor].name)
+        self._measured = await self.reader.ask(parameter_values, self.where, self._shown[cursor].name)
         self._draw()
 
     def _draw(self) -> None:
@@ -162,20 +163,18 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             figures.show([[("values of this dtype cannot be shown", "quiet")]])
             heatmap.matrix = None
             return
-        words = (
-            ("min", found.minimum),
-            ("max", found.maximum),
-            ("mean", found.mean),
-            ("std", found.deviation),
-        )
+        seen = found.figures
+        words = (("min", seen.minimum), ("max", seen.maximum), ("mean", seen.mean), ("std", seen.deviation))
         head: list[GridCell] = [(f"{found.name}  ", "strong")]
         for name, value in words:
             head += [(f" {name} ", "quiet"), (number(value), "text")]
-        head += [(f"  NaN {found.nan}", "wrong" if found.nan else "quiet"), (f"  {found.sampled}", "quiet")]
-        drawn = bars([float(count) ** 0.5 for count in found.counts], 3 if self.size.height > 26 else 1)
+        head += [(f"  NaN {seen.nan}", "wrong" if seen.nan else "quiet")]
+        head += [(f"  Inf {seen.inf}", "wrong")] if seen.inf else []
+        head += [(f"  {found.sampled}", "quiet")]
+        drawn = bars([float(count) ** 0.5 for count in seen.counts], 3 if self.size.height > 26 else 1)
         histogram: list[TextLine] = [[(line, "trace")] for line in drawn]
-        low, high = number(found.edges[0]), number(found.edges[1])
-        axis: TextLine = [(low + high.rjust(len(found.counts) - len(low)), "quiet")]
+        low, high = number(seen.minimum), number(seen.maximum)
+        axis: TextLine = [(low + high.rjust(len(seen.counts) - len(low)), "quiet")]
         figures.show([head, *self._shares(found.name), *histogram, axis])
         far = found.is_strip and {extreme.index for extreme in found.extremes}
         across = found.matrix.shape[1]
@@ -284,10 +283,10 @@ def _share(part: str, rank: int, parameter: Parameter) -> GridCell:
     return (f"≠ {part}" if share is not None else "≠ not held", "wrong")
 
 
-def _why(share: Held) -> str:
+def _why(share: WeightShare) -> str:
     """What stands in the place of the checkpoint's values."""
     return (
         "nothing but zeros"
         if share.empty
-        else f"{share.shape}, rms {number(share.rms)}, max {number(share.absmax)}"
+        else f"{shape_text(share.shape)}, rms {number(share.statistic('rms'))}, max {number(share.statistic('absmax'))}"
     )

@@ -21,7 +21,7 @@ from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.overview import overview
 from workbench.views.source import SessionSource
-from workbench.views.weight_tensor import Held
+from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
 
 #: Seconds after which what runs is said to run.
@@ -218,7 +218,7 @@ class LiveWorkbench(WorkbenchScreen):
             await self.send(f"print {self.overview.taps[tap]}", quiet=True)
         WorkbenchScreen.open_tensor(self, tap)
 
-    async def held(self, name: str) -> Held:
+    async def held(self, name: str) -> RankArrays:
         """The ranks' own shares, unless they are at work."""
         if self.engine.running is not None or not self.state.live:
             return {}

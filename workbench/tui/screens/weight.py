@@ -10,7 +10,7 @@ from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.text_block import TextLine
 from workbench.views.overview import Overview
 from workbench.views.tensor import Tensor
-from workbench.views.weight_tensor import Held, weight_tensor
+from workbench.views.weight_tensor import RankArrays, weight_tensor
 from workbench.views.where import Where
 
 
@@ -19,7 +19,7 @@ class WeightScreen(TensorScreen):
 
     CSS_PATH = TensorScreen.CSS_PATH
 
-    def __init__(self, reader: Reader, overview: Overview, where: Where, name: str, held: Held) -> None:
+    def __init__(self, reader: Reader, overview: Overview, where: Where, name: str, held: RankArrays) -> None:
         super().__init__(reader, overview, where, "checkpoint")
         self.parameter, self.held = name, held
 

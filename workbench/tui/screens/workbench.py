@@ -36,7 +36,7 @@ from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.operations import operations
 from workbench.views.overview import Present, overview, present
 from workbench.views.token_line import TokenLine, TokenLines, compare
-from workbench.views.weight_tensor import Held
+from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class WorkbenchScreen(WorkbenchActions):
         assert self.overview is not None
         self.app.push_screen(WeightScreen(self.reader, self.overview, self.where, event.name, held))
 
-    async def held(self, name: str) -> Held:
+    async def held(self, name: str) -> RankArrays:
         """What the running ranks hold of a parameter; nothing where none run."""
         return {}
 

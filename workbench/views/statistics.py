@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from engine.errors import RequestError
 from sessions import STATISTICS, Session, Tap
+from workbench.views.verdicts import Judged, verdicts_at
 from workbench.views.words import said
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
@@ -35,13 +36,13 @@ def rows(
         stats, sums = session.stats(step, branch), session.checksums(step, branch)
         if stats is None:
             continue
-        verdicts = {one.tap: one for one in session.verdicts(branch=branch, step=step)}
+        verdicts = {one.tap: one for one in verdicts_at(session, branch, step)}
         for tap in taps:
-            judged = verdicts.get(tap.name)
-            error = judged.detail.get("rel_l2") if judged and isinstance(judged.detail, dict) else None
+            verdict = verdicts.get(tap.name)
+            error = None if verdict is None else Judged.of(verdict).rel_l2
             for rank in range(session.ranks):
                 checksum = "" if sums is None else f"{int(sums[tap.index, rank]):016x}"
                 yield (
                     name, step, tap.name, tap.layout, rank, *map(float, stats[tap.index, rank]),
-                    checksum, judged.verdict if judged else None, error,
+                    checksum, None if verdict is None else verdict.verdict, error,
                 )  # fmt: skip

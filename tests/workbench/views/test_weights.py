@@ -1,0 +1,40 @@
+"""Parameters as numbers: figures, histogram, what stands out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sessions import Session, SessionWriter
+from sessions.meta import ModelMeta, SessionMeta
+from sessions.records import Tap
+from workbench.views.source import SessionSource
+from workbench.views.tensor import figures
+from workbench.views.weights import _standing_out, parameter_values
+from workbench.views.where import Where
+
+BIAS = "model.layers.0.self_attn.q_proj.bias"
+
+
+def test_a_bias_of_the_demo_model_is_a_strip_of_heads(tmp_path: Path) -> None:
+    path, meta = tmp_path / "demo.session", SessionMeta(model=ModelMeta(path="demo"))
+    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=2, meta=meta):
+        pass
+    with Session.open(path) as session:
+        found = parameter_values(SessionSource(session), Where(), BIAS)
+        assert found is not None
+        assert found.is_strip
+        assert found.figures.count == found.matrix.size
+        assert found.figures.minimum == found.matrix.min()
+        assert sum(found.figures.counts) == found.matrix.size
+        assert parameter_values(SessionSource(session), Where(), "nothing") is None
+
+
+def test_what_is_not_finite_is_counted_and_hides_nothing() -> None:
+    values = np.cos(np.arange(64, dtype=np.float32))
+    values[3], values[4], values[9] = np.nan, np.inf, 500
+    found = figures(values, bins=10)
+    assert (found.nan, found.inf, found.maximum, len(found.counts)) == (1, 1, 500, 10)
+    assert [index for index, _ in _standing_out(values)] == [9]
+    assert _standing_out(np.full(8, np.nan, np.float32)) == []
