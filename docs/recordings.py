@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from engine.faults.catalogue import DEFAULTS, faults_of
 from engine.faults.fault import Fault
-from sessions import Session, SessionWriter, pack
+from sessions import Session, SessionWriter
+from sessions.compact import compact
 from workbench.debugger.answers import Expectation
 from workbench.debugger.host.launch import start
 from workbench.debugger.host.options import Launch, target_of
@@ -147,7 +148,7 @@ def record(bug: RecordedBug, path: Path) -> None:
         with Session.open(path) as session:
             model = session.meta.model
         writer.set_meta(model=replace(model, path=DEMO))  # where this machine keeps it concerns nobody
-    pack(path)
+    compact(path)
 
 
 def notes(bug: RecordedBug) -> tuple[str, str, str]:

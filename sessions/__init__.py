@@ -1,11 +1,11 @@
-"""The recording: one file a session. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
+"""The recording: one file a session. Functions on whole sessions are in the modules of their names: `diff`, `verify`,
+`compact`, `metrics`. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
 
-from sessions.compact import pack
-from sessions.diff import Absent, Diff, TapDiff, diff
+from sessions.diff import Absent, Diff, TapDiff
 from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
 from sessions.layouts import Layout, Rebuilt, rebuild
 from sessions.meta import ModelMeta, SequenceMeta, SessionMeta
-from sessions.metrics import Metrics, metrics
+from sessions.metrics import Metrics
 from sessions.records import (
     JSON,
     STATISTICS,
@@ -20,7 +20,6 @@ from sessions.records import (
 )
 from sessions.session import Session
 from sessions.text import clean
-from sessions.verify import verify
 from sessions.writer import SessionWriter
 
 __all__ = [
@@ -50,9 +49,5 @@ __all__ = [
     "TensorRecord",
     "Verdict",
     "clean",
-    "diff",
-    "metrics",
-    "pack",
     "rebuild",
-    "verify",
 ]

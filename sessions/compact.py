@@ -10,8 +10,8 @@ from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
 from sessions.session import Session
 
 
-def pack(path: Path) -> tuple[int, int]:
-    """Pack the session in place; its bytes before and after (the log included).
+def compact(path: Path) -> tuple[int, int]:
+    """Make the session compact in place; its bytes before and after (the log included).
 
     A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
 

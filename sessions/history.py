@@ -32,7 +32,7 @@ def owner_of(branches: Mapping[int, AnyBranch], branch: int, step: int) -> AnyBr
     return found
 
 
-class History:
+class BranchHistory:
     """The branches of a session and the steps each of them has. Immutable."""
 
     def __init__(self, branches: Sequence[Branch], counts: Sequence[tuple[Any, ...]]) -> None:

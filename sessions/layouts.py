@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import LayoutError
-from sessions.format.codec import widen
+from sessions.format.dtypes import widen
 from sessions.records import TensorRecord
 
 _SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?\)")

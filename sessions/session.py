@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from sessions import layouts
 from sessions.errors import SessionError
-from sessions.format import captures, codec, rows
+from sessions.format import captures, dtypes, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
 from sessions.format.schema import CHECKSUMS, STATS
-from sessions.history import History
+from sessions.history import BranchHistory
 from sessions.layouts import Rebuilt
 from sessions.meta import SessionMeta
 from sessions.records import (
@@ -76,7 +76,7 @@ class Session:
 
     def refresh(self) -> bool:
         """Take notice of what was written since; whether there was anything. Cheap when there was not."""
-        if self._archive.version() == self._state:
+        if self._archive.state() == self._state:
             return False
         self._load()
         return True
@@ -84,15 +84,15 @@ class Session:
     def _load(self) -> None:
         """Read everything small: meta, taps, branches, which steps there are."""
         with self._archive.snapshot():
-            state = self._archive.version()
+            state = self._archive.state()
             (self.version,) = self._archive.one("PRAGMA user_version")
             table = self._archive.query("SELECT key, value FROM meta")
-            self._meta.read({rows.text(key, "meta"): text for key, text in table}, self.version)
-            taps = rows.taps(self._archive.query("SELECT id, name, layout FROM taps ORDER BY id"))
-            ranks = rows.ranks(self._meta.ranks, len(taps))
-            history = History(
+            self._meta.read({read_rows.text(key, "meta"): text for key, text in table}, self.version)
+            taps = read_rows.taps(self._archive.query("SELECT id, name, layout FROM taps ORDER BY id"))
+            ranks = read_rows.ranks(self._meta.ranks, len(taps))
+            history = BranchHistory(
                 [
-                    rows.branch(row)
+                    read_rows.branch(row)
                     for row in self._archive.query("SELECT id, name, parent, fork_step, rules FROM branches")
                 ],
                 self._archive.query(
@@ -160,10 +160,10 @@ class Session:
                 *(owner, step),
             )
             sequences = self._archive.query(
-                f"SELECT {rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
+                f"SELECT {read_rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
                 *(owner, step),
             )
-        return rows.step_record(step, owner, head, sequences, self.ranks)
+        return read_rows.step_record(step, owner, head, sequences, self.ranks)
 
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
         """Every tap's statistics at a step, [taps, ranks, 8], ordered as STATISTICS; None: not recorded."""
@@ -246,7 +246,7 @@ class Session:
     ) -> NDArray[Any] | None:
         """One captured tensor, bfloat16 widened to float32; None: not captured."""
         found = self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
-        return None if found is None else codec.widen(found.array, found.dtype)
+        return None if found is None else dtypes.widen(found.array, found.dtype)
 
     def rebuilt(
         self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
@@ -266,7 +266,7 @@ class Session:
             f"SELECT id, branch, step, kind, text, data FROM events WHERE id > ?{where} ORDER BY id",
             *(after, *values),
         )
-        return [rows.event(row) for row in found]
+        return [read_rows.event(row) for row in found]
 
     def verdicts(
         self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
@@ -277,7 +277,7 @@ class Session:
             f"SELECT branch, step, tap, verdict, detail FROM verdicts WHERE true{where}", *values
         )
         order = {tap.name: tap.index for tap in self.taps}
-        verdicts = [rows.verdict(row) for row in found]
+        verdicts = [read_rows.verdict(row) for row in found]
         return sorted(verdicts, key=lambda v: (v.branch, v.step, order.get(v.tap, len(order)), v.tap))
 
 

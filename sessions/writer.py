@@ -13,7 +13,8 @@ from types import TracebackType
 
 from sessions import layouts
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, encode, files, meta_table
+from sessions.format import chunks, database, files, meta_table, write_rows
+from sessions.format.json_text import json_text
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
@@ -71,14 +72,17 @@ class SessionWriter:
         if files.exists(path) and not overwrite:
             raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
         rows: list[tuple[str, list[tuple[object, ...]]]] = [
-            ("INSERT INTO taps VALUES (?, ?, ?)", [(t.index, encode.utf8(t.name), t.layout) for t in taps]),
+            (
+                "INSERT INTO taps VALUES (?, ?, ?)",
+                [(t.index, write_rows.utf8(t.name), t.layout) for t in taps],
+            ),
             (
                 "INSERT INTO meta VALUES (?, ?)",
-                [*meta_table.rows_of(meta), ("ranks", encode.json_text(ranks))],
+                [*meta_table.rows_of(meta), ("ranks", json_text(ranks))],
             ),
             (
                 "INSERT INTO branches VALUES (0, 'main', NULL, 0, ?)",
-                [(encode.json_text(meta.rules),)],
+                [(json_text(meta.rules),)],
             ),
         ]
         fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -124,7 +128,7 @@ class SessionWriter:
         with self._commit() as db:
             cursor = db.execute(
                 "INSERT INTO branches (name, parent, fork_step, rules) VALUES (?, ?, ?, ?)",
-                (encode.utf8(name), parent, fork_step, encode.json_text(dict(rules or {}))),
+                (write_rows.utf8(name), parent, fork_step, json_text(dict(rules or {}))),
             )
             branch = int(cursor.lastrowid or 0)
         self._next_step[branch] = fork_step
@@ -146,13 +150,15 @@ class SessionWriter:
                 )
             if len({one.seq for one in record.sequences}) != len(record.sequences):
                 raise ValueError(f"step {record.step} has two records of one sequence")
-            arrays = encode.step_arrays(record, len(self._tap_index), self.ranks)
+            arrays = write_rows.step_arrays(record, len(self._tap_index), self.ranks)
             sequences = [
-                encode.sequence_row(branch, record.step, one, self.ranks) for one in record.sequences
+                write_rows.sequence_row(branch, record.step, one, self.ranks) for one in record.sequences
             ]
             counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
             with self._commit() as db:
-                db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", encode.step_row(branch, record))
+                db.execute(
+                    "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", write_rows.step_row(branch, record)
+                )
                 db.executemany(f"INSERT INTO sequences VALUES ({', '.join('?' * 13)})", sequences)
                 self._insert_tensors(branch, record.step, record.tensors)
                 for kind, data in arrays.items():
@@ -174,12 +180,12 @@ class SessionWriter:
             if row is None:
                 raise ValueError(f"branch {branch} has no step {step} of its own")
             self._insert_tensors(branch, step, tensors)
-            words = encode.json_text([*json.loads(row[0]), *dropped])
+            words = json_text([*json.loads(row[0]), *dropped])
             db.execute("UPDATE steps SET dropped = ? WHERE branch = ? AND step = ?", (words, branch, step))
 
     def event(self, branch: int, step: int, kind: str, text: str, data: JSON = None) -> int:
         """Append to the journal; returns the event's id."""
-        row = (branch, step, kind, encode.utf8(text), encode.json_text(data))
+        row = (branch, step, kind, write_rows.utf8(text), json_text(data))
         with self._commit() as db:
             cursor = db.execute(
                 "INSERT INTO events (branch, step, kind, text, data) VALUES (?, ?, ?, ?, ?)", row
@@ -188,7 +194,7 @@ class SessionWriter:
 
     def verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Record judgements; the newest of a tap at a step replaces an older one."""
-        rows = [(v.branch, v.step, v.tap, v.verdict, encode.json_text(v.detail)) for v in verdicts]
+        rows = [(v.branch, v.step, v.tap, v.verdict, json_text(v.detail)) for v in verdicts]
         with self._commit() as db:
             db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -230,7 +236,7 @@ class SessionWriter:
         self.close()
 
     def _insert_tensors(self, branch: int, step: int, tensors: Iterable[TensorRecord]) -> None:
-        encode.insert_tensors(self._connection, branch, step, tensors, self._tap_index, self.ranks)
+        write_rows.insert_tensors(self._connection, branch, step, tensors, self._tap_index, self.ranks)
 
     @contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:

@@ -62,7 +62,7 @@ class Archive:
                 if self._depth == 0:
                     self._end()
 
-    def version(self) -> tuple[int, int]:
+    def state(self) -> tuple[int, int]:
         """A number that changes when anything was committed since."""
         with self._lock:
             (version,) = self.one("PRAGMA data_version")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.format import codec, rows
+from sessions.format import codec, dtypes, read_rows
 from sessions.format.archive import Archive
 from sessions.records import Tap, TensorKey, TensorRecord
 
@@ -17,7 +17,7 @@ def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: in
         " ORDER BY t.tap, t.seq, t.rank, t.slice",
         *(owner, step),
     )
-    return [rows.tensor_key(step, row, taps, ranks) for row in found]
+    return [read_rows.tensor_key(step, row, taps, ranks) for row in found]
 
 
 def stored(
@@ -31,7 +31,7 @@ def stored(
         " AND tap = ? AND seq = ? ORDER BY step, rank, slice",
         *(owner, first, stop, tap.index, seq),
     ):
-        found.setdefault(step, []).append((rank, rows.text(slice_, "tensors"), blob))
+        found.setdefault(step, []).append((rank, read_rows.text(slice_, "tensors"), blob))
     return {step: tuple(parts) for step, parts in found.items()}
 
 
@@ -49,6 +49,6 @@ def one(
         return None
     slice_, dtype, shape, data = found[0]
     where = f"tensor {tap.name[:80]!r} of step {step}, rank {rank}"
-    kind, dims = codec.parse_shape(shape, dtype, where)
-    array = codec.unpack(data, kind, dims, where)
-    return TensorRecord(tap.name, rank, seq, array, dtype, rows.text(slice_, where))
+    kind, dims = dtypes.parse_shape(shape, dtype, where)
+    array = codec.decode(data, kind, dims, where)
+    return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))

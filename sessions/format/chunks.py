@@ -39,18 +39,18 @@ def compact(connection: sqlite3.Connection, branch: int, kind: int, taps: int, r
     ).fetchall()
     steps = [step for step, _ in rows]
     shape = (taps, *row_shape(kind, ranks))
-    block = codec.unpack_many([data for _, data in rows], DTYPES[kind], shape, "recent steps")
+    block = codec.decode_many([data for _, data in rows], DTYPES[kind], shape, "recent steps")
     block = np.moveaxis(block, 0, -1)
     if kind == STATS:
         block = block.swapaxes(1, 2)  # [taps, ranks, 8, steps] -> [taps, 8, ranks, steps]
     contiguous = steps[-1] - steps[0] + 1 == len(steps)
     cursor = connection.execute(
         "INSERT INTO chunks (branch, kind, first_step, last_step, steps) VALUES (?, ?, ?, ?, ?)",
-        (branch, kind, steps[0], steps[-1], b"" if contiguous else codec.pack_ints(steps)),
+        (branch, kind, steps[0], steps[-1], b"" if contiguous else codec.encode_ints(steps)),
     )
     connection.executemany(
         "INSERT INTO columns (chunk, tap, data) VALUES (?, ?, ?)",
-        ((cursor.lastrowid, tap, data) for tap, data in enumerate(codec.pack_many(block, dense=True))),
+        ((cursor.lastrowid, tap, data) for tap, data in enumerate(codec.encode_many(block, dense=True))),
     )
     connection.execute(
         "DELETE FROM recent WHERE branch = ? AND kind = ? AND step <= ?", (branch, kind, steps[-1])
@@ -134,7 +134,7 @@ class StepArrays:
     def _recent(self, blob: object, kind: int) -> NDArray[Any]:
         """[taps, ranks(, 8)]"""
         shape = (self._taps, *row_shape(kind, self._ranks))
-        return codec.unpack(blob, DTYPES[kind], shape, f"{NAMES[kind]} of a recent step")
+        return codec.decode(blob, DTYPES[kind], shape, f"{NAMES[kind]} of a recent step")
 
 
 def _chunk_steps(chunk: object, first: object, last: object, packed: object) -> Sequence[int]:
@@ -142,7 +142,7 @@ def _chunk_steps(chunk: object, first: object, last: object, packed: object) -> 
     where = f"chunk {chunk}"
     if not isinstance(first, int) or not isinstance(last, int) or not CHUNK_STEPS <= last - first + 1 < 2**31:
         raise broken(where, f"no steps from {str(first)[:20]} to {str(last)[:20]}")
-    steps = range(first, last + 1) if packed == b"" else codec.unpack_ints(packed, where)
+    steps = range(first, last + 1) if packed == b"" else codec.decode_ints(packed, where)
     if len(steps) != CHUNK_STEPS or steps[0] != first or steps[-1] != last:
         raise broken(where, f"{len(steps)} steps where {CHUNK_STEPS} from {first} to {last} should be")
     return steps

@@ -6,8 +6,6 @@ signs and exponents of floats together, which is what compresses in activations 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import threading
 from collections.abc import Sequence
@@ -19,21 +17,10 @@ from numpy.typing import NDArray
 
 from sessions.errors import broken
 
-#: The largest tensor and the longest list that a session may hold (uncompressed bytes).
-MAX_TENSOR_BYTES = 1 << 30
+#: The longest list that a session may hold (uncompressed bytes).
 MAX_LIST_BYTES = 1 << 26
 #: The statistics of all taps on all ranks at one step.
 MAX_STEP_BYTES = 1 << 26
-MAX_DIMS = 8
-
-#: The engine's dtype names, and the numpy type each is stored as. bfloat16 travels as its bits.
-STORED_AS: dict[str, np.dtype[Any]] = {
-    "bfloat16": np.dtype("<u2"),
-    "bool": np.dtype("?"),
-    **{f"float{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
-    **{f"int{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-}
 
 _FAST, _DENSE = 1, 3  # zstd levels: a step as it comes, a chunk at leisure
 _local = threading.local()  # zstd contexts are not safe to share between threads
@@ -54,13 +41,13 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     return found
 
 
-def pack(array: NDArray[Any], *, dense: bool = False) -> bytes:
+def encode(array: NDArray[Any], *, dense: bool = False) -> bytes:
     """The array's little-endian bytes as byte planes, compressed. Keep shape and dtype elsewhere."""
-    return pack_many(array.reshape(1, -1), dense=dense)[0]
+    return encode_many(array.reshape(1, -1), dense=dense)[0]
 
 
-def pack_many(arrays: NDArray[Any], *, dense: bool = False) -> list[bytes]:
-    """`pack` of each of `arrays` (the first axis), turned into planes at once."""
+def encode_many(arrays: NDArray[Any], *, dense: bool = False) -> list[bytes]:
+    """`encode` of each of `arrays` (the first axis), turned into planes at once."""
     count, itemsize = len(arrays), arrays.dtype.itemsize
     flat = np.ascontiguousarray(arrays, dtype=arrays.dtype.newbyteorder("<")).reshape(-1)
     planes = flat.view(np.uint8).reshape(count, flat.size // max(1, count), itemsize)
@@ -83,13 +70,13 @@ def decompress(data: object, nbytes: int, where: str) -> bytes:
         raise broken(where, f"the blob does not decompress ({error})") from error
 
 
-def unpack(data: object, dtype: np.dtype[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
-    """The inverse of `pack`; `SessionError` unless the blob holds exactly that much."""
-    array: NDArray[Any] = unpack_many([data], dtype, shape, where)[0]
+def decode(data: object, dtype: np.dtype[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
+    """The inverse of `encode`; `SessionError` unless the blob holds exactly that much."""
+    array: NDArray[Any] = decode_many([data], dtype, shape, where)[0]
     return array
 
 
-def unpack_many(
+def decode_many(
     blobs: Sequence[object], dtype: np.dtype[Any], shape: Sequence[int], where: str
 ) -> NDArray[Any]:
     """Several arrays of one shape, [len(blobs), *shape]: turned back at once, which is far quicker."""
@@ -112,34 +99,34 @@ def from_planes(planes: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]
     return array
 
 
-def pack_ints(values: Sequence[int]) -> bytes:
+def encode_ints(values: Sequence[int]) -> bytes:
     """Integers as compressed int64 differences: consecutive positions and blocks shrink to nothing."""
     if len(values) == 0:
         return b""
-    return pack(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))
+    return encode(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))
 
 
-def unpack_ints(data: object, where: str, most: int = MAX_LIST_BYTES // 8) -> tuple[int, ...]:
-    """The inverse of `pack_ints`; `SessionError` for a list that claims more than `most` integers."""
+def decode_ints(data: object, where: str, most: int = MAX_LIST_BYTES // 8) -> tuple[int, ...]:
+    """The inverse of `encode_ints`; `SessionError` for a list that claims more than `most` integers."""
     if data == b"":
         return ()
     length = _list_length(data, where)
     if length > most:
         raise broken(where, f"a list of {length} integers, where at most {most} may be")
-    deltas = unpack(data, np.dtype("<i8"), (length,), where)
+    deltas = decode(data, np.dtype("<i8"), (length,), where)
     return tuple(np.cumsum(deltas, dtype=np.int64).tolist())
 
 
-def pack_floats(values: Sequence[float]) -> bytes:
+def encode_floats(values: Sequence[float]) -> bytes:
     """Floats exactly, as compressed float64."""
-    return pack(np.asarray(values, np.float64)) if len(values) else b""
+    return encode(np.asarray(values, np.float64)) if len(values) else b""
 
 
-def unpack_floats(data: object, where: str) -> tuple[float, ...]:
-    """The inverse of `pack_floats`."""
+def decode_floats(data: object, where: str) -> tuple[float, ...]:
+    """The inverse of `encode_floats`."""
     if data == b"":
         return ()
-    return tuple(unpack(data, np.dtype("<f8"), (_list_length(data, where),), where).tolist())
+    return tuple(decode(data, np.dtype("<f8"), (_list_length(data, where),), where).tolist())
 
 
 def _list_length(data: object, where: str) -> int:
@@ -153,59 +140,3 @@ def _list_length(data: object, where: str) -> int:
     if declared % 8 or declared > MAX_LIST_BYTES:
         raise broken(where, f"a list of {declared} bytes (at most {MAX_LIST_BYTES}, in eights)")
     return int(declared) // 8
-
-
-def stored(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """`array` as its dtype is stored. `ValueError` when it is not of the declared dtype, or too large."""
-    kind = STORED_AS.get(dtype)
-    if kind is None:
-        raise ValueError(f"a session cannot hold dtype {dtype!r}; it knows {', '.join(sorted(STORED_AS))}")
-    if array.dtype.newbyteorder("<") != kind:
-        raise ValueError(f"a {dtype} tensor has to come as numpy {kind.name}, not {array.dtype}")
-    if array.nbytes > MAX_TENSOR_BYTES or array.ndim > MAX_DIMS:
-        raise ValueError(
-            f"a tensor of shape {array.shape} ({array.nbytes} bytes) is more than a session holds "
-            f"({MAX_TENSOR_BYTES} bytes, {MAX_DIMS} dimensions); capture a slice of it"
-        )
-    return np.asarray(array, dtype=kind, order="C")
-
-
-def tensor_hash(array: NDArray[Any], dtype: str) -> bytes:
-    """blake2b-128 of dtype, shape and bytes: the tensor's name in the session. Takes a `stored` array."""
-    digest = hashlib.blake2b(f"{dtype}{json.dumps(array.shape)}".encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.digest()
-
-
-def parse_shape(text: object, dtype: object, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """A blob's declared dtype and shape, refused when they claim more than a tensor may have."""
-    kind = STORED_AS.get(dtype) if isinstance(dtype, str) else None
-    if kind is None:
-        raise broken(where, f"unknown dtype {str(dtype)[:40]!r}")
-    shape = parse_json(text, where)
-    if (
-        not isinstance(shape, list)
-        or not all(type(n) is int and n >= 0 for n in shape)
-        or len(shape) > MAX_DIMS
-    ):
-        raise broken(where, f"{str(text)[:80]!r} is no shape")
-    if math.prod(shape) * kind.itemsize > MAX_TENSOR_BYTES:
-        raise broken(where, f"shape {str(shape)[:80]} claims more than {MAX_TENSOR_BYTES} bytes")
-    return kind, tuple(shape)
-
-
-def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """bfloat16 bits as the float32 of the same value; anything else as it is."""
-    if dtype != "bfloat16":
-        return array
-    return np.left_shift(array.astype(np.uint32), 16, dtype=np.uint32).view(np.float32)
-
-
-def parse_json(text: object, where: str) -> Any:
-    """JSON text from the file; `SessionError` on anything else."""
-    if not isinstance(text, str):
-        raise broken(where, f"expected JSON text, found {type(text).__name__}")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise broken(where, f"not JSON ({str(error)[:80]})") from error

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from sessions.format import codec, encode, migrate
+from sessions.format import migrate
+from sessions.format.json_text import json_text, parse_json
 from sessions.meta import SessionMeta
 from sessions.records import JSON
 
@@ -34,7 +35,7 @@ def row(field: str, value: object) -> tuple[str, str]:
         _convert(plain, _TYPES[field])
     except msgspec.ValidationError as error:
         raise ValueError(f"meta field {field!r}: {error}") from error
-    return field, encode.json_text(plain)
+    return field, json_text(plain)
 
 
 def page_row(page: int, texts: Mapping[int, str]) -> tuple[str, str]:
@@ -71,7 +72,7 @@ class MetaTable:
 
     def _parse(self, key: str, text: object) -> JSON:
         before = self._parsed.get(key)
-        return before[1] if before and before[0] == text else codec.parse_json(text, f"meta {key[:40]!r}")
+        return before[1] if before and before[0] == text else parse_json(text, f"meta {key[:40]!r}")
 
     def _field(self, key: str, name: str, told: JSON) -> Any:
         before = self._fields.get(key)

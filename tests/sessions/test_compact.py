@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter, TensorRecord, pack, verify
+from sessions import Session, SessionError, SessionWriteError, SessionWriter, TensorRecord
+from sessions.compact import compact
 from sessions.format.schema import CHUNK_STEPS
+from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 
@@ -18,7 +20,7 @@ def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
     with SessionWriter.reopen(path) as writer:
         writer.tensors(0, 0, [TensorRecord("embed", 0, 0, noise, "float64")])
         writer.tensors(0, 0, [TensorRecord("embed", 0, 0, np.zeros(2), "float64")])  # in its place
-    before, after = pack(path)
+    before, after = compact(path)
     assert before - after > noise.nbytes * 0.8
     assert after == path.stat().st_size
     assert verify(path) == []
@@ -34,7 +36,7 @@ def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
 def test_what_is_no_session_is_not_packed(tmp_path: Path) -> None:
     (tmp_path / "a.session").write_bytes(b"hello")
     with pytest.raises(SessionError):
-        pack(tmp_path / "a.session")
+        compact(tmp_path / "a.session")
     assert (tmp_path / "a.session").read_bytes() == b"hello"
 
 
@@ -44,7 +46,7 @@ def test_a_session_being_written_is_left_alone(tmp_path: Path, monkeypatch: pyte
         writer.step(0, record(0))
         writer._connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(SessionWriteError, match="cannot pack"):
-            pack(tmp_path / "a.session")
+            compact(tmp_path / "a.session")
         writer._connection.execute("ROLLBACK")
         writer.step(0, record(1))
     assert verify(tmp_path / "a.session") == []

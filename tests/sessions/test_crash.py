@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter, verify
+from sessions import Session, SessionError, SessionWriteError, SessionWriter
+from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from sessions import SessionWriter
+from sessions.verify import verify
 from tests.sessions.samples import create, record
 path = Path(sys.argv[1])
 writer = SessionWriter.reopen(path) if path.exists() else create(path)
@@ -84,6 +86,7 @@ def limited(path: Path, limit: int) -> subprocess.CompletedProcess[str]:
 import sys
 from pathlib import Path
 from sessions import SessionWriteError
+from sessions.verify import verify
 from tests.sessions.samples import create, record
 writer = create(Path(sys.argv[1]))
 try:

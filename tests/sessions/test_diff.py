@@ -11,20 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import (
-    IdsMismatch,
-    Session,
-    SessionError,
-    SessionWriter,
-    StepRecord,
-    Tap,
-    TapDiff,
-    TensorRecord,
-    diff,
-    metrics,
-)
+from sessions import IdsMismatch, Session, SessionError, SessionWriter, StepRecord, Tap, TapDiff, TensorRecord
+from sessions.diff import diff
 from sessions.layouts import cut
 from sessions.meta import SessionMeta
+from sessions.metrics import metrics
 from tests.sessions.samples import sequence, write
 
 LAYOUTS = {

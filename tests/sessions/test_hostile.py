@@ -17,9 +17,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import Session, SessionError, SessionWriter, verify
+from sessions import Session, SessionError, SessionWriter
 from sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
 from sessions.meta import SessionMeta
+from sessions.verify import verify
 from tests.sessions.samples import TAPS, record, write
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriter, StepRecord, verify
+from sessions import Session, SessionWriter, StepRecord
 from sessions.format.schema import CHUNK_STEPS
+from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]

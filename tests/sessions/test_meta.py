@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessions import Session, SessionWriter, verify
+from sessions import Session, SessionWriter
 from sessions.meta import (
     CaptureMeta,
     ConfigMeta,
@@ -22,6 +22,7 @@ from sessions.meta import (
     SessionMeta,
     WeightShare,
 )
+from sessions.verify import verify
 from tests.sessions.samples import TAPS, create, put_meta
 
 WHOLE = SessionMeta(

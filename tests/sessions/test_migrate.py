@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriter, verify
+from sessions import Session, SessionError, SessionWriter
 from sessions.format import migrate
 from sessions.meta import CaptureMeta, SamplingMeta
+from sessions.verify import verify
 from tests.sessions.samples import create, put_meta
 from tests.sessions.test_meta import set_version
 

@@ -13,19 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import (
-    STATISTICS,
-    Session,
-    SessionError,
-    SessionWriter,
-    StepRecord,
-    Tap,
-    TensorRecord,
-    Verdict,
-    verify,
-)
+from sessions import STATISTICS, Session, SessionError, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
 from sessions.format.schema import CHUNK_STEPS
 from sessions.meta import SessionMeta
+from sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, sequence, write
 from tests.sessions.strategies import histories
 

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sessions import Session, SessionError, clean, pack, verify
+from sessions import Session, SessionError, clean
+from sessions.compact import compact
+from sessions.verify import verify
 from workbench.debugger.answers import Table
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
@@ -70,7 +72,7 @@ def pack_sessions(session: Named) -> None:
     """Make each session one file as small as it can be (a killed run leaves a log beside it)."""
     for name in session:
         path = _find(name)
-        before, after = pack(path)
+        before, after = compact(path)
         print(clean(f"{path}: {before} → {after} bytes"))
 
 

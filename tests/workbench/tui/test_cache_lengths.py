@@ -92,7 +92,7 @@ async def test_the_pane_and_the_sentinel_name_the_layers_in_a_small_terminal(
     path = build(tmp_path / "broken.session", nan_from=None)
     connection = sqlite3.connect(path)
     with connection:
-        blob = codec.pack_ints([19, 19, 19, 19, 19, 17, 17, 19])
+        blob = codec.encode_ints([19, 19, 19, 19, 19, 17, 17, 19])
         connection.execute("UPDATE sequences SET kv_lens = ? WHERE step = 11 AND branch = 0", (blob,))
     connection.close()
     async with bench(size=(80, 24), path=path) as pilot:

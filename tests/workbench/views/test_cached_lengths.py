@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import SequenceStep, Session, SessionError, verify
+from sessions import SequenceStep, Session, SessionError
 from sessions.format import codec
 from sessions.format.schema import MAX_LAYERS
+from sessions.verify import verify
 from tests.sessions.samples import create, record, sequence, write
 from workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs
 
@@ -105,7 +106,7 @@ def test_lengths_of_layers_come_back(tmp_path: Path) -> None:
 
 
 def test_files_with_one_length_a_rank_are_read(tmp_path: Path) -> None:
-    path = _stored(tmp_path / "old.session", codec.pack_ints([5, 4]))
+    path = _stored(tmp_path / "old.session", codec.encode_ints([5, 4]))
     with Session.open(path) as session:
         (told,) = session.step(0).sequences
     assert told.kv_lens == ((5,), (4,))
@@ -134,7 +135,7 @@ def test_the_shipped_recordings_are_read(path: Path) -> None:
     ],
 )
 def test_lengths_of_a_stranger_are_counted(tmp_path: Path, count: int, words: str) -> None:
-    path = _stored(tmp_path / "a.session", codec.pack_ints(range(count)))
+    path = _stored(tmp_path / "a.session", codec.encode_ints(range(count)))
     with Session.open(path) as session, pytest.raises(SessionError, match=words):
         session.step(0)
     assert any(words in problem for problem in verify(path))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions import Session, SessionError, TapDiff
-from sessions import diff as compare
+from sessions.diff import diff as compare
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.answers import Result, Table, counted, number

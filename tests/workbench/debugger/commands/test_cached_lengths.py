@@ -78,7 +78,7 @@ def test_a_recording_of_one_length_a_rank_is_shown(live: Live, tmp_path: Path) -
     path = finish(debugger)
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute("UPDATE sequences SET kv_lens = ? WHERE step = 1", (codec.pack_ints([6, 4]),))
+        connection.execute("UPDATE sequences SET kv_lens = ? WHERE step = 1", (codec.encode_ints([6, 4]),))
     connection.close()
     with Session.open(path) as session:
         assert session.step(1).sequences[0].kv_lens == ((6,), (4,))

@@ -17,7 +17,8 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from sessions import Session, verify
+from sessions import Session
+from sessions.verify import verify
 from tests.checkpoints import tiny_checkpoint
 from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
 from workbench.debugger.host.client import HostClient

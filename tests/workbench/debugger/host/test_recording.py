@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sessions import Session, verify
+from sessions import Session
+from sessions.verify import verify
 from tests.workbench.debugger.conftest import Live, finish, texts
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -16,7 +16,7 @@ from docs.recordings import BUGS, RecordedBug, file_name
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
 from sessions import Session, SessionError
-from sessions import verify as verify_file
+from sessions.verify import verify as verify_file
 from tests.sessions.samples import put_meta
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.debugger.answers import Expectation

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sessions.errors import broken
-from sessions.format import codec
+from sessions.format import codec, dtypes
+from sessions.format.json_text import parse_json
 from sessions.format.schema import MAX_LAYERS
 from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
@@ -76,7 +77,7 @@ def branch(row: tuple[Any, ...]) -> Branch:
     """A row of `branches`."""
     identity, name, parent, fork_step, rules = row
     where = f"branch {identity}"
-    parsed = codec.parse_json(rules, where)
+    parsed = parse_json(rules, where)
     if not isinstance(parsed, dict):
         raise broken(where, "its rules are no JSON object")
     return Branch(
@@ -94,7 +95,7 @@ def step_record(
     """A row of `steps` and its rows of `sequences`, without arrays."""
     where = f"step {step} of branch {owner}"
     phase, wall, free, used, dropped = head
-    words = codec.parse_json(dropped, where)
+    words = parse_json(dropped, where)
     if not isinstance(words, list):
         raise broken(where, "`dropped` is no JSON list")
     return StepRecord(
@@ -113,14 +114,14 @@ def sequence_step(row: tuple[Any, ...], where: str, ranks: int) -> SequenceStep:
     seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = row
     return SequenceStep(
         seq=integer(seq, where),
-        ids=codec.unpack_ints(ids, where),
-        positions=codec.unpack_ints(positions, where),
+        ids=codec.decode_ints(ids, where),
+        positions=codec.decode_ints(positions, where),
         kv_lens=_lengths(kv_lens, where, ranks),
-        block_table=codec.unpack_ints(blocks, where),
+        block_table=codec.decode_ints(blocks, where),
         emitted=maybe_integer(emitted, where),
         forced=bool(integer(forced, where)),
-        topk_ids=codec.unpack_ints(topk_ids, where),
-        topk_logits=codec.unpack_floats(topk_logits, where),
+        topk_ids=codec.decode_ints(topk_ids, where),
+        topk_logits=codec.decode_floats(topk_logits, where),
         logsumexp=maybe_real(logsumexp, where),
         entropy=maybe_real(entropy, where),
     )
@@ -128,7 +129,7 @@ def sequence_step(row: tuple[Any, ...], where: str, ranks: int) -> SequenceStep:
 
 def _lengths(data: object, where: str, ranks: int) -> tuple[tuple[int, ...], ...]:
     """Cached lengths [ranks][layers]: as many for each rank, and no more layers than a model may have."""
-    flat = codec.unpack_ints(data, where, ranks * MAX_LAYERS)
+    flat = codec.decode_ints(data, where, ranks * MAX_LAYERS)
     layers, rest = divmod(len(flat), ranks)
     if rest:
         raise broken(where, f"{len(flat)} cached lengths are not equally many for each of {ranks} ranks")
@@ -143,7 +144,7 @@ def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int
         raise broken(where, f"no tap {tap}")
     if not 0 <= integer(rank, where) < ranks:
         raise broken(where, f"no rank {rank}")
-    _, dims = codec.parse_shape(shape, dtype, where)
+    _, dims = dtypes.parse_shape(shape, dtype, where)
     return TensorKey(known[tap].name, step, rank, integer(seq, where), text(part, where), dtype, dims)
 
 
@@ -157,7 +158,7 @@ def event(row: tuple[Any, ...]) -> Event:
         integer(step, where),
         text(kind, where),
         text(words, where),
-        codec.parse_json(data, where),
+        parse_json(data, where),
     )
 
 
@@ -170,5 +171,5 @@ def verdict(row: tuple[Any, ...]) -> Verdict:
         integer(step, where),
         text(tap, where),
         text(word, where),
-        codec.parse_json(detail, where),
+        parse_json(detail, where),
     )

@@ -7,9 +7,10 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from sessions.format import chunks, codec
+from sessions.format import chunks, codec, dtypes
+from sessions.format.json_text import json_text
 from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
-from sessions.records import JSON, SequenceStep, StepRecord, TensorRecord
+from sessions.records import SequenceStep, StepRecord, TensorRecord
 
 
 def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
@@ -31,14 +32,14 @@ def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> 
         branch,
         step,
         sequence.seq,
-        codec.pack_ints(sequence.ids),
-        codec.pack_ints(sequence.positions),
-        codec.pack_ints(_flat_lengths(step, sequence, ranks)),
-        codec.pack_ints(sequence.block_table),
+        codec.encode_ints(sequence.ids),
+        codec.encode_ints(sequence.positions),
+        codec.encode_ints(_flat_lengths(step, sequence, ranks)),
+        codec.encode_ints(sequence.block_table),
         sequence.emitted,
         int(sequence.forced),
-        codec.pack_ints(sequence.topk_ids),
-        codec.pack_floats(sequence.topk_logits),
+        codec.encode_ints(sequence.topk_ids),
+        codec.encode_floats(sequence.topk_logits),
         real(sequence.logsumexp),
         real(sequence.entropy),
     )
@@ -71,7 +72,7 @@ def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:
                 f"{chunks.NAMES[kind]} of step {record.step} are {array.dtype}{array.shape}; "
                 f"this session has {chunks.DTYPES[kind]}{expected}"
             )
-        arrays[kind] = codec.pack(array)
+        arrays[kind] = codec.encode(array)
     return arrays
 
 
@@ -94,14 +95,14 @@ def insert_tensors(
 
 def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
     """The id of the tensor's blob, written if no blob has this content yet."""
-    array = codec.stored(tensor.array, tensor.dtype)
-    name = codec.tensor_hash(array, tensor.dtype)
+    array = dtypes.stored(tensor.array, tensor.dtype)
+    name = dtypes.tensor_hash(array, tensor.dtype)
     row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
     if row is not None:
         return int(row[0])
     cursor = connection.execute(
         "INSERT INTO blobs (hash, dtype, shape, data) VALUES (?, ?, ?, ?)",
-        (name, tensor.dtype, json.dumps(array.shape), codec.pack(array)),
+        (name, tensor.dtype, json.dumps(array.shape), codec.encode(array)),
     )
     return int(cursor.lastrowid or 0)
 
@@ -114,8 +115,3 @@ def real(value: float | None) -> float | str | None:
 def utf8(value: str) -> str:
     """Lone surrogates (undecodable bytes of a path, half a token) have no UTF-8 form: they become `?`."""
     return value.encode("utf-8", "replace").decode("utf-8")
-
-
-def json_text(value: JSON) -> str:
-    """Compact JSON, escaped to ASCII so that any Python string survives."""
-    return json.dumps(value, separators=(",", ":"))
