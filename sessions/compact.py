@@ -11,7 +11,7 @@ from sessions.session import Session
 
 
 def compact(path: Path) -> tuple[int, int]:
-    """Make the session compact in place; its bytes before and after (the log included).
+    """Compact the session in place; its bytes before and after (the log included).
 
     A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
 

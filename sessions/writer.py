@@ -164,7 +164,7 @@ class SessionWriter:
                 for kind, data in arrays.items():
                     db.execute("INSERT INTO recent VALUES (?, ?, ?, ?)", (branch, kind, record.step, data))
                     if counts[kind] >= CHUNK_STEPS:
-                        chunks.compact(db, branch, kind, len(self._tap_index), self.ranks)
+                        chunks.to_columns(db, branch, kind, len(self._tap_index), self.ranks)
                         counts[kind] -= CHUNK_STEPS
             self._next_step[branch] = record.step + 1
             self._recent.update({(branch, kind): count for kind, count in counts.items()})

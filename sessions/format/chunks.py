@@ -1,4 +1,4 @@
-"""Statistics and checksums of many steps in little space: a packed row a step, later a packed column a tap.
+"""Statistics and checksums of many steps in little space: a compressed row a step, later a compressed column a tap.
 
 A step is written as one array of all taps (`recent`). When CHUNK_STEPS of them have gathered they are
 turned, in the transaction of the step that completes them, into one row a tap with the step axis last
@@ -31,7 +31,7 @@ def row_shape(kind: int, ranks: int) -> tuple[int, ...]:
     return (ranks, len(STATISTICS)) if kind == STATS else (ranks,)
 
 
-def compact(connection: sqlite3.Connection, branch: int, kind: int, taps: int, ranks: int) -> None:
+def to_columns(connection: sqlite3.Connection, branch: int, kind: int, taps: int, ranks: int) -> None:
     """Turn the branch's oldest CHUNK_STEPS recent rows of `kind` into columns. Inside a transaction."""
     rows = connection.execute(
         "SELECT step, data FROM recent WHERE branch = ? AND kind = ? ORDER BY step LIMIT ?",
@@ -137,12 +137,12 @@ class StepArrays:
         return codec.decode(blob, DTYPES[kind], shape, f"{NAMES[kind]} of a recent step")
 
 
-def _chunk_steps(chunk: object, first: object, last: object, packed: object) -> Sequence[int]:
+def _chunk_steps(chunk: object, first: object, last: object, listed: object) -> Sequence[int]:
     """The CHUNK_STEPS steps of a chunk; they are stored only where they are not contiguous."""
     where = f"chunk {chunk}"
     if not isinstance(first, int) or not isinstance(last, int) or not CHUNK_STEPS <= last - first + 1 < 2**31:
         raise broken(where, f"no steps from {str(first)[:20]} to {str(last)[:20]}")
-    steps = range(first, last + 1) if packed == b"" else codec.decode_ints(packed, where)
+    steps = range(first, last + 1) if listed == b"" else codec.decode_ints(listed, where)
     if len(steps) != CHUNK_STEPS or steps[0] != first or steps[-1] != last:
         raise broken(where, f"{len(steps)} steps where {CHUNK_STEPS} from {first} to {last} should be")
     return steps

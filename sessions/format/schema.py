@@ -28,7 +28,7 @@ READABLE_VERSIONS = (1, SCHEMA_VERSION)
 
 #: 16 KiB pages hold the rows of `columns` without overflow pages.
 PAGE_SIZE = 16384
-#: Of a packed session without chunks: a page holds a verdict with its figures, and little is left over.
+#: Of a compacted session without chunks: a page holds a verdict with its figures, and little is left over.
 SMALL_PAGE_SIZE = 2048
 #: Steps in a chunk: more makes a series cheaper to read, fewer a step. Measured in benchmarks/sessions.py.
 CHUNK_STEPS = 64

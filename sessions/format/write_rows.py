@@ -61,7 +61,7 @@ def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
 
 
 def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:
-    """The step's packed arrays by kind; `ValueError` when their shape is not the session's."""
+    """The step's compressed arrays by kind; `ValueError` when their shape is not the session's."""
     arrays: dict[int, bytes] = {}
     for kind, array in ((STATS, record.stats), (CHECKSUMS, record.checksums)):
         if array is None:

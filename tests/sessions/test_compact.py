@@ -33,7 +33,7 @@ def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.session"]
 
 
-def test_what_is_no_session_is_not_packed(tmp_path: Path) -> None:
+def test_what_is_no_session_is_not_compacted(tmp_path: Path) -> None:
     (tmp_path / "a.session").write_bytes(b"hello")
     with pytest.raises(SessionError):
         compact(tmp_path / "a.session")

@@ -178,7 +178,7 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sessions.format import encode
+    from sessions.format import write_rows
 
     with create(tmp_path / "a.session") as writer:
         writer.step(0, record(0))
@@ -187,7 +187,7 @@ def test_an_interrupted_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(encode, "insert_tensors", interrupt)
+            patched.setattr(write_rows, "insert_tensors", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 writer.step(0, record(1))
         writer.step(0, record(1))

@@ -72,7 +72,7 @@ def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
     assert verify(path) == []
 
 
-def test_what_was_not_refreshed_is_still_read_after_it_was_packed(tmp_path: Path) -> None:
+def test_what_was_not_refreshed_is_still_read_after_it_was_chunked(tmp_path: Path) -> None:
     with create(tmp_path / "a.session") as writer:
         for step in range(CHUNK_STEPS - 1):
             writer.step(0, record(step))
