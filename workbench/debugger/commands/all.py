@@ -8,6 +8,7 @@ from workbench.debugger.commands import (  # noqa: F401
     diff,
     frame,
     golden,
+    help,
     info,
     lens,
     print,

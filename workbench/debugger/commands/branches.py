@@ -46,7 +46,9 @@ def checkpoint(debugger: Debugger, note: str | None) -> Result:
     """Remember."""
     made = Checkpoint(len(debugger.checkpoints) + 1, debugger.position, note or "")
     debugger.checkpoints.append(made)
-    return Message(f"checkpoint {made.id} at {_place(debugger, made.position)}", {"id": made.id})
+    return Message(
+        f"checkpoint {made.id} at {debugger.timeline.places.describe(made.position)}", {"id": made.id}
+    )
 
 
 @command(
@@ -65,14 +67,3 @@ def restart(debugger: Debugger, checkpoint: int | None) -> Result:
     target = found.position if found is not None else Position(debugger.position.branch, -1)
     last = debugger.timeline.last(target.branch)
     return backward_to(debugger, target if target.step <= last else Position(target.branch, last))
-
-
-def checkpoint_table(debugger: Debugger) -> Table:
-    """What `info checkpoints` shows."""
-    rows = [[one.id, _place(debugger, one.position), clean(one.note)] for one in debugger.checkpoints]
-    return Table("", ["checkpoint", "where", "note"], rows, empty="no checkpoints: `checkpoint` makes one")
-
-
-def _place(debugger: Debugger, at: Position) -> str:
-    tap = "" if at.place is None else f", {debugger.timeline.places.names[at.place]}"
-    return f"branch {at.branch}, step {at.step}{tap}"

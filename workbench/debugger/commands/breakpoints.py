@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessions.text import clean
-from workbench.debugger.answers import Message, Result, Table, counted
+from workbench.debugger.answers import Message, Result, counted
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.core.tensors import rank_of
@@ -152,17 +152,6 @@ def commands_(debugger: Debugger, block: str) -> Result:
         raise CommandError("commands NUMBER, a command a line, and `end`")
     one.commands = [line for line in lines[:-1] if line]
     return Message(f"{one.describe()} runs {counted(len(one.commands), 'command')} when it stops")
-
-
-def breakpoint_table(debugger: Debugger) -> Table:
-    """What `info breakpoints` shows."""
-    rows = [
-        [one.id, one.kind, one.what, one.condition or None, one.rank, one.enabled, one.ignore, one.hits,
-         "; ".join(one.commands) or None]
-        for one in debugger.breakpoints
-    ]  # fmt: skip
-    columns = ["number", "kind", "what", "condition", "rank", "enabled", "ignore", "hits", "commands"]
-    return Table("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
 
 
 def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sessions import Session, SessionError, TapDiff
+from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.answers import Result, Table, counted, number
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.golden_reference import golden_session
 from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.errors import DebuggerError, NotCaptured
+from workbench.debugger.errors import DebuggerError
 
 _ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
 _COUNTS = [STATISTICS.index("nan"), STATISTICS.index("inf")]
@@ -156,39 +156,3 @@ def _side(debugger: Debugger, name: str) -> Iterator[tuple[Session, int]]:
             raise DebuggerError(f"{clean(name, limit=80)!r} is neither a branch nor a .session file")
         with Session.open(path) as session:
             yield session, 0
-
-
-@contextmanager
-def golden_session(debugger: Debugger) -> Iterator[Session]:
-    """The golden session in use."""
-    path = debugger.settings.golden
-    if path is None:
-        raise NotCaptured("there is no golden reference: `golden` records one (it needs the model)")
-    try:
-        session = Session.open(Path(path))
-    except SessionError as error:
-        raise DebuggerError(f"the golden reference is gone: {error}") from error
-    with session:
-        yield session
-
-
-def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> NDArray[np.floating]:
-    """The golden's tensor at this tap and step; an error where there is none or it does not fit."""
-    at = debugger.position
-    with golden_session(debugger) as golden:
-        if at.step not in golden.steps(0) or not golden.has_tap(tap):
-            raise DebuggerError(f"the golden has no {tap} at step {at.step}: `golden` records it up to here")
-        ours = (
-            debugger.timeline.sequence(at.branch, at.step)
-            if at.step <= debugger.timeline.last(at.branch)
-            else None
-        )
-        told = next(iter(golden.step(at.step, 0).sequences))
-        if ours is not None and list(told.ids) != list(ours.ids):
-            raise DebuggerError(f"the golden read other ids at step {at.step}: `golden` records it for these")
-        found = golden.rebuilt(tap, step=at.step).array
-    if found is None or found.shape != shape:
-        raise DebuggerError(
-            f"the golden's {tap} has shape {None if found is None else found.shape}, not {shape}"
-        )
-    return np.asarray(found)

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from engine.faults.catalogue import DEFAULTS, FAULTS
 from sessions.meta import WeightShare
 from sessions.text import clean
-from workbench.debugger.answers import Group, Result, Table
-from workbench.debugger.commands.branches import checkpoint_table
-from workbench.debugger.commands.breakpoints import breakpoint_table
-from workbench.debugger.commands.rules import toggles_table
+from workbench.debugger.answers import Result, Table
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
@@ -131,13 +129,45 @@ def taps(debugger: Debugger, glob: str) -> Table:
     return Table("", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}")
 
 
+def toggles(debugger: Debugger) -> Table:
+    """Every rule, what it is now, what it could be, what that costs."""
+    rules = debugger.timeline.line(debugger.position.branch).rules
+    inferior = debugger.executor.inferior if debugger.executor is not None else None
+    rows = []
+    for fault in FAULTS:
+        reason = fault.needs(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
+        now = rules.get(fault.rule, DEFAULTS[fault.rule])
+        rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
+    return Table("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
+
+
+def breakpoints(debugger: Debugger) -> Table:
+    """What stops the run, and how often it has."""
+    rows = [
+        [one.id, one.kind, one.what, one.condition or None, one.rank, one.enabled, one.ignore, one.hits,
+         "; ".join(one.commands) or None]
+        for one in debugger.breakpoints
+    ]  # fmt: skip
+    columns = ["number", "kind", "what", "condition", "rank", "enabled", "ignore", "hits", "commands"]
+    return Table("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
+
+
+def checkpoints(debugger: Debugger) -> Table:
+    """Positions to come back to."""
+    rows = [
+        [one.id, debugger.timeline.places.describe(one.position), clean(one.note)]
+        for one in debugger.checkpoints
+    ]
+    return Table("", ["checkpoint", "where", "note"], rows, empty="no checkpoints: `checkpoint` makes one")
+
+
 _SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
     "ranks": ranks,
     "kv": kv,
     "blocks": blocks,
-    "toggles": toggles_table,
-    "breakpoints": breakpoint_table,
-    "checkpoints": checkpoint_table,
+    "toggles": toggles,
+    "breakpoints": breakpoints,
+    "checkpoints": checkpoints,
 }
 #: Long tables, which a glob makes shorter.
 _LISTS: dict[str, Callable[[Debugger, str], Table]] = {"weights": weights, "taps": taps}
@@ -159,27 +189,3 @@ def info(debugger: Debugger, subject: str, glob: str | None) -> Result:
     if glob is not None:
         raise CommandError(f"info {subject} takes no glob: only {' and '.join(_LISTS)} do")
     return _SUBJECTS[subject](debugger)
-
-
-@command(
-    "help", "h", arguments=(Argument("name", "word", help="a command"),), group="session",
-    help="what commands there are, or how one is used",
-)  # fmt: skip
-def help_(debugger: Debugger, name: str | None) -> Result:
-    """The manual."""
-    if name is None:
-        return Group([_group(group) for group in registry.GROUPS])
-    one = registry.find(name)
-    rows = [[a.usage(), a.help or a.kind] for a in one.arguments]
-    greyed = " (needs the model)" if one.engine else ""
-    title = f"{one.usage}: {one.help}{greyed}" + (f"\n{one.details}" if one.details else "")
-    return Table(title, ["argument", "meaning"], rows, empty="no arguments")
-
-
-def _group(group: registry.Group) -> Table:
-    rows = [
-        [f"  {one.usage}", " ".join(one.aliases), one.key.press if one.key else "", one.help]
-        for one in registry.commands().values()
-        if one.group == group
-    ]
-    return Table(group, ["  command", "also", "key", "what it does"], rows)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from engine.ranks.wire import pack_array, widen
 from workbench.debugger.answers import Position, Table
-from workbench.debugger.commands.diff import golden_tensor
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.golden_reference import golden_tensor
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import CommandError, DebuggerError, NotCaptured

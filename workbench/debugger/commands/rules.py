@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of
+from engine.faults.catalogue import DEFAULTS, check_rules, faults_of
 from engine.run.sampling import Sampling
 from sessions.text import clean
-from workbench.debugger.answers import Result, Table
-from workbench.debugger.commands.diff import golden_tensor
-from workbench.debugger.core import registry
+from workbench.debugger.answers import Result
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.forking import fork_at, fork_from_start, fork_here, recorded_fork
+from workbench.debugger.core.golden_reference import golden_tensor
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.core.tensors import parts_of, select, whole_of
@@ -117,18 +116,6 @@ def patch(debugger: Debugger, what: str) -> Result:
     line = debugger.timeline.line(at.branch)
     kept = [one for one in line.patches if one.step <= at.step]
     return fork_at(debugger, name, at.step, patches=[*kept, made])
-
-
-def toggles_table(debugger: Debugger) -> Table:
-    """What `info toggles` shows: every rule, what it is now, what it could be, what that costs."""
-    rules = debugger.timeline.line(debugger.position.branch).rules
-    inferior = debugger.executor.inferior if debugger.executor is not None else None
-    rows = []
-    for fault in FAULTS:
-        reason = fault.needs(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
-        now = rules.get(fault.rule, DEFAULTS[fault.rule])
-        rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
-    return Table("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
 
 
 def _bounds(shape: tuple[int, ...], index: list[Any] | None, tap: str) -> Bounds:

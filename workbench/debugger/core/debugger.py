@@ -248,7 +248,7 @@ class Debugger:
     ) -> Stop:
         """A stop where the debugger stands now."""
         at, told = self.position, self.step_tokens()
-        tap = "" if at.place is None else self.timeline.places.names[at.place]
+        tap = self.timeline.places.name(at.place)
         position = None if told is None else told.position
         emitted = None if told is None or at.place is not None else told.emitted
         token = None if emitted is None else self.texts.label(emitted)
@@ -264,8 +264,7 @@ class Debugger:
         """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank
         was lost."""
         at = self.position
-        tap = "" if at.place is None else self.timeline.places.names[at.place]
-        goto = f"goto {at.step} {tap}".strip()
+        goto = f"goto {at.step} {self.timeline.places.name(at.place)}".strip()
         return goto if at.branch == before.branch else f"{line}\n{goto}"
 
     def _engine_lost(self, error: EngineError) -> None:

@@ -13,7 +13,7 @@ def state_of(debugger: Debugger) -> DebuggerState:
     return DebuggerState(
         branch=at.branch,
         step=at.step,
-        tap=None if at.place is None else timeline.places.names[at.place],
+        tap=timeline.places.name(at.place) or None,
         last=timeline.last(at.branch),
         live=debugger.live,
         lost=debugger.lost or None,

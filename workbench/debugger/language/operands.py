@@ -112,7 +112,7 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
     if name in timeline.places.names:
         return _element(debugger, name, None, line)
     if name == "tap":
-        return "" if at.place is None else timeline.places.names[at.place]
+        return timeline.places.name(at.place)
     if name in _FACTS:
         return _FACTS[name](debugger)
     if "." in name:

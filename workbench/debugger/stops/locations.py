@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from engine.taps.names import layer_of
 from sessions.text import clean
+from workbench.debugger.answers import Position
 from workbench.debugger.errors import CommandError
 
 
@@ -27,6 +28,15 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def name(self, place: int | None) -> str:
+        """The tap at a place; "" for none."""
+        return "" if place is None else self.names[place]
+
+    def describe(self, at: Position) -> str:
+        """ "branch 0, step 3, layers.0.attn.scores"."""
+        tap = "" if at.place is None else f", {self.names[at.place]}"
+        return f"branch {at.branch}, step {at.step}{tap}"
 
     def exact(self, name: str) -> int:
         """The place of a tap. CommandError suggests what may have been meant."""
