@@ -1,7 +1,7 @@
 """The decoder: one model for Qwen2, Qwen3, Llama and Mistral, by flags of `ModelConfig`.
 
-Reads top-down: `Decoder.forward` is the whole pass, `DecoderLayer` one block. The layers hold this
-rank's weights; rules and taps are bound on top and can be bound anew without touching them.
+`Decoder.forward` is the whole pass, `DecoderLayer` one block. The layers hold this rank's weights; rules and
+taps are bound separately (`bind`) and can be rebound without touching the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.checkpoint.load import TORCH_DTYPES
 from engine.config import EngineConfig, ModelConfig
 from engine.kv.pool import KVPool
 from engine.layers.attention import Attention, StepInputs
@@ -23,8 +24,6 @@ from engine.layers.wiring import TapCallback, Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import Rules, rope
-
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class DecoderLayer:
@@ -127,7 +126,7 @@ class Decoder:
         return DecoderLayer(attention, MLP(gate_up, down), block_norms, m.rms_eps, self.comm)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Checkpoint name -> this rank's share, as the very memory that the forward reads."""
+        """Checkpoint name -> this rank's shard, sharing memory with the layers."""
         params = {"model.embed_tokens.weight": self.embed.weight, **self._vectors}
         for layer in self.layers:
             parts = (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down)
@@ -138,14 +137,14 @@ class Decoder:
         return params
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything that the forward reads: `parameters`, and a head that nothing was loaded into."""
+        """All weights that the forward pass reads: `parameters`, and an output head that no tensor was loaded into."""
         tied = self.head.weight is self.embed.weight
         return self.parameters() if tied else self.parameters() | {"lm_head.weight": self.head.weight}
 
     def bind(
         self, rules: Rules, taps: Callable[[str], TapCallback | None], places: Mapping[str, int]
     ) -> None:
-        """Put rules in force and switch taps on: cheap, no weight is touched."""
+        """Apply rules and switch taps on: cheap, no weight is touched."""
         self.wiring = Wiring(rules, taps, places)
         inv_freq, self.rope_factor = rope.frequencies(self.model, rules.rope_theta(self.model))
         self.inv_freq = inv_freq.to(self.device)
@@ -169,5 +168,5 @@ class Decoder:
         return self.head(x[batch.last])
 
     def lens(self, rows: Tensor) -> Tensor:
-        """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. No tap is told."""
+        """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. Calls no tap."""
         return F.linear(self.norm(rows, self.final_norm, self.model.rms_eps), self.head.weight)

@@ -36,7 +36,7 @@ class BlockManager:
         return max(0, -(-length // self.block_size) - len(self.tables.get(seq, ())))
 
     def reserve(self, wanted: dict[int, int]) -> None:
-        """Make room for `wanted[seq]` tokens of each sequence: all of them, or RequestError and none."""
+        """Reserve blocks for `wanted[seq]` tokens of each sequence: for all of them, or RequestError and for none."""
         needed = sum(self.missing(seq, length) for seq, length in wanted.items())
         if needed > self.free:
             raise RequestError(

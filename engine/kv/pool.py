@@ -31,8 +31,8 @@ class KVPool:
         self._value_rows = torch.empty_like(self._key_rows)
 
     def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
-        """Store a batch's new rows [T, heads, D] at its slots, and note of each of its sequences how far the
-        layer's cache now reaches: here, where rows are written, so that no other code can claim it."""
+        """Store a batch's new rows [T, heads, D] at its slots, and record for each sequence how far the layer's
+        cache now reaches (`held`): here, where rows are written, so that it is evidence and no claim."""
         self.keys[layer].index_copy_(0, batch.slots, keys)
         self.values[layer].index_copy_(0, batch.slots, values)
         for span in batch.spans:
@@ -48,11 +48,6 @@ class KVPool:
         return keys, values
 
     def erase(self, slots: Tensor) -> None:
-        """Make the rows of `slots` as new, in all layers."""
+        """Zero the rows of `slots` in all layers."""
         self.keys.index_fill_(1, slots, 0)
         self.values.index_fill_(1, slots, 0)
-
-    def clear(self) -> None:
-        """Forget everything (a replay from the start must not see an earlier run's rows)."""
-        self.keys.zero_()
-        self.values.zero_()

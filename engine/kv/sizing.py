@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from engine.config import EngineConfig, ModelConfig
 
-#: Context provided for when nobody says how much is wanted.
+#: Context in tokens where EngineConfig.max_tokens is not set.
 DEFAULT_CONTEXT = 2048
 
 
 def context_length(model: ModelConfig, config: EngineConfig) -> int:
-    """Tokens that one sequence may grow to."""
+    """The longest that one sequence may grow, in tokens."""
     return min(config.max_tokens or DEFAULT_CONTEXT, model.max_position)
 
 

@@ -1,10 +1,10 @@
 """Grouped-query attention over the paged cache.
 
-Paths that agree: `scaled_dot_product_attention` when nobody looks, and the explicit
-scores -> probs -> context when a tap on scores or probs is on. Both take the same additive bias, so a
-wrong mask is wrong in both. A ragged batch runs sequence by sequence: what one sequence gets cannot
-depend on which others are in the batch. On a GPU in half precision, `paged_attention` takes the whole
-batch at once where nothing that it passes over is tapped or replaced.
+There are three paths, which agree: the explicit scores -> probs -> context when a tap on scores or probs is on,
+`scaled_dot_product_attention` otherwise, and on a GPU in half precision `paged_attention` for the whole batch at
+once, unless a tap or a replaced seam lies inside the kernel. The first two take the same additive bias, so a wrong
+mask is wrong in both, and run a ragged batch sequence by sequence, so that a sequence's result does not depend on
+the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from engine.parallel import shards
 
 
 class StepInputs:
-    """What all layers' attention shares in a step, each made when it is first asked for: the additive
-    biases, one a sequence and window, and the block tables."""
+    """Inputs shared by the attention of all layers in a step, computed on first use: additive biases (one per
+    sequence and window) and block tables."""
 
     def __init__(self, batch: Batch, wiring: Wiring, dtype: torch.dtype) -> None:
         self._batch, self._rules, self._dtype = batch, wiring.rules, dtype
@@ -84,10 +84,10 @@ class Attention:
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
         self.explicit = bool(self.tap_scores or self.tap_probs)
-        looked_at = self.explicit or self.tap_k_cache or self.tap_v_cache
+        tapped = self.explicit or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
-        #: Why rows are gathered for SDPA; None: the paged kernel serves.
-        self.unpaged = "a tap is on" if looked_at else paged_attention.refusal(
+        #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
+        self.unpaged = "a tap is on" if tapped else paged_attention.refusal(
             wiring.rules, device=weight.device, dtype=weight.dtype, heads=self.heads, kv_heads=self.kv_heads,
             head_dim=self.head_dim, page=self.page_size,
         )  # fmt: skip

@@ -2,9 +2,9 @@
 
 `torch.nn.attention.varlen` follows block tables itself, so no row is gathered before attention. It needs a GPU,
 half precision and pages that the FlashAttention in force can read (FlashAttention-2: multiples of 256 slots), it
-knows only the correct mask, and it never forms scores or probabilities. So it serves where nobody looks and
-nothing is replaced; everywhere else, and wherever `refusal` says that the kernel cannot be had or computes
-something else, `engine.layers.attention` does the same by SDPA.
+implements only the correct mask, and it never materialises scores or probabilities. It is used where no tap needs
+those and no seam inside it is replaced; otherwise, and where `refusal` finds the kernel unavailable or inaccurate,
+`engine.layers.attention` computes the same with SDPA.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.rules import CORRECT, Rules
 
 DEVICES = frozenset({"cuda"})
 DTYPES = frozenset({torch.float16, torch.bfloat16})
-#: Seams that the kernel stands in for. With any of them replaced, the fault would not show.
+#: Seams that the kernel implements itself: with any of them replaced the fault would have no effect.
 SEAMS = ("positions", "cache_heads", "cache_reuse", "kv_expand", "window", "mask")
 #: Largest error of the self-test, on outputs of about 1: four roundings of bfloat16.
 TOLERANCE = 4 * 2**-8
@@ -33,7 +33,7 @@ TOLERANCE = 4 * 2**-8
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The batch as the kernel wants it: all int32 on the device, S sequences.
+    """A batch of S sequences in the form that the kernel takes: all int32 on the device.
 
     `q_ends` [S + 1] and `kv_ends` [S + 1] are cumulative lengths, `kv_lens` [S] the cached rows, `tables`
     [S, blocks of the longest] the blocks in order, padded with 0.
@@ -84,7 +84,7 @@ def attend(
 ) -> Tensor:
     """q [T, heads, D] over the pool's rows `keys`, `values` [slots, kv_heads, D] -> [T, heads, D].
 
-    Causality is judged by lengths: the last query of a sequence sees all of its cached rows.
+    Causality follows from lengths: the last query of a sequence sees all of its cached rows.
     """
     shape = (-1, pages.page_size, *keys.shape[1:])
     own_kernel = current_flash_attention_impl() in (None, "FA2")
@@ -117,7 +117,7 @@ def refusal(
     head_dim: int,
     page: int,
 ) -> str | None:
-    """Why the kernel cannot serve these rules and shapes; None where it can, which it has proven."""
+    """Why the kernel cannot be used with these rules and shapes; None where it can and has passed its self-test."""
     if device.type not in DEVICES:
         return f"paged FlashAttention runs on a GPU, not on the {device.type}"
     if dtype not in DTYPES:
@@ -132,10 +132,10 @@ def refusal(
 def _self_test(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int
 ) -> str | None:
-    """Run a small ragged batch out of shuffled pages and hold it against float32 attention.
+    """Run a small ragged batch from shuffled pages and compare with float32 attention.
 
-    Which pages, head sizes and GPUs are served depends on the build of torch and on the FlashAttention
-    registered with it: trying tells.
+    Which page sizes, head sizes and GPUs are supported depends on the build of torch and on the FlashAttention
+    registered with it, so it is tried once per configuration.
     """
     random = torch.Generator(device).manual_seed(0)
     shapes = [(page + 3, 2), (5, 5)]  # (cached rows, queries) of two sequences

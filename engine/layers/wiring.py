@@ -1,7 +1,7 @@
 """What a layer is bound to: the rules in force and the taps that are on.
 
-Binding is separate from construction because it is cheap: a toggle or another capture policy rebinds
-the layers and leaves the weights where they are.
+Binding is separate from construction: a toggle or a new capture policy rebinds the layers, which is cheap, and
+leaves the weights in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.rules import Rules
 
 
 class TapCallback(Protocol):
-    """Sees a tensor as it passes; may pause the rank or overwrite the tensor in place."""
+    """Called with the tensor at a tap; may pause the rank or overwrite the tensor in place."""
 
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
         """`sequence` is the index in the batch when the tensor is one sequence's alone."""
@@ -36,7 +36,7 @@ class Wiring:
         return self.taps(self.prefix + name)
 
     def place(self, name: str) -> int:
-        """What `Comm.enter` is told when the operation of that tap begins."""
+        """The index for `Comm.enter` when the operation of that tap begins."""
         return self.places[self.prefix + name]
 
     def layer(self, index: int) -> Wiring:

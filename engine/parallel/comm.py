@@ -1,7 +1,7 @@
 """The process group of one tensor-parallel engine.
 
-Every collective goes through here, so that each is counted and named (a rank that hangs can be told
-where it stands), and so that what Gloo would silently misread is refused.
+Every collective goes through here: each is counted and located, so that the host can report where a hung rank
+is, and strided tensors, which Gloo would silently misread, are refused.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Comm:
         timeout: float,
         board: ProgressSink | None = None,
     ) -> Comm:
-        """Meet the other ranks and make the group: nccl when each of the `local_size` ranks on a machine has a
-        GPU of its own, else gloo (also over CUDA tensors, when ranks share a GPU). `store_path`:
-        the rendezvous file; None: where torchrun's environment says."""
+        """Rendezvous with the other ranks and form the group: NCCL where each of the `local_size` ranks on this
+        machine has a GPU of its own, otherwise Gloo (also for CUDA tensors, when ranks share a GPU). `store_path`
+        is the rendezvous file; None: torchrun's environment names the store. `timeout` in seconds."""
         if size > 1:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
@@ -85,14 +85,14 @@ class Comm:
         self.tick()
 
     def tick(self) -> None:
-        """Show a sign of life: the host takes a rank that shows none for too long as hung."""
+        """Report progress: the host treats a rank that reports none for too long as hung."""
         self.operations += 1
         if self._board is not None:
             self._board.write(self.rank, self.step, self.place, self.operations)
 
     @property
     def interrupted(self) -> bool:
-        """Whether this rank sees that the host wants a pause. Others may see it sooner or later: `union`."""
+        """Whether this rank has seen the host's request to pause. Ranks see it at different times: use `union`."""
         return self._board is not None and self._board.pause_wanted
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Comm:
         return x
 
     def send(self, x: Tensor, to: int) -> None:
-        """Point to point, for handing shards out."""
+        """Send x to one rank (point to point: rank 0 distributes shards)."""
         _assert_contiguous(x)
         dist.send(x.cpu() if self._through_host else x, dst=to)
 
@@ -143,7 +143,7 @@ class Comm:
         return x
 
     def union(self, bits: int) -> int:
-        """Bitwise or over the ranks of an integer below 2**62: how ranks agree that one of them must stop."""
+        """Bitwise OR over the ranks of an integer below 2**62: how ranks agree that one of them must stop."""
         if self.size == 1:
             return bits
         device = self.device if self.backend == "nccl" else None
@@ -152,7 +152,7 @@ class Comm:
         return sum(bit << i for i, bit in enumerate(flags.tolist()))
 
     def leave(self) -> None:
-        """Give the group back."""
+        """Destroy the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

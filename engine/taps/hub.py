@@ -1,8 +1,8 @@
 """The taps of one rank: which are on, and what happens when a tensor passes one.
 
-In this order: the progress board is told, a patch may overwrite the tensor, the rank may pause (and be given
-another patch meanwhile), statistics are noted, the tensor is captured if the policy asks for it, and a patch that
-is to be seen by what follows alone overwrites it now.
+In this order: progress is reported, a patch may overwrite the tensor, the rank may pause (and receive another
+patch meanwhile), statistics are measured, the tensor is captured if the policy asks for it, and patches marked
+`after` overwrite it, so that only later operations see their values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Cut = Literal["full", "last"]
 
 @dataclass(frozen=True, slots=True)
 class CapturePolicy:
-    """What a step leaves behind: statistics of every tap or none, and tensors of some taps.
+    """What is recorded of a step: statistics of every tap or none, and tensors of some taps.
 
     `tensors[tap index]`: "full", or "last" for the row of the last token only.
     """
@@ -40,8 +40,8 @@ class CapturePolicy:
 class TapPatch:
     """Overwrite `index` of the tensor at a tap with `value`, in the step `step` of sequence `seq` only.
 
-    `after`: once statistics and capture have seen what the operation gave, so that only what follows goes on
-    with `value`.
+    `after`: applied after statistics and capture, which see the operation's own output; later operations see
+    `value`.
     """
 
     tap: int
@@ -54,7 +54,7 @@ class TapPatch:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One tensor that a step leaves behind."""
+    """One tensor captured in a step."""
 
     tap: int
     seq: int
@@ -63,7 +63,7 @@ class Captured:
 
 
 class StatisticsTap:
-    """A tap that only measures, as a layer holds it: the way of every tap of a recorded run, kept short."""
+    """A tap that only measures statistics, bound into a layer: the fast path of a recorded run."""
 
     __slots__ = ("add", "enter", "index", "masked", "volatile")
 
@@ -79,7 +79,7 @@ class StatisticsTap:
 
 
 class RankTap:
-    """A tap that may do more than measure, as a layer holds it."""
+    """A tap that may also patch, pause or capture, bound into a layer."""
 
     __slots__ = ("hub", "index")
 
@@ -131,7 +131,7 @@ class TapHub:
             self.pauser.begin(batch)
 
     def see(self, index: int, x: Tensor, sequence: int | None) -> None:
-        """Tensor x passes tap `index`."""
+        """Handle tensor x at tap `index`."""
         self.comm.enter(index)
         self._apply_patches(index, x, sequence, after=False)
         masked = 0 if sequence is None else self.masked(index, x)
@@ -155,7 +155,7 @@ class TapHub:
         return stats, checksums, captured
 
     def abandon(self) -> None:
-        """The pass was broken off: drop what it left."""
+        """The pass was aborted: drop its statistics and captures."""
         self.ledger.clear()
         self._captured = []
 
@@ -182,8 +182,8 @@ class TapHub:
                         part[patch.index] = patch.value.to(x.device, x.dtype)
 
     def masked(self, index: int, x: Tensor) -> int:
-        """Cells of one sequence's tensor that a correct causal or windowed mask puts to -inf: none, but in
-        scores [heads, T, K]."""
+        """Number of cells that a correct causal or windowed mask sets to -inf in one sequence's tensor: 0 except
+        in scores [heads, T, K]."""
         if index not in self._windows:
             return 0
         heads, new, keys = x.shape

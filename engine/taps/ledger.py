@@ -1,4 +1,4 @@
-"""The step's statistics: what every tap has seen, measured once when the step is over."""
+"""Statistics of a step: tensors of all taps are collected and measured together at its end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.taps.measure import checksum, measure, merge, statistics, unmask
 
-#: Elements up to which a tensor is kept until the end of the step and measured with its equals.
-#: Larger ones are measured at once: keeping them would cost memory, and a kernel of their own is cheap.
+#: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
+#: Larger ones are measured at once: keeping them would cost memory, and one kernel each is cheap.
 DEFERRED = 1 << 15
 
 
@@ -28,7 +28,7 @@ class StatisticsLedger:
         self._measured: dict[int, tuple[Tensor, Tensor]] = {}
 
     def add(self, tap: int, x: Tensor, masked: int = 0, volatile: bool = True) -> None:
-        """Note tensor x at `tap`. `masked`: cells that a correct mask has put to -inf. `volatile`: x may be
+        """Record tensor x at `tap`. `masked`: cells that a correct mask has put to -inf. `volatile`: x may be
         overwritten before the step is over."""
         entry = len(self._taps)
         self._taps.append(tap)
@@ -69,7 +69,7 @@ class StatisticsLedger:
         return stats, checksums
 
     def clear(self) -> None:
-        """Forget what was noted."""
+        """Drop everything collected."""
         self._deferred.clear()
         self._order.clear()
         self._taps.clear()
