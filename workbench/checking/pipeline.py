@@ -23,9 +23,9 @@ from sessions import Session, Verdict
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
 from workbench.checking.verdicts import summary, verdict_rows
+from workbench.diagnosis.explain import explain
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
-from workbench.diagnosis.signatures import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.references.request import GoldenSequence

@@ -15,6 +15,7 @@ from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord
 from sessions.session import Session
 from workbench.paths import golden_directory
+from workbench.views.golden_event import last_golden_event
 from workbench.views.token_texts import TokenTexts, checkpoint_path
 from workbench.views.where import Where
 
@@ -113,14 +114,13 @@ class SessionSource:
         return found if same else None
 
     def _find_golden(self, branch: int) -> SessionSource | None:
-        events = self.session.events(branch=branch, kind="golden")
-        data = events[-1].data if events else None
-        named = data.get("golden_session") if isinstance(data, dict) else None
-        if not isinstance(named, str) or not Path(named).name:
-            return None
+        event = last_golden_event(self.session, branch)
         # A name, not a path: a session from elsewhere opens nothing but what was recorded for this machine.
+        name = Path(event.golden_session).name if event is not None else ""
+        if not name:
+            return None
         for directory in (self.path.parent, golden_directory()):
-            path = directory / Path(named).name
+            path = directory / name
             if path not in self._opened and path.is_file():
                 try:
                     self._opened[path] = SessionSource(Session.open(path), self.texts)

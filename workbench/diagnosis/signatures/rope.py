@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.evidence import Evidence, Signature
 from workbench.diagnosis.recompute import complex_pairs, rotation
 from workbench.diagnosis.recording import Array
+from workbench.diagnosis.signatures.evidence import Evidence, Signature
 from workbench.views.golden_event import Cause
 
 Complex = NDArray[np.complex128]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.evidence import Evidence
 from workbench.diagnosis.recording import Array
+from workbench.diagnosis.signatures.evidence import Evidence
 from workbench.views.golden_event import Cause
 
 #: Tokens below which columns cannot be told apart by their values.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.diagnosis.causes_linear import factor
-from workbench.diagnosis.evidence import Evidence, Signature
 from workbench.diagnosis.recording import Array
+from workbench.diagnosis.signatures.evidence import Evidence, Signature
+from workbench.diagnosis.signatures.linear import factor
 from workbench.views.golden_event import Cause
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.taps.names import layer_of
-from workbench.diagnosis.causes_linear import factor
-from workbench.diagnosis.evidence import NOISE, Evidence, Signature
+from workbench.diagnosis.signatures.evidence import NOISE, Evidence, Signature
+from workbench.diagnosis.signatures.linear import factor
 from workbench.views.golden_event import Cause
 
 _NEW = {"attn.k_cache": "attn.k_rope", "attn.v_cache": "attn.v_proj"}

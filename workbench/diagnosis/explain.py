@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sessions.session import Session
-from workbench.diagnosis.causes_attention import ATTENTION
-from workbench.diagnosis.causes_linear import LINEAR, factor
-from workbench.diagnosis.causes_output import OUTPUT
-from workbench.diagnosis.causes_rope import ROPE
 from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.evidence import Evidence, Signature, Weights
 from workbench.diagnosis.recording import Recording
+from workbench.diagnosis.signatures.attention import ATTENTION
+from workbench.diagnosis.signatures.evidence import Evidence, Signature, Weights
+from workbench.diagnosis.signatures.linear import LINEAR, factor
+from workbench.diagnosis.signatures.output import OUTPUT
+from workbench.diagnosis.signatures.rope import ROPE
 from workbench.views.golden_event import Cause, Divergence
 
 #: Tap kind -> the signatures that can explain a divergence there.

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.diagnosis.causes_shards import (
+from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
+from workbench.diagnosis.signatures.evidence import Evidence, Signature
+from workbench.diagnosis.signatures.shards import (
     FEW_TOKENS,
     columns_moved,
     not_reduced,
@@ -14,8 +16,6 @@ from workbench.diagnosis.causes_shards import (
     sharded_on_in_features,
     transposed,
 )
-from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.evidence import Evidence, Signature
 from workbench.views.golden_event import Cause
 
 

@@ -16,7 +16,7 @@ from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig
 from sessions import Session
 from tests.workbench.diagnosis.synthetic import STEPS, Case, Place, halves, synthetic, tiny_case
-from workbench.diagnosis.signatures import explain
+from workbench.diagnosis.explain import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.inferior.inferior import Inferior
