@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks.model import half_billion
 from engine.config import EngineConfig
 from engine.ranks.client import Client
-from engine.run.sampling import Sampling
+from engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
 
 PROMPT = list(range(100, 164))
 WARM_UP = 2
@@ -44,14 +43,14 @@ def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], 
 
     def contender(statistics_on: bool) -> Contender:
         def run(steps: int) -> list[float]:
-            client.call("watch", statistics=statistics_on, full=[], last=[])
-            client.call("add", seq=0, ids=PROMPT, sampling=asdict(Sampling()))
+            client.call(WatchTaps(statistics_on))
+            client.call(AddSequence(0, PROMPT))
             seconds = []
             for _ in range(1 + WARM_UP + steps):
                 started = time.perf_counter()
-                client.call("step", forced={}, pause=None)
+                client.call(RunStep())
                 seconds.append(time.perf_counter() - started)
-            client.call("remove", seq=0)
+            client.call(RemoveSequence(0))
             return seconds[1 + WARM_UP :]
 
         return run

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import (
@@ -23,13 +22,26 @@ from engine.errors import (
     RankTimeout,
     RequestError,
 )
+from engine.ranks.messages import (
+    Answer,
+    CapturedTensor,
+    CommandFailure,
+    LoadModel,
+    LoadReport,
+    PutPatches,
+    RankCommand,
+    RankReady,
+    StagePatch,
+    StepReport,
+    answers_of,
+)
 from engine.ranks.processes import RankProcess, start_ranks
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank, accept_ranks
-from engine.ranks.wire import Disconnected
+from engine.ranks.wire import Disconnected, MalformedMessage
 from engine.taps.names import TapSpec
 
-Answer = dict[str, Any]
+A = TypeVar("A")
 Rank = RankProcess | RemoteRank
 
 #: How long the other ranks have to answer as well once one has failed.
@@ -57,12 +69,12 @@ class Client:
                 self._ranks += start_ranks(config, self.board, program)
             for rank in self._ranks:
                 self._selector.register(rank.connection, selectors.EVENT_READ, rank)
-            hellos = self.collect(config.timeout_seconds)
+            ready = self._gather(RankReady, config.timeout_seconds)
         except BaseException:
             self.close(patience=0)
             raise
-        self.backend = str(hellos[0]["backend"])
-        self.pids = [int(hello["pid"]) for hello in hellos]
+        self.backend = ready[0].backend
+        self.pids = [one.pid for one in ready]
 
     def __enter__(self) -> Client:
         return self
@@ -75,50 +87,45 @@ class Client:
         """Whether the engine can still be commanded."""
         return bool(self._ranks)
 
-    def load(self, path: Path, rules: Mapping[str, str] | None = None) -> list[Answer]:
+    def load(self, path: Path, rules: Mapping[str, str] | None = None) -> list[LoadReport]:
         """Load a checkpoint on every rank; answers tell bytes read and peak memory."""
-        return self.call("load", path=str(path), config=asdict(self.config), rules=dict(rules or {}))
+        return self.call(LoadModel(str(path), self.config, dict(rules or {})))
 
-    def call(self, do: str, *, timeout: float | None = 0, **arguments: Any) -> list[Answer]:
+    def patch(self, patches: Iterable[Mapping[int, StagePatch]]) -> None:
+        """Replace the patches in force; each maps ranks to their own share of it. They are sent as they are made, one
+        tensor a frame, and come into force together."""
+        counts = [0] * self.config.tp
+        for shares in patches:
+            for rank, share in shares.items():
+                self._send(rank, share)
+                counts[rank] += 1
+        for rank, count in enumerate(counts):
+            self._send(rank, PutPatches(count))
+        self.collect(PutPatches(0), self.config.timeout_seconds)
+
+    def call(self, command: RankCommand[A], *, timeout: float | None = 0) -> list[A]:
         """Send one command to all ranks and return their answers in rank order.
 
         `timeout`: seconds without any progress, None for no limit, 0 for the configured one.
         """
-        self.send(do, **arguments)
-        return self.collect(self.config.timeout_seconds if timeout == 0 else timeout)
+        self.send(command)
+        return self.collect(command, self.config.timeout_seconds if timeout == 0 else timeout)
 
-    def send(self, do: str, **arguments: Any) -> None:
+    def send(self, command: RankCommand[A]) -> None:
         """Send one command to all ranks without waiting."""
-        if not self._ranks:
-            raise RankError("the engine has ended: restart it")
-        message = {"do": do, **arguments}
-        for rank in self._ranks:
-            try:
-                rank.connection.send(message)
-            except Disconnected:
-                self._lost([rank])
+        for rank in range(self.config.tp):
+            self._send(rank, command)
 
-    def collect(self, timeout: float | None, poll: Callable[[], None] | None = None) -> list[Answer]:
-        """One answer of every rank. `poll` is called some ten times a second while waiting (to interrupt).
+    def collect(
+        self, command: RankCommand[A], timeout: float | None, poll: Callable[[], None] | None = None
+    ) -> list[A]:
+        """Every rank's answer to the command sent last. `poll` is called some ten times a second while waiting (to
+        interrupt).
 
         RankTimeout when for `timeout` seconds no rank has answered or entered an operation: a long pass
         that moves on is not hung, and ranks that wait for a hung one in a collective do not move on.
         """
-        answers: dict[int, Answer] = {}
-        progress, since = -1, time.monotonic()
-        while len(answers) < len(self._ranks):
-            if lost := self._receive(answers, 0.1):
-                self._lost(lost)
-            if any(not answer["ok"] for answer in answers.values()):
-                self._failed(answers)
-            if poll is not None:
-                poll()
-            moved, now = len(answers) + sum(self._standing_operations()), time.monotonic()
-            if moved != progress:
-                progress, since = moved, now
-            elif timeout is not None and now - since > timeout:
-                self._hung(answers, timeout)
-        return [answers[rank] for rank in range(len(self._ranks))]
+        return self._gather(answers_of(command), timeout, poll)
 
     def interrupt(self) -> None:
         """Ask all ranks to pause, at the same operation: within a layer when the pass under way was begun
@@ -156,19 +163,61 @@ class Client:
         if not self.board.closed:
             self.board.close()
 
-    def _receive(self, answers: dict[int, Answer], seconds: float) -> list[Rank]:
-        """Put the answers that come within so many seconds into `answers`; returns the ranks that are gone."""
-        gone = []
+    def _send(self, rank: int, command: RankCommand[A]) -> None:
+        if not self._ranks:
+            raise RankError("the engine has ended: restart it")
+        try:
+            self._ranks[rank].connection.send(command)
+        except Disconnected:
+            self._lost({rank: self._ranks[rank].epitaph()})
+
+    def _gather(
+        self, kind: type[A], timeout: float | None, poll: Callable[[], None] | None = None
+    ) -> list[A]:
+        answers: dict[int, Answer] = {}
+        self._captured: list[list[CapturedTensor]] = [[] for _ in self._ranks]
+        progress, since = -1, time.monotonic()
+        while len(answers) < len(self._ranks):
+            if lost := self._receive(answers, 0.1):
+                self._lost(lost)
+            if any(isinstance(answer, CommandFailure) for answer in answers.values()):
+                self._failed(answers)
+            if poll is not None:
+                poll()
+            moved, now = len(answers) + self._operations() + sum(map(len, self._captured)), time.monotonic()
+            if moved != progress:
+                progress, since = moved, now
+            elif timeout is not None and now - since > timeout:
+                self._hung(answers, timeout)
+        found: list[A] = []
+        for rank, answer in sorted(answers.items()):
+            if not isinstance(answer, kind):
+                self._lost({rank: f"it answered with a {type(answer).__name__}, which was not asked for"})
+            if isinstance(answer, StepReport):
+                answer.tensors = self._captured[rank]
+            found.append(answer)
+        return found
+
+    def _receive(self, answers: dict[int, Answer], seconds: float) -> dict[int, str]:
+        """Put the answers that come within so many seconds into `answers`; returns which ranks are gone, and why."""
+        gone = {}
         for key, _ in self._selector.select(seconds):
             rank: Rank = key.data
             try:
-                answers[rank.rank] = rank.connection.receive()
+                answer = rank.connection.receive()
+            except MalformedMessage as error:
+                gone[rank.rank] = str(error)
             except Disconnected:
-                gone.append(rank)
+                gone[rank.rank] = rank.epitaph()
+            else:
+                if isinstance(answer, CapturedTensor):
+                    self._captured[rank.rank].append(answer)
+                else:
+                    answers[rank.rank] = answer
         return gone
 
-    def _standing_operations(self) -> list[int]:
-        return [self.board.read(rank).operations for rank in range(self.config.tp)]
+    def _operations(self) -> int:
+        return sum(self.board.read(rank).operations for rank in range(self.config.tp))
 
     def _failed(self, answers: dict[int, Answer]) -> NoReturn:
         """At least one rank answered with an error: the user's mistake is raised as such when all ranks
@@ -177,24 +226,24 @@ class Client:
         while len(answers) < len(self._ranks) and time.monotonic() < deadline:
             if gone := self._receive(answers, 0.1):
                 self._lost(gone)  # what the others say of it is a consequence: the connection to it broke
-        failed = {rank: answer for rank, answer in answers.items() if not answer["ok"]}
+        failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, CommandFailure)}
         first, error = min(failed.items())
-        kind = _ERRORS.get(error["kind"], EngineError)
-        expected = all(answer["expected"] for answer in failed.values())
+        kind = _ERRORS.get(error.kind, EngineError)
+        expected = all(answer.expected for answer in failed.values())
         if expected and len(failed) == len(self._ranks):
-            raise kind(error["message"])
+            raise kind(error.message)
         where = "; ".join(self.standing())
         names = ", ".join(str(rank) for rank in sorted(failed))
         self.close(patience=0)
         if expected:  # the ranks are no longer in step, but the message says what the user can do
-            raise kind(f"{error['message']} (on rank {names} alone: the engine was ended)")
-        lost = RankError(f"rank {names} raised {error['kind']}: {error['message']} ({where})")
-        lost.add_note(f"rank {first}:\n{error['traceback']}")
+            raise kind(f"{error.message} (on rank {names} alone: the engine was ended)")
+        lost = RankError(f"rank {names} raised {error.kind}: {error.message} ({where})")
+        lost.add_note(f"rank {first}:\n{error.traceback}")
         raise lost
 
-    def _lost(self, gone: list[Rank]) -> NoReturn:
+    def _lost(self, gone: Mapping[int, str]) -> NoReturn:
         where = "; ".join(self.standing())
-        how = "; ".join(f"rank {rank.rank} is lost: {rank.epitaph()}" for rank in gone)
+        how = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
         self.close(patience=0)
         raise RankError(f"{how} ({where}); every rank was ended")
 

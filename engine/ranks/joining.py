@@ -1,11 +1,12 @@
-"""How a rank that its host did not start proves who it is (torch-free): a challenge over TCP.
+"""How a rank that its host did not start, and that host, prove themselves to each other over TCP (torch-free).
 
-    host -> rank    {"challenge": 32 random bytes}
-    rank -> host    {"proof": HMAC-SHA256(key, challenge), "rank": r, "size": n, "role": "commands" | "board"}
-    host -> rank    {"ok": true, "device", "timeout", "threads"}, or {"ok": false, "message"}
+    host → rank    Challenge
+    rank → host    JoinRequest: its proof, a challenge of its own, who it is
+    host → rank    Admission: the host's proof and how to run; or Refusal
 
-Each rank opens two connections: one for commands, one for its place on the progress board. Both sides hold the
-same key, in the environment. It keeps strangers out; what is sent afterwards is not encrypted.
+A proof is HMAC-SHA256(key, side + challenge). Each rank opens two connections: one for commands, one for its place on
+the progress board. Both sides hold the same key, in the environment. It keeps strangers out; what is sent afterwards
+is not encrypted.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from enum import StrEnum
+from typing import Literal, NoReturn
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder
 
 from engine.errors import ConfigError
-from engine.ranks.wire import MAPS, Connection, Disconnected
+from engine.ranks.progress import Standing
+from engine.ranks.wire import Connection, Disconnected
 
 KEY_VARIABLE = "LOCKSTEP_KEY"
 #: Bytes of a message that somebody may send who has not proven anything yet.
@@ -29,20 +34,60 @@ MOST_UNPROVEN = 1024
 HANDSHAKE_SECONDS = 5.0
 #: How often either side of the board's connection looks whether it has news for the other.
 RELAY_SECONDS = 0.02
+_CHALLENGE_BYTES = 32
 
-Role = Literal["commands", "board"]
+
+class Role(StrEnum):
+    """What a rank's connection carries."""
+
+    COMMANDS = "commands"
+    BOARD = "board"
 
 
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """What a rank says of itself."""
+class Challenge(Struct, frozen=True, tag="challenge"):
+    """To be answered with a proof that one holds the key."""
 
+    challenge: bytes
+
+
+class JoinRequest(Struct, frozen=True, tag="join"):
+    """Who a rank is."""
+
+    proof: bytes
+    challenge: bytes
     rank: int
     size: int
     role: Role
 
 
-def key() -> bytes:
+class Admission(Struct, frozen=True, tag="admission"):
+    """The rank belongs to the run. `threads`: of each rank, 0 for its share of the cores."""
+
+    proof: bytes
+    device: str
+    timeout: float
+    threads: int
+
+
+class Refusal(Struct, frozen=True, tag="refusal"):
+    """The rank may not join."""
+
+    message: str
+
+
+class PauseWish(Struct, frozen=True):
+    """Whether the host wants the ranks to pause, over the board's connection; the rank sends its `Standing`."""
+
+    wanted: bool
+
+
+_REQUESTS: Decoder[JoinRequest] = Decoder(JoinRequest)
+_REPLIES: Decoder[Challenge | Admission | Refusal] = Decoder(Challenge | Admission | Refusal)
+PAUSES: Decoder[PauseWish] = Decoder(PauseWish)
+STANDINGS: Decoder[Standing] = Decoder(Standing)
+
+
+def shared_key() -> bytes:
     """The secret that host and ranks share; ConfigError where none is set."""
     value = os.environ.get(KEY_VARIABLE, "")
     if len(value) < 16:
@@ -61,45 +106,53 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def admit(connection: Connection[dict[str, Any]], secret: bytes) -> Joining:
-    """The host's side of the challenge; Disconnected for one that fails it."""
-    challenge = secrets.token_bytes(32)
-    connection.socket.settimeout(HANDSHAKE_SECONDS)
-    connection.send({"challenge": challenge})
-    said = connection.receive(MOST_UNPROVEN)
-    proof = said.get("proof")
-    if not isinstance(proof, bytes) or not hmac.compare_digest(proof, _proof(secret, challenge)):
-        refuse(connection, f"the key is not the host's: set {KEY_VARIABLE} alike on both sides")
-    role: Role = "board" if said["role"] == "board" else "commands"
-    return Joining(int(said["rank"]), int(said["size"]), role)
+class Applicant:
+    """The host's side: one that has connected and is to prove itself. Disconnected where it does not."""
 
+    def __init__(self, sock: socket.socket, key: bytes) -> None:
+        self.socket, self._key = sock, key
+        self._connection = Connection(sock, _REQUESTS)
+        sock.settimeout(HANDSHAKE_SECONDS)
+        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        self._connection.send(Challenge(challenge))
+        self.request = self._connection.receive(MOST_UNPROVEN)
+        if not hmac.compare_digest(self.request.proof, _proof(key, "rank", challenge)):
+            self.refuse(f"the key is not the host's: set {KEY_VARIABLE} alike on both sides")
 
-def refuse(connection: Connection[dict[str, Any]], why: str) -> NoReturn:
-    """Tell one that wants to join why it may not; always raises Disconnected."""
-    connection.send({"ok": False, "message": why})
-    raise Disconnected(why)
+    def admit(self, device: str, timeout: float, threads: int) -> None:
+        """Let it in: it learns how to run."""
+        proof = _proof(self._key, "host", self.request.challenge)
+        self._connection.send(Admission(proof, device, timeout, threads))
+        tune(self.socket)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Tell it why it may not join; always raises Disconnected."""
+        self._connection.send(Refusal(why))
+        raise Disconnected(why)
 
 
 def join(
-    address: tuple[str, int], secret: bytes, joining: Joining, patience: float = 60.0
-) -> tuple[Connection[dict[str, Any]], dict[str, Any]]:
-    """The rank's side: a connection that the host has admitted, and what the host says of the run. The ranks
+    address: tuple[str, int], key: bytes, rank: int, size: int, role: Role, patience: float = 60.0
+) -> tuple[socket.socket, Admission]:
+    """The rank's side: a socket that the host has admitted, and what the host says of the run. The ranks
     may be there before the host: for `patience` seconds they knock again."""
-    connection = Connection(_connect(address, time.monotonic() + patience), MAPS)
-    challenge = connection.receive(MOST_UNPROVEN)["challenge"]
-    connection.send(
-        {
-            "proof": _proof(secret, challenge),
-            "rank": joining.rank,
-            "size": joining.size,
-            "role": joining.role,
-        }
-    )
+    sock = _connect(address, time.monotonic() + patience)
+    connection = Connection(sock, _REPLIES)
+    at = f"the host at {address[0]}:{address[1]}"
+    asked = connection.receive(MOST_UNPROVEN)
+    if not isinstance(asked, Challenge):
+        raise ConfigError(f"{at} does not speak this protocol")
+    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+    connection.send(JoinRequest(_proof(key, "rank", asked.challenge), challenge, rank, size, role))
     answer = connection.receive(MOST_UNPROVEN)
-    if not answer["ok"]:
-        raise ConfigError(f"the host at {address[0]}:{address[1]} refuses this rank: {answer['message']}")
-    tune(connection.socket)
-    return connection, answer
+    if isinstance(answer, Refusal):
+        raise ConfigError(f"{at} refuses this rank: {answer.message}")
+    if not isinstance(answer, Admission) or not hmac.compare_digest(
+        answer.proof, _proof(key, "host", challenge)
+    ):
+        raise ConfigError(f"{at} does not hold the key: set {KEY_VARIABLE} alike on both sides")
+    tune(sock)
+    return sock, answer
 
 
 def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
@@ -122,5 +175,5 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _proof(secret: bytes, challenge: bytes) -> bytes:
-    return hmac.new(secret, challenge, hashlib.sha256).digest()
+def _proof(key: bytes, side: Literal["rank", "host"], challenge: bytes) -> bytes:
+    return hmac.new(key, side.encode() + challenge, hashlib.sha256).digest()

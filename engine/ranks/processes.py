@@ -6,7 +6,6 @@ a lifeline pipe whose write end only the host holds, so that no rank outlives it
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,11 +14,15 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+import msgspec
 
 from engine.config import EngineConfig
+from engine.ranks.environment import RankSpec
+from engine.ranks.messages import ANSWERS, Answer, Leave
 from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import MAPS, Connection, Disconnected
+from engine.ranks.wire import Connection, Disconnected
 
 #: Bytes of a dead rank's last words that are worth repeating.
 _LAST_WORDS = 2000
@@ -31,7 +34,7 @@ class RankProcess:
 
     rank: int
     process: subprocess.Popen[bytes]
-    connection: Connection[dict[str, Any]]
+    connection: Connection[Answer]
     lifeline: int
     output: IO[bytes]
     store: Path | None = field(default=None)
@@ -43,7 +46,7 @@ class RankProcess:
     def ask_to_exit(self) -> None:
         """Tell the rank to leave; one that is gone or busy will be ended anyway."""
         try:
-            self.connection.send({"do": "exit"})
+            self.connection.send(Leave())
         except Disconnected:
             self.kill()
 
@@ -74,7 +77,7 @@ class RankProcess:
 
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
-    """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
+    """Start `tp` processes of `python -P -m program`; all meet through one rendezvous file."""
     descriptor, path = tempfile.mkstemp(prefix="lockstep-store-")
     os.close(descriptor)
     store = Path(path)
@@ -98,15 +101,19 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     read_end, write_end = os.pipe()
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.tp)
-    spec = {
-        "rank": rank, "size": config.tp, "device": config.device, "store": str(store),
-        "timeout": config.timeout_seconds, "threads": threads,
-        "socket_fd": theirs.fileno(), "board_fd": board.fd, "lifeline_fd": read_end,
+    spec = RankSpec(
+        rank=rank, size=config.tp, device=config.device, store=str(store), timeout=config.timeout_seconds,
+        threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=read_end,
+    )  # fmt: skip
+    root = str(Path(__file__).resolve().parents[2])  # the very package that runs here
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
     }  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", program, json.dumps(spec)],
+            # -P: the working directory may hold a stranger's torch.py
+            [sys.executable, "-P", "-m", program, msgspec.json.encode(spec).decode()],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
             pass_fds=(theirs.fileno(), board.fd, read_end),
             process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
@@ -114,4 +121,4 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     finally:
         theirs.close()
         os.close(read_end)
-    return RankProcess(rank, process, Connection(ours, MAPS), write_end, output)
+    return RankProcess(rank, process, Connection(ours, ANSWERS), write_end, output)

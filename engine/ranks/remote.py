@@ -13,18 +13,28 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankTimeout
-from engine.ranks.joining import RELAY_SECONDS, Joining, Role, address_of, admit, key, refuse, tune
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import MAPS, Connection, Disconnected
+from engine.ranks.joining import (
+    RELAY_SECONDS,
+    STANDINGS,
+    Applicant,
+    PauseWish,
+    Role,
+    address_of,
+    shared_key,
+)
+from engine.ranks.messages import ANSWERS, Answer, Leave
+from engine.ranks.progress import ProgressBoard, Standing
+from engine.ranks.wire import Connection, Disconnected
 
 #: Seconds for which the host waits for all ranks to come: somebody starts them by hand.
 JOIN_SECONDS = 600.0
 #: How often the host looks, while it waits, whether one that had come is gone again.
 _LOOK_SECONDS = 0.5
+
+Joined = dict[tuple[int, Role], socket.socket]
 
 
 @dataclass(slots=True)
@@ -32,8 +42,8 @@ class RemoteRank:
     """One rank of torchrun's."""
 
     rank: int
-    connection: Connection[dict[str, Any]]
-    board: Connection[dict[str, Any]]
+    connection: Connection[Answer]
+    line: Connection[Standing]
     where: str
     relay: threading.Thread = field(init=False)
 
@@ -48,25 +58,26 @@ class RemoteRank:
         told = False
         try:
             while True:
-                readable, _, _ = select.select([self.board], [], [], RELAY_SECONDS)
+                readable, _, _ = select.select([self.line], [], [], RELAY_SECONDS)
                 if readable:
-                    board.write(self.rank, *self.board.receive()["standing"])
+                    at = self.line.receive()
+                    board.write(self.rank, at.step, at.place, at.operations)
                 if board.pause_wanted != told:
                     told = not told
-                    self.board.send({"pause": told})
+                    self.line.send(PauseWish(told))
         except (Disconnected, ValueError, OSError):
             return  # the rank is gone, or `end` has closed the connection: the commands' side tells
 
     def ask_to_exit(self) -> None:
         """Tell the rank to leave."""
         try:
-            self.connection.send({"do": "exit"})
+            self.connection.send(Leave())
         except Disconnected:
             self.kill()
 
     def kill(self) -> None:
         """End the rank: it does so itself when its connection breaks, even from within a hung collective."""
-        for connection in (self.connection, self.board):
+        for connection in (self.connection, self.line):
             try:
                 connection.socket.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -78,13 +89,13 @@ class RemoteRank:
         try:
             while (left := deadline - time.monotonic()) > 0:
                 if select.select([self.connection], [], [], left)[0]:
-                    self.connection.receive()  # the answer to "exit", then the end of the stream
+                    self.connection.receive()  # the answer to `Leave`, then the end of the stream
         except (Disconnected, ValueError, OSError):
             pass  # that it is gone is what was waited for
         self.kill()
         self.relay.join(1.0)
         self.connection.close()
-        self.board.close()
+        self.line.close()
 
     def epitaph(self) -> str:
         """What can be said of how it ended."""
@@ -93,12 +104,12 @@ class RemoteRank:
 
 def accept_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RemoteRank]:
     """Wait at `config.listen` for every rank of `program`; RankTimeout names those that have not come."""
-    secret = key()
+    key = shared_key()
     try:
         listener = socket.create_server(address_of(config.listen), backlog=config.tp * 2)
     except OSError as error:
         raise ConfigError(f"cannot listen at {config.listen}: {error}") from error
-    joined: dict[tuple[int, Role], Connection[dict[str, Any]]] = {}
+    joined: Joined = {}
     deadline = time.monotonic() + JOIN_SECONDS
     try:
         with listener:
@@ -106,88 +117,67 @@ def accept_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> li
             while len(joined) < 2 * config.tp:
                 if time.monotonic() > deadline:
                     raise RankTimeout(_absent(config, joined, program))
-                _accept(listener, config, secret, joined)
+                _accept(listener, config, key, joined)
                 _forget_the_gone(joined)
     except BaseException:
-        _close(joined)
+        for sock in joined.values():
+            sock.close()
         raise
     ranks = []
     for rank in range(config.tp):
-        commands = joined[rank, "commands"]
-        where = str(commands.socket.getpeername()[0])
-        commands.socket.settimeout(
+        commands, line = joined[rank, Role.COMMANDS], joined[rank, Role.BOARD]
+        where = str(commands.getpeername()[0])
+        commands.settimeout(
             config.timeout_seconds
         )  # a rank that stops within a message must not stop its host
-        ranks.append(RemoteRank(rank, commands, joined[rank, "board"], where))
+        ranks.append(RemoteRank(rank, Connection(commands, ANSWERS), Connection(line, STANDINGS), where))
         ranks[-1].watch(board)
     return ranks
 
 
-def _accept(
-    listener: socket.socket,
-    config: EngineConfig,
-    secret: bytes,
-    joined: dict[tuple[int, Role], Connection[dict[str, Any]]],
-) -> None:
+def _accept(listener: socket.socket, config: EngineConfig, key: bytes, joined: Joined) -> None:
     """Take one connection in, or turn it away: a stranger must not stop the ranks from joining."""
     try:
         sock, _ = listener.accept()
     except TimeoutError:
         return
-    connection = Connection(sock, MAPS)
     try:
-        who = admit(connection, secret)
-        _check(who, config, joined, connection)
-        connection.send({"ok": True, **_about(config)})
-    except (Disconnected, ValueError, KeyError, TypeError):
-        connection.close()
+        applicant = Applicant(sock, key)
+        _check(applicant, config, joined)
+        applicant.admit(config.device, config.timeout_seconds, config.threads or 0)
+    except Disconnected:
+        sock.close()
         return
-    tune(sock)
-    joined[who.rank, who.role] = connection
+    joined[applicant.request.rank, applicant.request.role] = sock
 
 
-def _check(
-    who: Joining,
-    config: EngineConfig,
-    joined: dict[tuple[int, Role], Connection[dict[str, Any]]],
-    connection: Connection[dict[str, Any]],
-) -> None:
+def _check(applicant: Applicant, config: EngineConfig, joined: Joined) -> None:
+    who = applicant.request
     if who.size != config.tp:
-        refuse(connection, f"torchrun has started {who.size} ranks, but the host was given --tp {config.tp}")
+        applicant.refuse(f"torchrun has started {who.size} ranks, but the host was given --tp {config.tp}")
     if not 0 <= who.rank < config.tp:
-        refuse(connection, f"there is no rank {who.rank} at --tp {config.tp}")
+        applicant.refuse(f"there is no rank {who.rank} at --tp {config.tp}")
     if (who.rank, who.role) in joined:
-        refuse(connection, f"rank {who.rank} has joined already")
+        applicant.refuse(f"rank {who.rank} has joined already")
 
 
-def _forget_the_gone(joined: dict[tuple[int, Role], Connection[dict[str, Any]]]) -> None:
+def _forget_the_gone(joined: Joined) -> None:
     """A rank that ended while others are awaited may be started again and join anew."""
-    for at, connection in list(joined.items()):
-        if select.select([connection], [], [], 0)[0] and _at_its_end(connection):
+    for at, sock in list(joined.items()):
+        if select.select([sock], [], [], 0)[0] and _at_its_end(sock):
             joined.pop(at).close()
 
 
-def _at_its_end(connection: Connection[dict[str, Any]]) -> bool:
+def _at_its_end(sock: socket.socket) -> bool:
     try:
-        return not connection.socket.recv(1, socket.MSG_PEEK)
+        return not sock.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 
 
-def _absent(
-    config: EngineConfig, joined: dict[tuple[int, Role], Connection[dict[str, Any]]], program: str
-) -> str:
-    missing = [str(rank) for rank in range(config.tp) if (rank, "board") not in joined]
+def _absent(config: EngineConfig, joined: Joined, program: str) -> str:
+    missing = [str(rank) for rank in range(config.tp) if (rank, Role.BOARD) not in joined]
     return (
         f"rank {', '.join(missing)} did not come to {config.listen} within {JOIN_SECONDS:g} s: start them with "
         f"torchrun … -m {program} {config.listen}"
     )
-
-
-def _about(config: EngineConfig) -> dict[str, Any]:
-    return {"device": config.device, "timeout": config.timeout_seconds, "threads": config.threads or 0}
-
-
-def _close(joined: dict[tuple[int, Role], Connection[dict[str, Any]]]) -> None:
-    for connection in joined.values():
-        connection.close()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import traceback
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -21,15 +20,15 @@ import numpy as np
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from engine.errors import EngineError
-
 _LENGTH = struct.Struct("<I")
 #: Bytes of the largest frame. One frame holds one tensor at most.
 MAX_FRAME = (1 << 32) - 1
 
-WireDType = Literal["float64", "float32", "float16", "bfloat16", "int64"]
+WireDType = Literal["float64", "float32", "float16", "bfloat16", "int64", "uint64"]
 #: How each dtype is held in numpy, which has no bfloat16.
-NUMPY_DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int64": "<i8"}
+NUMPY_DTYPES = {
+    "float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int64": "<i8", "uint64": "<u8",
+}  # fmt: skip
 
 Message = TypeVar("Message")
 _encode = Encoder().encode
@@ -134,27 +133,3 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
-
-
-#: Maps of any shape, until every protocol has its types.
-MAPS: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
-
-
-def failure(error: Exception) -> dict[str, Any]:
-    """The answer to a command that raised; `expected` when the message alone tells the user enough."""
-    return {
-        "ok": False, "kind": type(error).__name__, "expected": isinstance(error, EngineError),
-        "message": str(error), "traceback": "".join(traceback.format_exception(error)),
-    }  # fmt: skip
-
-
-def pack_array(array: NDArray[Any], dtype: str) -> dict[str, Any]:
-    """A numpy array as a message field."""
-    return {"dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
-
-
-def unpack_array(packed: dict[str, Any]) -> tuple[NDArray[Any], str]:
-    """The array and its engine dtype; bfloat16 comes as its 16 bits (uint16)."""
-    dtype = str(packed["dtype"])
-    array = np.frombuffer(packed["data"], dtype=NUMPY_DTYPES[dtype]).reshape(packed["shape"])
-    return array, dtype

@@ -9,79 +9,81 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from engine.errors import EngineError
 from engine.parallel.comm import Comm
 from engine.parallel.devices import rank_device
-from engine.ranks.commands import Commands
-from engine.ranks.environment import Post, take_post
-from engine.ranks.wire import Connection, Disconnected, failure
-from engine.rules import Rules
-
-Resolve = Callable[[Mapping[str, str]], Rules]
+from engine.ranks.commands import Commands, Resolve
+from engine.ranks.environment import RankEnvironment, rank_environment
+from engine.ranks.messages import Command, CommandFailure, Done, Leave, RankReady
+from engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
 #: Ranks wait longer for each other than the host for them, so that the host is the one to judge who hangs.
 _COLLECTIVE_PATIENCE = 10
 
 
-def serve(resolve: Resolve) -> None:
-    """Run one rank to its end. Its post is this program's only argument."""
-    if len(sys.argv) != 2:
-        sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
+def serve(resolve: Resolve, argument: str | None = None) -> None:
+    """Run one rank to its end. `argument`: its description by the host, or the host's address under torchrun (None:
+    this program's only argument)."""
+    if argument is None:
+        if len(sys.argv) != 2:
+            sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
+        argument = sys.argv[1]
     try:
-        post = take_post(sys.argv[1])
+        here = rank_environment(argument)
     except (EngineError, Disconnected) as error:
         sys.exit(f"lockstep rank: {error}")
-    torch.set_num_threads(post.threads)
+    torch.set_num_threads(here.threads)
     try:
-        comm = _meet(post)
-        commands = Commands(comm, resolve, post.host)
-        post.host.send({"ok": True, "pid": os.getpid(), "backend": comm.backend})
-        while _answer(post.host, commands):
+        comm = _meet(here)
+        commands = Commands(comm, resolve, here.host)
+        here.host.send(RankReady(os.getpid(), comm.backend))
+        while _answer(here.host, commands):
             pass
         comm.leave()
         os._exit(0)  # taking torch down tidily takes a second and gives back nothing that ending does not
+    except MalformedMessage as error:
+        print(f"lockstep rank: {error}", file=sys.stderr, flush=True)  # the host repeats a rank's last words
+        os._exit(1)
     except Disconnected:
         os._exit(1)  # no host: nobody is left to tell
     except Exception as error:
-        _report(post.host, error)
-        _stay(post.host)
+        _report(here.host, error)
+        _stay(here.host)
         os._exit(1)
 
 
-def _meet(post: Post) -> Comm:
+def _meet(here: RankEnvironment) -> Comm:
     return Comm.join(
-        post.rank,
-        post.size,
-        local_size=post.local_size,
-        device=rank_device(post.device, post.local_rank, post.local_size),
-        store_path=None if post.store is None else str(post.store),
-        timeout=_COLLECTIVE_PATIENCE * post.timeout,
-        board=post.board,
+        here.rank,
+        here.size,
+        local_size=here.local_size,
+        device=rank_device(here.device, here.local_rank, here.local_size),
+        store_path=here.store,
+        timeout=_COLLECTIVE_PATIENCE * here.timeout,
+        board=here.board,
     )
 
 
-def _stay(host: Connection[dict[str, Any]]) -> None:
+def _stay(host: Connection[Command]) -> None:
     """Wait for the host to have heard: a rank that left at once would be taken for lost, its error with it."""
     try:
-        while host.receive()["do"] != "exit":
+        while not isinstance(host.receive(), Leave):
             pass
     except Disconnected:
         return
 
 
-def _answer(host: Connection[dict[str, Any]], commands: Commands) -> bool:
+def _answer(host: Connection[Command], commands: Commands) -> bool:
     """Serve one command; False when it was the last."""
-    message = host.receive()
-    if message["do"] == "exit":
-        host.send({"ok": True})
+    command = commands.receive()
+    if isinstance(command, Leave):
+        host.send(Done())
         return False
     try:
-        host.send({"ok": True, **commands.perform(message)})
+        host.send(commands.perform(command))
     except Disconnected:
         raise
     except Exception as error:
@@ -89,8 +91,8 @@ def _answer(host: Connection[dict[str, Any]], commands: Commands) -> bool:
     return True
 
 
-def _report(host: Connection[dict[str, Any]], error: Exception) -> None:
+def _report(host: Connection[Command], error: Exception) -> None:
     try:
-        host.send(failure(error))
+        host.send(CommandFailure.of(error))
     except Disconnected:
         os._exit(1)

@@ -24,9 +24,10 @@ from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import Rules
 from engine.run.prompts import check_ids, check_prompt
-from engine.run.sampler import TokenChoice, choose
+from engine.run.results import SequenceResult, TokenChoice
+from engine.run.sampler import choose
 from engine.run.sampling import Sampling
-from engine.run.sequences import Sequence, SequenceResult, StepResult
+from engine.run.sequences import Sequence, StepResult
 from engine.taps.hub import CapturePolicy, TapHub
 from engine.taps.names import tap_specs
 

@@ -7,24 +7,12 @@ branch or changing the batch cannot change what a position draws, and every tp d
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.run.results import TokenChoice
 from engine.run.sampling import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """What one row of logits says: the token chosen, the best `top_ids` with their raw logits,
-    the natural-log normaliser and the entropy in nats of the full distribution."""
-
-    token: int
-    top_ids: list[int]
-    top_logits: list[float]
-    logsumexp: float
-    entropy: float
 
 
 def uniform(seed: int, sequence: int, position: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.run.sampler import TokenChoice
+from engine.run.results import Phase, SequenceResult
 from engine.run.sampling import Sampling
 from engine.taps.hub import Captured
 
@@ -30,26 +30,10 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceResult:
-    """What a pass did to one sequence; `emitted` is None inside a chunked prefill. `held` as in `Sequence`."""
-
-    seq: int
-    ids: list[int]
-    positions: list[int]
-    kv_len: int
-    expected_kv_len: int
-    held: list[int]
-    block_table: list[int]
-    emitted: int | None
-    forced: bool
-    choice: TokenChoice | None  # rank 0 only
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one forward pass left behind on this rank."""
 
-    phase: str
+    phase: Phase
     sequences: list[SequenceResult]
     seconds: float
     free_blocks: int

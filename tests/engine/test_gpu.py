@@ -23,7 +23,7 @@ def test_logits_match_transformers(name: str, tp: int, variant: Callable[[str], 
     engine = Engine(tp, device="cuda")
     try:
         engine.load(variant(name))
-        engine.watch("logits", statistics=True)
+        engine.capture("logits", statistics=True)
         passes = engine.generate([PROMPT], STEPS)
     finally:
         engine.close()
@@ -41,7 +41,7 @@ def test_a_ragged_batch_in_half_precision_is_each_sequence_alone(
     engine = Engine(tp, device="cuda", dtype="bfloat16")
     try:
         engine.load(variant("qwen2-tied"))
-        engine.watch("logits")
+        engine.capture("logits")
         together = engine.generate(RAGGED, STEPS)
         for seq, ids in enumerate(RAGGED):
             engine.rules({})

@@ -30,7 +30,7 @@ def test_logits_match_transformers(
 ) -> None:
     engine = engine_of(tp)
     engine.load(variant(name))
-    engine.watch("logits")
+    engine.capture("logits")
     passes = engine.generate([PROMPT], STEPS)
     golden, tokens = reference(name, PROMPT)
     found = np.stack([one.logits() for one in passes])
@@ -48,7 +48,7 @@ def test_a_ragged_batch_matches_each_sequence_alone(
 ) -> None:
     engine = engine_of(tp)
     engine.load(variant(name))
-    engine.watch("logits")
+    engine.capture("logits")
     passes = engine.generate(RAGGED, STEPS)
     for seq, ids in enumerate(RAGGED):
         golden, tokens = reference(name, ids)
@@ -65,7 +65,7 @@ def test_more_ranks_than_kv_heads_and_ranks_without_vocabulary(
     path = tiny_checkpoint(tmp_path, "qwen2", **changes)
     engine = engine_of(8)
     engine.load(path)
-    engine.watch("logits", statistics=True)
+    engine.capture("logits", statistics=True)
     passes = engine.generate([[3, 8, 1, 4]], 12)
     model = tiny_model("qwen2", **changes, attn_implementation="eager")
     golden, tokens = reference_logits(model, [3, 8, 1, 4], 12)

@@ -46,7 +46,7 @@ def test_16_bit_errors_are_transformers_own(
     engine = engine_of(tp)
     for statistics in (False, True):  # both paths through attention
         engine.load(path, dtype=dtype)
-        engine.watch("logits", statistics=statistics)
+        engine.capture("logits", statistics=statistics)
         engine.add(PROMPT)
         found = np.stack([engine.step({0: token}).logits() for token in FORCED])
         ratio = rms(found.astype(np.float64) - exact) / floor

@@ -44,7 +44,7 @@ def test_the_demo_model_matches_transformers(
     ids, golden, tokens = demo
     engine = engine_of(tp)
     engine.load(MODEL_DIR)
-    engine.watch("logits")
+    engine.capture("logits")
     passes = engine.generate([ids], STEPS)
     assert [one.token() for one in passes] == tokens
     assert np.abs(np.stack([one.logits() for one in passes]) - golden.numpy()).max() <= TOLERANCE
@@ -55,7 +55,7 @@ def test_the_demo_model_matches_transformers(
 def test_stories_come_out_as_published(tp: int, engine_of: Callable[[int], Engine]) -> None:
     engine = engine_of(tp)
     engine.load(STORIES)
-    engine.watch("logits")
+    engine.capture("logits")
     passes = engine.generate([PROMPT], 30)
     assert [one.token() for one in passes] == CONTINUATION
     first = passes[0].logits()

@@ -105,16 +105,17 @@ class ForcedRun:
         with inferior.create_session(path, told, overwrite=True):
             for step in range(reference.steps + 1):
                 if corrected is not None:
-                    inferior.set_patches(list(corrected(step)))
+                    inferior.set_patches(corrected(step))
                 inferior.step(
                     {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
                 )
+                inferior.check_aligned()
                 if inferior.writer is None:
                     raise SessionWriteError(
                         f"{path}: the run could not be recorded: free some room, or --save elsewhere"
                     )
                 self.progress(what, step + 1, reference.steps + 1)
-        if inferior.patches:
+        if inferior.patched:
             inferior.set_patches([])
         inferior.writer = None
 

@@ -120,7 +120,7 @@ def _say_where(inferior: Inferior) -> None:
     if not inferior.config.device.startswith("cuda"):
         return
     shared = inferior.client.backend == "gloo"
-    unpaged = inferior.loaded[0]["unpaged"]
+    unpaged = inferior.loaded[0].unpaged
     said = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
     said += "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
     print(f"lockstep: {clean(said)}", file=sys.stderr)

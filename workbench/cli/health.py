@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.ranks.client import Client
+from engine.ranks.messages import Ping
 from workbench.demo import MODEL_DIR
 from workbench.paths import cache_directory, data_directory
 
@@ -205,7 +206,7 @@ def _ranks() -> Finding:
     started = time.monotonic()
     try:
         with Client(EngineConfig(tp=2, timeout_seconds=_SECONDS), program="engine.ranks") as client:
-            client.call("ping")
+            client.call(Ping())
             backend = client.backend
     except EngineError as error:
         return Finding("ranks", "bad", f"two ranks do not meet: {error}", "is the loopback interface up?")

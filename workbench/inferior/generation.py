@@ -63,7 +63,7 @@ def run_to_end(
 
     `on_token(seq, token, finished)` is called as each token comes. A sequence that has ended leaves the batch.
     """
-    context = int(inferior.loaded[0]["context"])
+    context = inferior.loaded[0].context
     speed = Speed(bytes_per_step=_bytes_per_step(inferior))
     running = dict(sequences)
     while running:
@@ -98,7 +98,7 @@ def _count(speed: Speed, record: StepRecord, seconds: float) -> None:
 def _bytes_per_step(inferior: Inferior) -> int:
     """Weights read in one pass over all ranks: all, but of an embedding of its own only a few rows."""
     model = inferior.model
-    total = sum(int(answer["weight_bytes"]) for answer in inferior.loaded)
+    total = sum(report.weight_bytes for report in inferior.loaded)
     if model.tie_embeddings:
         return total
     return total - model.vocab_size * model.hidden_size * _BYTES[inferior.config.dtype]

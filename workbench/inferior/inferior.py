@@ -6,17 +6,36 @@ and writes every pass to a session when it has one. Torch-free, like the host th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError, RequestError
 from engine.faults.catalogue import check_rules
 from engine.parallel import shards
-from engine.ranks.client import Answer, Client
+from engine.ranks.client import Client
+from engine.ranks.messages import (
+    AbandonStep,
+    AddSequence,
+    PauseReport,
+    RankCommand,
+    ReadTap,
+    RebindRules,
+    RemoveSequence,
+    ReplaceRules,
+    ResumeStep,
+    Rewind,
+    RunStep,
+    SetSampling,
+    StagePatch,
+    StepOutcome,
+    StepReport,
+)
+from engine.ranks.wire import WireArray
 from engine.run.sampling import Sampling
+from engine.taps.breaks import Pause, PauseSpec
 from engine.taps.names import TapSpec, tap_specs
 from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
@@ -24,7 +43,7 @@ from sessions.meta import SessionMeta
 from sessions.records import StepRecord, TensorRecord
 from workbench.inferior.identity import session_meta
 from workbench.inferior.patches import Patch
-from workbench.inferior.recorder import misaligned, step_record, taps_of
+from workbench.inferior.step_record import misaligned, step_record, taps_of
 from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import find_tokenizer
@@ -83,12 +102,15 @@ class Inferior:
         self.writer: SessionWriter | None = None
         self.branch: int | None = 0  # where passes are recorded; None: not at all
         self.texts: TokenRecorder | None = None
-        self.patches: list[Patch] = []
+        self.patched = False  # whether a patch is in force
         self.first_sampling: dict[int, Sampling] = {}
         self.extra_tensors: Sequence[
             TensorRecord
         ] = ()  # recorded with the next pass, beside what it captures
         self.paused: Paused | None = None
+        self.misalignment = (
+            ""  # what is wrong with the cache after the last pass, where no rule in force explains it
+        )
         self.start()
 
     def start(self) -> None:
@@ -104,12 +126,12 @@ class Inferior:
     def restart(self) -> None:
         """Start again after a rank was lost: every sequence is back at its prompt."""
         self.client.close()
-        self.patches, self.paused, self.step_number = [], None, 0
+        self.patched, self.paused, self.step_number = False, None, 0
         self.start()
         for seq, state in self.sequences.items():
             del state.ids[state.prompt_length :]
             state.lengths.clear()
-            self.client.call("add", seq=seq, ids=state.ids, sampling=asdict(state.sampling))
+            self.client.call(AddSequence(seq, state.ids, state.sampling))
 
     def __enter__(self) -> Inferior:
         return self
@@ -145,21 +167,26 @@ class Inferior:
     def watch(self, capture: Capture) -> None:
         """Set what every further pass leaves behind."""
         self.capture = capture
-        self.client.call("watch", **capture.resolve(self.specs))
+        self.client.call(capture.resolve(self.specs))
 
     def add(self, ids: list[int], sampling: Sampling | None = None) -> int:
         """A new sequence; returns its number."""
         seq = max(self.sequences, default=-1) + 1
         chosen = sampling or Sampling()
-        self.client.call("add", seq=seq, ids=ids, sampling=asdict(chosen))
+        self.client.call(AddSequence(seq, ids, chosen))
         self.sequences[seq] = SequenceState(list(ids), len(ids), chosen)
         self.first_sampling[seq] = chosen
         return seq
 
     def remove(self, seq: int) -> None:
         """A sequence is done: it takes no part in further passes."""
-        self.client.call("remove", seq=seq)
+        self.client.call(RemoveSequence(seq))
         del self.sequences[seq]
+
+    def check_aligned(self) -> None:
+        """RankError where the last pass has not cached just what was run, and no rule in force explains it."""
+        if self.misalignment:
+            raise RankError(self.misalignment)
 
     def step(self, forced: Mapping[int, int] | None = None) -> StepRecord:
         """One whole forward pass; `forced[seq]` is the token that follows (teacher forcing)."""
@@ -170,26 +197,24 @@ class Inferior:
     def begin_step(
         self,
         forced: Mapping[int, int] | None,
-        pause: Mapping[str, Any] | None,
+        pause: PauseSpec | None,
         poll: Callable[[], None] | None = None,
     ) -> StepRecord | Paused:
-        """Start a pass that stops where `pause` says (see `engine.taps.pausing.PauseSpec`)."""
-        self.client.send("step", forced=dict(forced or {}), pause=pause)
-        return self._outcome(self.client.collect(self.config.timeout_seconds, poll))
+        """Start a pass that stops where `pause` says (None: nowhere)."""
+        return self._run(RunStep(dict(forced or {}), pause), poll)
 
-    def resume(self, pause: Mapping[str, Any], poll: Callable[[], None] | None = None) -> StepRecord | Paused:
+    def resume(self, pause: PauseSpec, poll: Callable[[], None] | None = None) -> StepRecord | Paused:
         """Go on inside a paused pass, to its end or to the next stop."""
-        self.client.send("resume", pause=dict(pause))
-        return self._outcome(self.client.collect(self.config.timeout_seconds, poll))
+        return self._run(ResumeStep(pause), poll)
 
     def abandon(self) -> None:
         """Break a paused pass off: it never happened."""
-        self.client.call("abandon")
+        self.client.call(AbandonStep())
         self.paused = None
 
-    def read(self, place: int, seq: int = 0) -> list[dict[str, Any]]:
-        """While paused: each rank's tensor at a tap that has passed in this pass (packed)."""
-        return [answer["tensor"] for answer in self.client.call("read", place=place, seq=seq)]
+    def read(self, place: int, seq: int = 0) -> list[WireArray]:
+        """While paused: each rank's tensor at a tap that has passed in this pass."""
+        return [report.value for report in self.client.call(ReadTap(place, seq))]
 
     def rewind(self, step: int) -> None:
         """Go back to where `step` is the next pass to run; the cache keeps what was computed before it."""
@@ -199,7 +224,7 @@ class Inferior:
             lengths[seq] = kept
             del state.ids[kept[0] :]
             del state.lengths[step:]
-        self.client.call("rewind", lengths={seq: list(kept) for seq, kept in lengths.items()}, step=step)
+        self.client.call(Rewind(lengths, step))
         self.step_number = step
 
     def set_rules(self, rules: Mapping[str, str]) -> None:
@@ -208,13 +233,13 @@ class Inferior:
         reload = any(
             fault.level == "load" for fault in {*faults, *self.faults} - ({*faults} & {*self.faults})
         )
-        self.client.call("rules", rules=dict(rules), reload=reload, timeout=None)
+        self.client.call(ReplaceRules(dict(rules), reload), timeout=None)
         self.rules, self.faults = dict(rules), faults
         self.step_number, self.paused = 0, None
         for seq, state in self.sequences.items():
             del state.ids[state.prompt_length :]
             state.lengths.clear()
-            self.client.call("add", seq=seq, ids=state.ids, sampling=asdict(state.sampling))
+            self.client.call(AddSequence(seq, state.ids, state.sampling))
 
     def keep_cache(self, rules: Mapping[str, str]) -> None:
         """Put other rules in force for the passes to come and leave the cache as it is.
@@ -229,51 +254,55 @@ class Inferior:
                     f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
                 )
         reload = any(fault.level == "load" for fault in changed)
-        self.client.call("rebind", rules=dict(rules), reload=reload, timeout=None)
+        self.client.call(RebindRules(dict(rules), reload), timeout=None)
         self.rules, self.faults = dict(rules), faults
 
-    def set_patches(self, patches: Sequence[Patch]) -> None:
-        """Replace the patches in force."""
-        self.patches = list(patches)
-        per_rank = [
-            [patch.message(rank) for patch in patches if rank in patch.parts]
-            for rank in range(self.config.tp)
-        ]
-        self.client.call("patch", patches=per_rank)
+    def set_patches(self, patches: Iterable[Patch]) -> None:
+        """Replace the patches in force. They are sent as they come: none is kept here."""
+        self.patched = False
+
+        def shares() -> Iterator[Mapping[int, StagePatch]]:
+            for patch in patches:
+                self.patched = True
+                yield patch.shares()
+
+        self.client.patch(shares())
 
     def set_sampling(self, seq: int, sampling: Sampling) -> None:
         """Change how a sequence's further tokens are chosen."""
-        self.client.call("sampling", seq=seq, sampling=asdict(sampling))
+        self.client.call(SetSampling(seq, sampling))
         self.sequences[seq].sampling = sampling
 
-    def _outcome(self, answers: list[Answer]) -> StepRecord | Paused:
-        if any(answer.get("paused") for answer in answers):
-            places = {answer.get("place") for answer in answers}
-            if len(places) != 1:
-                where = "; ".join(self.client.standing())
-                self.client.close()
-                raise RankError(f"the ranks stopped at different operations ({where}); the engine was ended")
-            hit = tuple(rank for rank, answer in enumerate(answers) if answer["here"])
-            first = answers[0]
-            names = tuple(answer["names"] for answer in answers)
-            self.paused = Paused(first["place"], first["reason"], tuple(first["breaks"]), hit, names)
+    def _run(self, command: RankCommand[StepOutcome], poll: Callable[[], None] | None) -> StepRecord | Paused:
+        """Run on to the end of the pass or to a stop within it."""
+        self.client.send(command)
+        outcomes = self.client.collect(command, self.config.timeout_seconds, poll)
+        pauses = [one.pause for one in outcomes if isinstance(one, PauseReport)]
+        self.paused = self._stopped(pauses) if pauses else None
+        if self.paused is not None:
             return self.paused
-        self.paused = None
-        record = step_record(self.step_number, answers, self.specs)
-        lost = "" if self.faults else misaligned(answers, record)
-        if lost:
-            self.client.close()
-            raise RankError(lost)
-        self._advance(answers)
+        reports = [one for one in outcomes if isinstance(one, StepReport)]
+        record = step_record(self.step_number, reports, self.specs)
+        self.misalignment = "" if self.faults else misaligned(reports, record)
+        self._advance(reports[0])
         self._write(record)
         return record
 
-    def _advance(self, answers: list[Answer]) -> None:
-        for told in answers[0]["sequences"]:
-            state = self.sequences[told["seq"]]
-            if told["emitted"] is not None:
-                state.ids.append(told["emitted"])
-            state.lengths.append((len(state.ids), told["expected_kv_len"], told["kv_len"]))
+    def _stopped(self, pauses: Sequence[Pause]) -> Paused:
+        first = pauses[0]
+        if len(pauses) < self.config.tp or any(pause.place != first.place for pause in pauses):
+            where = "; ".join(self.client.standing())
+            self.client.close()
+            raise RankError(f"the ranks stopped at different operations ({where}); the engine was ended")
+        hit = tuple(rank for rank, pause in enumerate(pauses) if pause.here)
+        return Paused(first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses))
+
+    def _advance(self, report: StepReport) -> None:
+        for told in report.sequences:
+            state = self.sequences[told.seq]
+            if told.emitted is not None:
+                state.ids.append(told.emitted)
+            state.lengths.append((len(state.ids), told.expected_kv_len, told.kv_len))
         self.step_number += 1
 
     def _write(self, record: StepRecord) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.ranks.wire import pack_array
+from engine.ranks.messages import StagePatch
+from engine.ranks.wire import WireArray
 from sessions.layouts import parse, shard_groups
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
@@ -33,40 +34,52 @@ class Patch:
     parts: Mapping[int, tuple[Bounds, NDArray[np.float32]]]
     after: bool = False
 
-    def message(self, rank: int) -> dict[str, Any]:
-        """What `rank`, one of `parts`, is told."""
-        bounds, values = self.parts[rank]
+    def shares(self) -> dict[int, StagePatch]:
+        """What each of the ranks in `parts` is told."""
         return {
-            "tap": self.place, "seq": self.seq, "step": self.step,
-            "index": [list(b) for b in bounds], "value": pack_array(np.ascontiguousarray(values), "float32"),
-            "after": self.after,
-        }  # fmt: skip
+            rank: StagePatch(
+                self.place, self.seq, self.step, bounds, WireArray.of(values, "float32"), self.after
+            )
+            for rank, (bounds, values) in self.parts.items()
+        }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> object:
         """For the session's journal."""
-        return {
-            "place": self.place, "seq": self.seq, "step": self.step,
-            "parts": {
-                str(rank): {"bounds": [list(b) for b in bounds], "shape": list(values.shape),
-                            "hex": values.astype("<f4").tobytes().hex()}
-                for rank, (bounds, values) in self.parts.items()
-            },
-        }  # fmt: skip
+        parts = {
+            rank: _RecordedPart(bounds, values.shape, values.astype("<f4").tobytes().hex())
+            for rank, (bounds, values) in self.parts.items()
+        }
+        return msgspec.to_builtins(_RecordedPatch(self.place, self.seq, self.step, parts), str_keys=True)
 
     @classmethod
-    def from_json(cls, data: Any) -> Patch:
+    def from_json(cls, data: object) -> Patch:
         """The patch that `to_json` wrote. RequestError for anything else."""
         try:
+            recorded = msgspec.convert(data, _RecordedPatch, str_keys=True)
             parts = {
-                int(rank): (
-                    tuple((int(a), int(b)) for a, b in part["bounds"]),
-                    np.frombuffer(bytes.fromhex(part["hex"]), "<f4").reshape(part["shape"]),
-                )
-                for rank, part in data["parts"].items()
+                rank: (part.bounds, np.frombuffer(bytes.fromhex(part.hex), "<f4").reshape(part.shape))
+                for rank, part in recorded.parts.items()
             }
-            return cls(int(data["place"]), int(data["seq"]), int(data["step"]), parts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValueError as error:  # msgspec's among them
             raise RequestError(f"the session holds a malformed patch: {error}") from error
+        return cls(recorded.place, recorded.seq, recorded.step, parts)
+
+
+class _RecordedPart(msgspec.Struct, frozen=True):
+    """One rank's part as JSON: its values as the bytes of little-endian float32."""
+
+    bounds: Bounds
+    shape: tuple[int, ...]
+    hex: str
+
+
+class _RecordedPatch(msgspec.Struct, frozen=True):
+    """A `Patch` as JSON."""
+
+    place: int
+    seq: int
+    step: int
+    parts: dict[int, _RecordedPart]
 
 
 def cut(

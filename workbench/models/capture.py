@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from msgspec import structs
 
 from engine.errors import RequestError
+from engine.ranks.messages import WatchTaps
 from engine.taps.names import TapSpec
 from sessions.meta import CaptureMeta
 
@@ -27,13 +27,11 @@ class Capture:
     last: tuple[str, ...] = ("layers.*.attn.probs",)
     budget_bytes: int | None = None  # of a step's tensors in the session; what does not fit is said there
 
-    def resolve(self, specs: Sequence[TapSpec]) -> dict[str, Any]:
-        """The arguments of a rank's `watch` command."""
-        return {
-            "statistics": self.statistics,
-            "full": [i for i, spec in enumerate(specs) if _any(spec.name, self.full)],
-            "last": [i for i, spec in enumerate(specs) if _any(spec.name, self.last)],
-        }
+    def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
+        """What the ranks are told of it."""
+        full = [i for i, spec in enumerate(specs) if _any(spec.name, self.full)]
+        last = [i for i, spec in enumerate(specs) if _any(spec.name, self.last)]
+        return WatchTaps(self.statistics, full, last)
 
 
 NOTHING = Capture(statistics=False, last=())

@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
 from engine.faults.fault import Fault
 from engine.faults.resolve import resolve
+from engine.ranks.messages import RebindRules
 from engine.rules import CORRECT, Rules
 from engine.run.loading import model_config
 from engine.run.runner import Runner
@@ -113,7 +114,7 @@ def use(engine: Engine, path: Path, correct: dict[str, np.ndarray]) -> np.ndarra
     """Load `path` if it is not loaded, and give what the correct engine computes."""
     if correct.get("loaded") != str(path):
         engine.load(path)
-        engine.watch(statistics=True)
+        engine.capture(statistics=True)
         correct["loaded"] = str(path)
         correct[str(path)] = run_engine(engine, {}, reload=False)
     return correct[str(path)]
@@ -154,7 +155,7 @@ def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
     engine.rules({})
     engine.add(PROMPT)
     before = engine.step({0: FORCED[0]}).checksums
-    engine.client.call("rebind", rules={fault.rule: fault.value})
+    engine.client.call(RebindRules({fault.rule: fault.value}))
     after = engine.step({0: FORCED[1]}).checksums
     assert (before == golden[0]).all()
     assert (after != golden[1]).any()

@@ -149,7 +149,5 @@ def test_a_sequence_in_blocks_that_another_one_had_starts_from_nothing(path: Pat
 def test_all_ranks_tell_their_own(engine_of: Callable[[int], Engine], path: Path) -> None:
     engine = engine_of(2)
     engine.load(path, {"cache_layer": "shared"})
-    held = [
-        [told["held"] for told in answer["sequences"]] for answer in engine.generate([PROMPT], 1)[0].answers
-    ]
+    held = [[told.held for told in report.sequences] for report in engine.generate([PROMPT], 1)[0].reports]
     assert held == [[[7, 0, 0]], [[7, 0, 0]]]

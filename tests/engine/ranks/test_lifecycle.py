@@ -19,10 +19,26 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import RankError, RankTimeout, RequestError
 from engine.ranks.client import Client
+from engine.ranks.messages import (
+    AbandonStep,
+    AddSequence,
+    PauseReport,
+    Ping,
+    ReadCache,
+    ReadTap,
+    ReadWeight,
+    RemoveSequence,
+    Rewind,
+    RunStep,
+    SetSampling,
+)
 from engine.run.loading import model_config
+from engine.run.sampling import Sampling
+from engine.taps.breaks import PauseSpec
 from tests.engine.harness import specs_of
 
 ROOT = Path(__file__).parents[3]
+PAUSED = RunStep(pause=PauseSpec("operation"))
 O_PROJ = "layers.0.attn.o_proj"  # where the troubled rank gets into trouble
 
 
@@ -50,7 +66,7 @@ def start(own_tmp: Path, variant: Callable[[str], Path]) -> Iterator[Callable[..
         clients.append(client)
         pids.extend(client.pids)
         client.load(path, trouble)
-        client.call("add", seq=0, ids=[5, 6, 7], sampling={})
+        client.call(AddSequence(0, [5, 6, 7]))
         return client
 
     yield go
@@ -75,16 +91,16 @@ def ends(client: Client) -> Iterator[None]:
     assert not client.alive
     assert not any(rank.is_running() for rank in ranks)
     with pytest.raises(RankError, match="ended"):
-        client.call("ping")
+        client.call(Ping())
 
 
 def test_a_rank_killed_while_idle_is_named(start: Callable[..., Client]) -> None:
     client = start()
-    client.call("step", forced={}, pause=None)
+    client.call(RunStep())
     with ends(client):
         os.kill(client.pids[0], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 0 is lost: killed by SIGKILL"):
-            client.call("step", forced={}, pause=None)
+            client.call(RunStep())
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -94,31 +110,29 @@ def test_a_rank_killed_in_a_step_is_named_with_its_operation(
     """Rank 1 is at work; rank 0 waits for it in the collective. Whichever dies, it is the one that is named,
     not the one whose connection broke because of it."""
     client = start(trouble="sleep")
-    client.send("step", forced={}, pause=None)
+    client.send(RunStep())
     reach(client, 0, O_PROJ)
     reach(client, 1, O_PROJ)
     with ends(client):
         os.kill(client.pids[victim], signal.SIGKILL)
         with pytest.raises(RankError, match=f"rank {victim} is lost: killed by SIGKILL") as error:
-            client.collect(60)
+            client.collect(RunStep(), 60)
         assert not isinstance(error.value, RankTimeout)
         assert f"rank {victim} at {O_PROJ}, step 0" in str(error.value)
 
 
 def test_a_rank_killed_while_paused_is_named(start: Callable[..., Client]) -> None:
     client = start()
-    client.send("step", forced={}, pause={"stop": "operation"})
-    assert all(answer["paused"] for answer in client.collect(60))
+    assert all(isinstance(one, PauseReport) for one in client.call(PAUSED))
     with ends(client):
         os.kill(client.pids[1], signal.SIGKILL)
         with pytest.raises(RankError, match=r"rank 1 is lost: killed by SIGKILL.*rank 1 at embed, step 0"):
-            client.call("read", place=0, seq=0)
+            client.call(ReadTap(0))
 
 
 def test_a_paused_engine_closes_and_closing_twice_is_harmless(start: Callable[..., Client]) -> None:
     client = start()
-    client.send("step", forced={}, pause={"stop": "operation"})
-    client.collect(60)
+    client.call(PAUSED)
     with ends(client):
         client.close()
         client.close()
@@ -127,7 +141,7 @@ def test_a_paused_engine_closes_and_closing_twice_is_harmless(start: Callable[..
 def test_a_rank_that_raises_is_named_with_its_traceback(start: Callable[..., Client]) -> None:
     client = start(trouble="raise")
     with ends(client), pytest.raises(RankError, match="rank 1 raised ArithmeticError: trouble was") as error:
-        client.call("step", forced={}, pause=None)
+        client.call(RunStep())
     assert f"rank 1 at {O_PROJ}, step 0" in str(error.value)
     assert any("troubled_rank.py" in note for note in error.value.__notes__)
 
@@ -135,44 +149,44 @@ def test_a_rank_that_raises_is_named_with_its_traceback(start: Callable[..., Cli
 def test_one_rank_that_refuses_ends_the_engine_with_what_it_said(start: Callable[..., Client]) -> None:
     client = start(trouble="refuse")
     with ends(client), pytest.raises(RequestError, match=r"this rank alone refuses.*rank 1 alone"):
-        client.call("step", forced={}, pause=None)
+        client.call(RunStep())
 
 
 def test_mistakes_and_slow_passes_leave_the_engine_alive(start: Callable[..., Client]) -> None:
     client = start(trouble="slow", step="1")
-    for command, arguments, message in [
-        ("add", {"seq": 0, "ids": [1], "sampling": {}}, "sequence 0 is already there"),
-        ("add", {"seq": 1, "ids": [], "sampling": {}}, "the prompt is empty"),
-        ("add", {"seq": 1, "ids": [131], "sampling": {}}, "token id 131 is out of range.*0 to 130"),
-        ("add", {"seq": 1, "ids": [-1], "sampling": {}}, "token id -1 is out of range"),
-        ("add", {"seq": 1, "ids": [1] * 257, "sampling": {}}, "257 tokens, the context holds 256"),
-        ("step", {"forced": {0: 131}, "pause": None}, "token id 131 is out of range"),
-        ("step", {"forced": {9: 1}, "pause": None}, "there is no sequence 9: there is 0"),
-        ("remove", {"seq": 9}, "there is no sequence 9"),
-        ("sampling", {"seq": 9, "sampling": {}}, "there is no sequence 9"),
-        ("kv", {"seq": 9, "layer": 0}, "there is no sequence 9"),
-        ("kv", {"seq": 0, "layer": 3}, "there is no layer 3: the model has 3"),
-        ("read", {"seq": 0, "place": 0}, "embed has not passed"),
-        ("read", {"seq": 0, "place": 9999}, "there is no tap 9999"),
-        ("weight", {"name": "nonsense"}, "there is no weight 'nonsense'"),
-        ("rewind", {"lengths": {0: [9, 0, 0]}, "step": 0}, "cannot rewind sequence 0 to 9 ids.*it has 3 ids"),
-        ("nonsense", {}, "there is no command 'nonsense'"),
+    for command, message in [
+        (AddSequence(0, [1]), "sequence 0 is already there"),
+        (AddSequence(1, []), "the prompt is empty"),
+        (AddSequence(1, [131]), "token id 131 is out of range.*0 to 130"),
+        (AddSequence(1, [-1]), "token id -1 is out of range"),
+        (AddSequence(1, [1] * 257), "257 tokens, the context holds 256"),
+        (RunStep({0: 131}), "token id 131 is out of range"),
+        (RunStep({9: 1}), "there is no sequence 9: there is 0"),
+        (RemoveSequence(9), "there is no sequence 9"),
+        (SetSampling(9, Sampling()), "there is no sequence 9"),
+        (ReadCache(0, 9), "there is no sequence 9"),
+        (ReadCache(3), "there is no layer 3: the model has 3"),
+        (ReadTap(0), "embed has not passed"),
+        (ReadTap(9999), "there is no tap 9999"),
+        (ReadWeight("nonsense"), "there is no weight 'nonsense'"),
+        (Rewind({0: (9, 0, 0)}, 0), "cannot rewind sequence 0 to 9 ids.*it has 3 ids"),
+        (AbandonStep(), "no step is paused"),
     ]:
         with pytest.raises(RequestError, match=message):
-            client.call(command, **arguments)
+            client.call(command)
     assert client.alive
-    assert client.call("step", forced={}, pause=None)[0]["sequences"][0]["positions"] == [0, 1, 2]
+    assert client.call(RunStep())[0].sequences[0].positions == [0, 1, 2]
     # Six pauses of a fifth of a second are longer than the limit together, but each moves on before it.
-    assert client.call("step", forced={}, pause=None, timeout=1.0)[0]["phase"] == "decode"
+    assert client.call(RunStep(), timeout=1.0)[0].phase == "decode"
 
 
 def test_a_rank_that_hangs_is_reported_with_where_each_stands(start: Callable[..., Client]) -> None:
     client = start()
-    client.call("step", forced={}, pause=None)
+    client.call(RunStep())
     with ends(client):
         os.kill(client.pids[1], signal.SIGSTOP)
         with pytest.raises(RankTimeout, match="no answer from rank 0, 1 within 2 s") as error:
-            client.call("step", forced={}, pause=None, timeout=2.0)
+            client.call(RunStep(), timeout=2.0)
         assert "rank 0 at embed, step 1" in str(error.value)  # it waits for rank 1 in the embedding's sum
         assert "rank 1 at layers.2.mlp.down, step 0" in str(error.value)  # stopped before the step
 
@@ -182,10 +196,11 @@ import sys, time
 from pathlib import Path
 from engine.ranks.client import Client
 from engine.config import EngineConfig
+from engine.ranks.messages import AddSequence, RunStep
 client = Client(EngineConfig(tp=2, threads=1), program="tests.engine.troubled_rank")
 client.load(Path(sys.argv[1]), {"trouble": "sleep"})
-client.call("add", seq=0, ids=[5, 6, 7], sampling={})
-client.send("step", forced={}, pause=None)
+client.call(AddSequence(0, [5, 6, 7]))
+client.send(RunStep())
 while client.board.read(0).place != client.board.read(1).place or client.board.read(1).place == 0:
     time.sleep(0.01)
 print(*client.pids, flush=True)

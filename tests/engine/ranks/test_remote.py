@@ -15,17 +15,32 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.msgpack import Decoder
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankError, RankTimeout
 from engine.ranks import remote
 from engine.ranks.client import Client
-from engine.ranks.environment import take_post
-from engine.ranks.joining import KEY_VARIABLE, RELAY_SECONDS, Joining, address_of, join, key
+from engine.ranks.environment import rank_environment
+from engine.ranks.joining import (
+    KEY_VARIABLE,
+    PAUSES,
+    RELAY_SECONDS,
+    Admission,
+    Challenge,
+    JoinRequest,
+    PauseWish,
+    Role,
+    address_of,
+    join,
+    shared_key,
+)
+from engine.ranks.messages import AddSequence, ResumeStep, RunStep, StepReport, WatchTaps
 from engine.ranks.progress import ProgressBoard, Standing
 from engine.ranks.remote import RemoteRank, accept_ranks
-from engine.ranks.wire import Disconnected
+from engine.ranks.wire import Connection
 from engine.run.loading import model_config
+from engine.taps.breaks import PauseSpec
 from tests.engine.harness import Engine, Pass, specs_of
 from tests.engine.ranks.test_lifecycle import O_PROJ, reach
 
@@ -69,7 +84,7 @@ def connected(address: str, path: Path, **trouble: str) -> Client:
     config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=30)
     client = Client(config, specs_of(model_config(path), 2), program=PROGRAM)
     client.load(path, trouble)
-    client.call("add", seq=0, ids=PROMPT, sampling={})
+    client.call(AddSequence(0, PROMPT))
     return client
 
 
@@ -83,22 +98,21 @@ def test_torchrun_computes_what_local_ranks_do(
     path = variant("qwen2-tied")
     local = engine_of(2)
     local.load(path)
-    local.watch(statistics=True)
+    local.capture(statistics=True)
     expected = [one.checksums for one in local.generate([PROMPT], 3)]
     client = connected(address, path)
     try:
-        client.call("watch", statistics=True, full=[], last=[])
+        client.call(WatchTaps(statistics=True))
         for sums in expected:
-            found = Pass(client.call("step", forced={}, pause=None), client.specs).checksums
+            found = Pass(client.call(RunStep()), client.specs).checksums
             assert (found == sums).all()
         client.interrupt()
         time.sleep(5 * RELAY_SECONDS)  # it travels beside the commands
-        client.send("step", forced={}, pause={"stop": "never"})
-        assert [answer["reason"] for answer in client.collect(30)] == ["interrupt"] * 2
+        stopped = client.call(RunStep(pause=PauseSpec()), timeout=30)
+        assert [report.pause.reason for report in stopped] == ["interrupt"] * 2
         client.clear_interrupt()
         time.sleep(5 * RELAY_SECONDS)
-        answers = client.call("resume", pause={"stop": "never"})
-        assert not any(answer.get("paused") for answer in answers)
+        assert all(isinstance(one, StepReport) for one in client.call(ResumeStep(PauseSpec())))
     finally:
         client.close(patience=10)
     output, _ = torchrun.communicate(timeout=30)
@@ -110,12 +124,12 @@ def test_a_rank_of_torchrun_that_dies_is_named_and_the_others_end(
 ) -> None:
     client = connected(address, variant("qwen2-tied"), trouble="sleep", rank="0")
     ranks = [psutil.Process(pid) for pid in client.pids]
-    client.send("step", forced={}, pause=None)
+    client.send(RunStep())
     reach(client, 0, O_PROJ)
     reach(client, 1, O_PROJ)
     os.kill(client.pids[1], signal.SIGKILL)
     with pytest.raises(RankError, match=rf"rank 1 is lost: its connection from 127.0.0.1 broke.*at {O_PROJ}"):
-        client.collect(30)
+        client.collect(RunStep(), 30)
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() for rank in ranks)
 
@@ -125,9 +139,9 @@ def test_a_rank_of_torchrun_that_hangs_is_reported_with_where_it_stands(
 ) -> None:
     client = connected(address, variant("qwen2-tied"), trouble="sleep", rank="1")
     ranks = [psutil.Process(pid) for pid in client.pids]
-    client.send("step", forced={}, pause=None)
+    client.send(RunStep())
     with pytest.raises(RankTimeout, match=f"rank 1 at {O_PROJ}, step 0"):
-        client.collect(1.0)
+        client.collect(RunStep(), 1.0)
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() for rank in ranks), "a rank outlived its host"
 
@@ -161,14 +175,13 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def test_strangers_are_turned_away_and_the_ranks_still_join(address: str) -> None:
-    host, where = Host(address, 1), address_of(address)
-    good = Joining(0, 1, "commands")
+    host, where, key = Host(address, 1), address_of(address), shared_key()
     with pytest.raises(ConfigError, match="the key is not the host's"):
-        join(where, b"somebody else's secret", good)
+        join(where, b"somebody else's secret", 0, 1, Role.COMMANDS)
     with pytest.raises(ConfigError, match="started 2 ranks, but the host was given --tp 1"):
-        join(where, key(), Joining(1, 2, "commands"))
+        join(where, key, 1, 2, Role.COMMANDS)
     with pytest.raises(ConfigError, match="no rank 7"):
-        join(where, key(), Joining(7, 1, "commands"))
+        join(where, key, 7, 1, Role.COMMANDS)
     for junk in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\xff\xff\xff",
@@ -179,29 +192,49 @@ def test_strangers_are_turned_away_and_the_ranks_still_join(address: str) -> Non
             stranger.sendall(junk)
             while stranger.recv(4096):  # the challenge, then the door
                 pass
-    commands, told = join(where, key(), good)
-    assert (told["device"], told["timeout"]) == ("cpu", 60.0)
+    commands, told = join(where, key, 0, 1, Role.COMMANDS)
+    assert (told.device, told.timeout) == ("cpu", 60.0)
     with pytest.raises(ConfigError, match="rank 0 has joined already"):
-        join(where, key(), good)
-    line, _ = join(where, key(), Joining(0, 1, "board"))
+        join(where, key, 0, 1, Role.COMMANDS)
+    line, _ = join(where, key, 0, 1, Role.BOARD)
     assert len(host.joined()) == 1
     host.close()
-    for connection in (commands, line):
-        with pytest.raises(Disconnected):
-            connection.receive()
-        connection.close()
+    for sock in (commands, line):
+        assert not sock.recv(1)
+        sock.close()
+
+
+def test_a_host_without_the_key_is_refused_by_the_rank(address: str) -> None:
+    """It may listen where the host should: no rank serves it."""
+    impostor = socket.create_server(address_of(address))
+
+    def listen() -> None:
+        sock, _ = impostor.accept()
+        connection = Connection(sock, Decoder(JoinRequest))
+        connection.send(Challenge(b"x" * 32))
+        request = connection.receive()
+        connection.send(Admission(request.proof, "cpu", 60.0, 1))  # all that it has heard
+        sock.close()
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    with pytest.raises(ConfigError, match="does not hold the key"):
+        join(address_of(address), shared_key(), 0, 1, Role.COMMANDS)
+    listening.join(30)
+    impostor.close()
 
 
 def test_the_board_carries_places_and_the_wish_to_pause(address: str) -> None:
     host, where = Host(address, 1), address_of(address)
-    commands, _ = join(where, key(), Joining(0, 1, "commands"))
-    line, _ = join(where, key(), Joining(0, 1, "board"))
+    commands, _ = join(where, shared_key(), 0, 1, Role.COMMANDS)
+    board, _ = join(where, shared_key(), 0, 1, Role.BOARD)
     host.joined()
-    line.send({"standing": [3, 17, 99]})
+    line = Connection(board, PAUSES)
+    line.send(Standing(3, 17, 99))
     eventually(lambda: host.board.read(0) == Standing(3, 17, 99))
     for wanted in (True, False):
         host.board.ask_to_pause(wanted)
-        assert line.receive() == {"pause": wanted}
+        assert line.receive() == PauseWish(wanted)
     host.close()
     commands.close()
     line.close()
@@ -211,14 +244,14 @@ def test_a_rank_that_comes_without_key_host_or_torchrun_says_so(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="no host listens"):
-        join(address_of(address), key(), Joining(0, 1, "commands"), patience=0)
+        join(address_of(address), shared_key(), 0, 1, Role.COMMANDS, patience=0)
     with pytest.raises(ConfigError, match="start this program with torchrun"):
-        take_post(address)
+        rank_environment(address)
     with pytest.raises(ConfigError, match="HOST:PORT"):
         address_of("nowhere")
     monkeypatch.setenv(KEY_VARIABLE, "short")
     with pytest.raises(ConfigError, match="16 or more"):
-        key()
+        shared_key()
 
 
 def test_the_host_names_the_ranks_that_did_not_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import CheckpointError, ConfigError, RequestError
+from engine.ranks.messages import ReadWeights
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine
 
@@ -16,7 +17,7 @@ PROMPT = [3, 130, 17, 99, 4]
 
 
 def checksums(engine: Engine) -> np.ndarray:
-    engine.watch(statistics=True)
+    engine.capture(statistics=True)
     return np.stack([one.checksums for one in engine.generate([PROMPT], 3)])
 
 
@@ -26,13 +27,13 @@ def test_what_rank_0_hands_out_is_what_each_would_have_read(
 ) -> None:
     engine = engine_of(2)
     own = engine.load(variant("qwen2-untied"), dtype=dtype)
-    expected = engine.client.call("weights")
+    expected = engine.client.call(ReadWeights())
     run = checksums(engine)
     handed = engine.load(variant("qwen2-untied"), dtype=dtype, load="rank0")
-    assert engine.client.call("weights") == expected
+    assert engine.client.call(ReadWeights()) == expected
     assert (checksums(engine) == run).all()
-    assert handed[1]["bytes_read"] == 0 < own[1]["bytes_read"]
-    assert handed[0]["bytes_read"] >= own[0]["bytes_read"] + own[1]["bytes_read"] - 2 * 3 * 64 * 4 * 4
+    assert handed[1].bytes_read == 0 < own[1].bytes_read
+    assert handed[0].bytes_read >= own[0].bytes_read + own[1].bytes_read - 2 * 3 * 64 * 4 * 4
 
 
 def test_one_model_after_another(engine_of: Callable[[int], Engine], variant: Callable[[str], Path]) -> None:
@@ -78,13 +79,13 @@ def test_a_reload_under_other_rules_and_back_restores_every_bit(
 ) -> None:
     engine = engine_of(2)
     engine.load(variant("qwen2-tied"))
-    right, weights = checksums(engine), engine.client.call("weights")
+    right, weights = checksums(engine), engine.client.call(ReadWeights())
     for rules in ({"load_bias": "false"}, {"qkv_shard_dim": "1"}, {"lm_head": "missing"}):
         engine.rules(rules, reload=True)
         assert (checksums(engine) != right).any()
-        assert engine.client.call("weights") != weights
+        assert engine.client.call(ReadWeights()) != weights
         engine.rules({}, reload=True)
-        assert engine.client.call("weights") == weights
+        assert engine.client.call(ReadWeights()) == weights
         assert (checksums(engine) == right).all()
 
 

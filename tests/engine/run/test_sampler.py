@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
+from engine.ranks.messages import Rewind, SetSampling
 from engine.run import sampler
 from engine.run.sampler import choose, uniform
 from engine.run.sampling import Sampling
@@ -120,7 +121,7 @@ def test_a_seed_gives_the_same_tokens_at_every_tp(
     # Going back draws the same again, and a sequence draws as it would alone.
     engine = engine_of(2)
     engine.client.call(
-        "rewind", lengths={seq: [len(p) + 4, len(p) + 3, len(p) + 3] for seq, p in enumerate(PROMPTS)}, step=4
+        Rewind({seq: (len(p) + 4, len(p) + 3, len(p) + 3) for seq, p in enumerate(PROMPTS)}, 4)
     )
     again = [engine.step() for _ in range(8)]
     assert [[p.token(seq) for p in again] for seq in range(3)] == [tokens[4:] for tokens in two]
@@ -136,5 +137,5 @@ def test_the_way_of_choosing_can_change_on_the_way(
     engine.rules({})
     engine.add(PROMPTS[0], sampling=WARM)
     engine.step({0: greedy[0]})
-    engine.client.call("sampling", seq=0, sampling={"temperature": 0.0})
+    engine.client.call(SetSampling(0, Sampling()))
     assert [engine.step().token() for _ in range(5)] == greedy[1:]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.ranks.wire import pack_array
+from engine.ranks.messages import StagePatch
+from engine.ranks.wire import WireArray
 from tests.engine.harness import Engine, Pass
 
 PROMPTS = [[3, 130, 17, 99], [9, 9, 8]]
@@ -22,22 +22,22 @@ TAPS = [
 ]  # fmt: skip
 
 
-def run(engine: Engine, patches: list[list[dict[str, Any]]]) -> list[Pass]:
+def run(engine: Engine, patches: dict[int, StagePatch]) -> list[Pass]:
     engine.rules({})
-    engine.client.call("patch", patches=patches)
+    engine.client.patch([patches])
     return engine.generate(PROMPTS, STEPS)
 
 
-def own(engine: Engine, plain: list[Pass], tap: str, after: bool) -> list[list[dict[str, Any]]]:
+def own(engine: Engine, plain: list[Pass], tap: str, after: bool) -> dict[int, StagePatch]:
     """Sequence 1's tensor of the last step, on every rank, overwritten by half of itself."""
     place = [spec.name for spec in engine.specs].index(tap)
-    return [
-        [{
-            "tap": place, "seq": 1, "step": STEPS - 1, "index": [[0, length] for length in part.shape],
-            "value": pack_array(np.ascontiguousarray(part / 2, np.float32), "float32"), "after": after,
-        }]
-        for part in plain[-1].parts(tap, 1)
-    ]  # fmt: skip
+    return {
+        rank: StagePatch(
+            place, 1, STEPS - 1, [(0, length) for length in part.shape],
+            WireArray.of((part / 2).astype(np.float32), "float32"), after,
+        )
+        for rank, part in enumerate(plain[-1].parts(tap, 1))
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -47,8 +47,8 @@ def test_the_record_is_the_operations_own_and_the_rest_is_as_under_a_patch(
     engine = engine_of(tp)
     engine.load(variant("qwen3"))
     names = [spec.name for spec in engine.specs]
-    engine.watch(*names, statistics=True)
-    plain = run(engine, [[]] * tp)
+    engine.capture(*names, statistics=True)
+    plain = run(engine, {})
     for tap in TAPS:
         before = run(engine, own(engine, plain, tap, after=False))
         after = run(engine, own(engine, plain, tap, after=True))
@@ -61,4 +61,4 @@ def test_the_record_is_the_operations_own_and_the_rest_is_as_under_a_patch(
         assert (last[:, -1] != plain[-1].checksums[:, -1]).all(), tap  # something did follow
         for rank, part in enumerate(after[-1].parts(tap, 1)):
             assert np.array_equal(part, plain[-1].parts(tap, 1)[rank], equal_nan=True), tap
-    engine.client.call("patch", patches=[[]] * tp)
+    engine.client.patch([])

@@ -13,11 +13,22 @@ import numpy as np
 import pytest
 
 from engine.errors import RequestError
-from engine.ranks.wire import pack_array, unpack_array
+from engine.ranks.messages import (
+    AbandonStep,
+    PauseReport,
+    ReadCache,
+    ReadTap,
+    ResumeStep,
+    Rewind,
+    RunStep,
+    StagePatch,
+    StepAbandoned,
+)
+from engine.ranks.wire import WireArray
+from engine.taps.breaks import Break, Pause, PauseSpec
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 130, 17, 99, 4]
-Tree = list[Any]
 
 
 @pytest.fixture(params=[1, 2])
@@ -27,31 +38,35 @@ def engine(
     """A model with statistics on, so that passes can be compared bit by bit."""
     engine = engine_of(request.param)
     engine.load(variant("qwen2-tied"))
-    engine.watch(statistics=True)
+    engine.capture(statistics=True)
     engine.add(PROMPT)
     yield engine
     with suppress(RequestError):  # there is nothing to abandon, unless a test failed while paused
-        engine.client.call("abandon")
+        engine.client.call(AbandonStep())
 
 
-def begin(engine: Engine, do: str = "step", **pause: Any) -> list[dict[str, Any]]:
-    """Start a pass, or resume it, until it stops or ends."""
-    extra = {"forced": {}} if do == "step" else {}
-    return engine.client.call(do, pause=pause, **extra)
+def begin(engine: Engine, **pause: Any) -> list[Pause]:
+    """Start a pass that stops: where each rank stands."""
+    return [one.pause for one in engine.client.call(RunStep(pause=PauseSpec(**pause)))]
 
 
-def stops(engine: Engine, **pause: Any) -> Iterator[dict[str, Any]]:
-    """Rank 0's answers at each stop of one pass, all ranks having stopped at the same place."""
-    answers = begin(engine, **pause)
-    while answers[0].get("paused"):
-        assert len({answer["place"] for answer in answers}) == 1
-        yield answers[0]
-        answers = begin(engine, "resume", **pause)
-    engine.last = Pass(answers, engine.specs)
+def resume(engine: Engine, **pause: Any) -> Pass:
+    """Go on to the end of the pass."""
+    return Pass(engine.client.call(ResumeStep(PauseSpec(**pause))), engine.specs)
 
 
-def names(engine: Engine, answers: Iterator[dict[str, Any]]) -> list[str]:
-    return [engine.specs[answer["place"]].name for answer in answers]
+def stops(engine: Engine, **pause: Any) -> Iterator[Pause]:
+    """Rank 0's pause at each stop of one pass, all ranks having stopped at the same place."""
+    reports = engine.client.call(RunStep(pause=PauseSpec(**pause)))
+    while isinstance(reports[0], PauseReport):
+        assert len({report.pause.place for report in reports}) == 1
+        yield reports[0].pause
+        reports = engine.client.call(ResumeStep(PauseSpec(**pause)))
+    engine.last = Pass(reports, engine.specs)
+
+
+def names(engine: Engine, pauses: Iterator[Pause]) -> list[str]:
+    return [engine.specs[pause.place].name for pause in pauses]
 
 
 def checksums(engine: Engine, passes: int = 1) -> np.ndarray:
@@ -80,48 +95,48 @@ def test_one_place_is_a_stop(engine: Engine) -> None:
 
 def test_breaks_stop_where_their_condition_holds(engine: Engine) -> None:
     norms = [i for i, spec in enumerate(engine.specs) if spec.name.endswith("attn_norm")]
-    in_layer_1: Tree = {"id": 5, "places": [norms[1]]}
-    decode_only: Tree = {"id": 6, "places": norms, "when": [">=", ["name", "step"], 1]}
+    in_layer_1 = Break(5, frozenset([norms[1]]))
+    decode_only = Break(6, frozenset(norms), [">=", ["name", "step"], 1])
     first, second = ([*stops(engine, breaks=[in_layer_1, decode_only])] for _ in range(2))
-    assert [(s["place"], s["breaks"], s["reason"]) for s in first] == [(norms[1], [5], "breakpoint")]
-    assert [s["breaks"] for s in second] == [[6], [5, 6], [6]]
+    assert [(s.place, s.breaks, s.reason) for s in first] == [(norms[1], (5,), "breakpoint")]
+    assert [s.breaks for s in second] == [(6,), (5, 6), (6,)]
 
 
 def test_a_condition_that_holds_on_one_rank_stops_all(engine: Engine) -> None:
     tp = engine.client.config.tp
     place = [spec.name for spec in engine.specs].index("layers.0.attn.q_proj")
-    conditional = {"id": 1, "places": [place], "when": ["==", ["name", "rank"], tp - 1]}
-    bound = {"id": 2, "places": [place], "rank": 0}
-    answers = begin(engine, breaks=[conditional, bound])
-    assert [answer["breaks"] for answer in answers] == [[1, 2]] * tp
-    here = [sorted(answer["here"]) for answer in answers]
+    conditional = Break(1, frozenset([place]), ["==", ["name", "rank"], tp - 1])
+    bound = Break(2, frozenset([place]), rank=0)
+    pauses = begin(engine, breaks=[conditional, bound])
+    assert [pause.breaks for pause in pauses] == [(1, 2)] * tp
+    here = [sorted(pause.here) for pause in pauses]
     assert here == ([[1, 2]] if tp == 1 else [[2], [1]])
-    assert begin(engine, "resume")[0]["phase"] == "prefill"
+    assert resume(engine).reports[0].phase == "prefill"
 
 
 def test_conditions_see_the_statistics_of_the_tap(engine: Engine) -> None:
     """Infinities that the causal mask puts into the scores of a prefill are no infinities."""
     scores = [i for i, spec in enumerate(engine.specs) if spec.name.endswith("attn.scores")]
-    assert not [*stops(engine, breaks=[{"id": 1, "places": scores, "when": [">", ["name", "inf"], 0]}])]
+    assert not [*stops(engine, breaks=[Break(1, frozenset(scores), [">", ["name", "inf"], 0])])]
     highest = engine.last.statistics[:, scores[0], 1].max()
     engine.rules({})
     engine.add(PROMPT)
     above, below = ([">", ["name", "max"], float(highest) + d] for d in (0.001, -0.001))
-    assert not [*stops(engine, breaks=[{"id": 1, "places": scores[:1], "when": above}])]
+    assert not [*stops(engine, breaks=[Break(1, frozenset(scores[:1]), above)])]
     engine.rules({})
     engine.add(PROMPT)
-    assert len([*stops(engine, breaks=[{"id": 1, "places": scores[:1], "when": below}])]) == 1
+    assert len([*stops(engine, breaks=[Break(1, frozenset(scores[:1]), below)])]) == 1
 
 
 @pytest.mark.parametrize("tree", [["name", "nonsense"], ["<", 1], [], ["exec", 1, 2], "text", None])
 def test_a_malformed_condition_is_refused_by_all_ranks_alike(engine: Engine, tree: Any) -> None:
-    broken = {"id": 1, "places": [0], "when": ["not", tree], "rank": 0}
+    broken = Break(1, frozenset([0]), ["not", tree], 0)
     with pytest.raises(RequestError, match=r"condition"):
         begin(engine, breaks=[broken])
-    assert begin(engine, stop="place", place=0)[0]["paused"]
+    assert begin(engine, stop="place", place=0)[0].place == 0
     with pytest.raises(RequestError, match=r"condition"):
-        begin(engine, "resume", breaks=[broken])
-    assert begin(engine, "resume")[0]["phase"] == "prefill"  # still paused, and goes on
+        resume(engine, breaks=[broken])
+    assert resume(engine).reports[0].phase == "prefill"  # still paused, and goes on
 
 
 def test_abandoning_leaves_no_trace(engine: Engine) -> None:
@@ -130,58 +145,58 @@ def test_abandoning_leaves_no_trace(engine: Engine) -> None:
     engine.add(PROMPT)
     found = []
     for _ in range(3):
-        engine.client.call("step", forced={}, pause={"stop": "place", "place": 40})
-        assert engine.client.call("abandon")[0] == {"ok": True, "abandoned": True}
+        begin(engine, stop="place", place=40)
+        assert engine.client.call(AbandonStep())[0] == StepAbandoned()
         found.append(engine.step())
     assert (np.stack([one.checksums for one in found]) == expected).all()
-    assert found[0].sequences[0]["positions"] == [0, 1, 2, 3, 4]
-    assert found[0].answers[0]["used"] == 1
+    assert found[0].sequences[0].positions == [0, 1, 2, 3, 4]
+    assert found[0].reports[0].used_blocks == 1
 
 
 def test_what_passed_can_be_read_and_what_has_not_cannot(engine: Engine) -> None:
     tap = "layers.1.attn.k_rope"
     place = [spec.name for spec in engine.specs].index(tap)
-    engine.watch(tap, statistics=True)  # so that both passes take the explicit path through attention
+    engine.capture(tap, statistics=True)  # so that both passes take the explicit path through attention
     expected = engine.step().parts(tap)
     engine.rules({})
     engine.add(PROMPT)
     begin(engine, stop="place", place=place)
-    read = engine.client.call("read", place=place, seq=0)
-    assert all((unpack_array(a["tensor"])[0] == b).all() for a, b in zip(read, expected, strict=True))
+    read = engine.client.call(ReadTap(place, 0))
+    assert all((a.value.array == b).all() for a, b in zip(read, expected, strict=True))
     with pytest.raises(RequestError, match=r"layers\.1\.attn\.k_cache has not passed"):
-        engine.client.call("read", place=place + 1, seq=0)
+        engine.client.call(ReadTap(place + 1, 0))
     with pytest.raises(RequestError, match="not possible while paused"):
         engine.add([1], seq=1)
-    engine.client.call("abandon")
+    engine.client.call(AbandonStep())
 
 
 def test_looking_at_the_cache_does_not_disturb_the_pass(engine: Engine) -> None:
     """The rows of the pass under way lie in a buffer while it is paused between reading and attending."""
     engine.step()
     expected = engine.step().checksums
-    engine.client.call("rewind", lengths={0: [len(PROMPT) + 1, len(PROMPT), len(PROMPT)]}, step=1)
+    engine.client.call(Rewind({0: (len(PROMPT) + 1, len(PROMPT), len(PROMPT))}, 1))
     place = [spec.name for spec in engine.specs].index("layers.0.attn.v_cache")
     begin(engine, stop="place", place=place)
-    engine.client.call("kv", layer=2, seq=0)
-    assert (Pass(begin(engine, "resume"), engine.specs).checksums == expected).all()
+    engine.client.call(ReadCache(2))
+    assert (resume(engine).checksums == expected).all()
 
 
 @pytest.mark.parametrize("tap", ["layers.0.attn_norm", "layers.1.mlp.gate", "layers.2.mlp_residual"])
 def test_a_patch_acts_before_and_while_paused_at_its_place(engine: Engine, tap: str) -> None:
     place = [spec.name for spec in engine.specs].index(tap)
-    value = pack_array(np.full((1, 4), 7.0, np.float32), "float32")
-    patch = {"tap": place, "seq": 0, "step": 0, "index": [[2, 3], [0, 4]], "value": value}
+    value = WireArray.of(np.full((1, 4), 7.0, np.float32), "float32")
+    shares = dict.fromkeys(range(engine.client.config.tp), StagePatch(place, 0, 0, [(2, 3), (0, 4)], value))
     plain = checksums(engine)[0]
-    engine.client.call("patch", patches=[[patch], [patch]])
+    engine.client.patch([shares])
     before = checksums(engine)[0]
     assert (before != plain).all(axis=0).nonzero()[0][0] == place
-    engine.client.call("patch", patches=[[], []])
+    engine.client.patch([])
     engine.rules({})
     engine.add(PROMPT)
     begin(engine, stop="place", place=place)
-    engine.client.call("patch", patches=[[patch], [patch]])
-    during = Pass(begin(engine, "resume"), engine.specs).checksums
-    engine.client.call("patch", patches=[[], []])
+    engine.client.patch([shares])
+    during = resume(engine).checksums
+    engine.client.patch([])
     assert (during == before).all()
 
 
@@ -195,15 +210,18 @@ def test_an_interrupt_stops_all_ranks_at_one_operation(engine: Engine) -> None:
     for number in range(passes):
         if number == 0:
             engine.client.interrupt()  # once for certain: it is there before the pass begins
-        engine.client.send("step", forced={}, pause={"stop": "never"})
+        command = RunStep(pause=PauseSpec())
+        engine.client.send(command)
         time.sleep(chance.random() ** 3 * 0.01)
         engine.client.interrupt()
-        answers = engine.client.collect(60)
+        reports = engine.client.collect(command, 60)
         engine.client.clear_interrupt()
-        while answers[0].get("paused"):
+        while isinstance(reports[0], PauseReport):
             interrupted += 1
-            assert {(a["place"], a["reason"]) for a in answers} == {(answers[0]["place"], "interrupt")}
-            answers = begin(engine, "resume", stop="never")
-        found.append(Pass(answers, engine.specs).checksums)
+            assert {(one.pause.place, one.pause.reason) for one in reports} == {
+                (reports[0].pause.place, "interrupt")
+            }
+            reports = engine.client.call(ResumeStep(PauseSpec()))
+        found.append(Pass(reports, engine.specs).checksums)
     assert interrupted > 0
     assert (np.stack(found) == expected).all()

@@ -18,7 +18,7 @@ NAMES = ["qwen2-window", "qwen3", "llama-bias"]
 
 def run(engine: Engine, path: Path, prompts: list[list[int]], steps: int) -> list[Pass]:
     engine.load(path)
-    engine.watch(*(spec.name for spec in engine.specs), statistics=True)
+    engine.capture(*(spec.name for spec in engine.specs), statistics=True)
     return engine.generate(prompts, steps)
 
 
@@ -74,10 +74,10 @@ def test_the_last_row_alone_can_be_captured(
     engine = engine_of(1)
     taps = ["layers.0.mlp.act", "layers.1.attn.scores", "layers.1.attn.probs", "layers.2.attn.q_rope"]
     engine.load(variant("qwen2-window"))
-    engine.watch(*taps, statistics=True)
+    engine.capture(*taps, statistics=True)
     (whole,) = engine.generate(PROMPTS, 1)
     engine.rules({})
-    engine.watch(last=taps, statistics=True)
+    engine.capture(last=taps, statistics=True)
     (last,) = engine.generate(PROMPTS, 1)
     for tap in taps:
         axis = 1 if tap.endswith(("scores", "probs")) else 0
@@ -91,5 +91,5 @@ def test_what_is_off_is_not_told(engine_of: Callable[[int], Engine], variant: Ca
     engine = engine_of(1)
     engine.load(variant("qwen3"))
     (one,) = engine.generate(PROMPTS, 1)
-    assert one.answers[0]["tensors"] == []
-    assert "stats" not in one.answers[0]
+    assert one.reports[0].tensors == []
+    assert one.reports[0].stats is None

@@ -18,7 +18,7 @@ from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.registry import Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.judgement import DiagnosisError
-from workbench.inferior.recorder import taps_of
+from workbench.inferior.step_record import taps_of
 from workbench.models.capture import FULL
 from workbench.references.golden import record_pair
 from workbench.references.request import DTYPES, GoldenSequence
@@ -107,7 +107,7 @@ class BranchRun:
                     if corrected is None:
                         record = engine.rerun(self.branch, step)
                     else:
-                        record = engine.rerun_corrected(self.branch, step, list(corrected(step)))
+                        record = engine.rerun_corrected(self.branch, step, corrected(step))
                     writer.step(0, record)
 
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from engine.faults.catalogue import DEFAULTS, FAULTS
+from engine.ranks.messages import RankWeight, ReadWeights
 from sessions.meta import WeightShare
 from sessions.text import clean
 from workbench.debugger.answers import Result, Table
@@ -96,22 +97,21 @@ def _on_ranks(debugger: Debugger, branch: int) -> tuple[WeightShare, ...]:
     engine, rules = debugger.engine, debugger.timeline.line(branch).rules
     if engine.inferior.rules != rules:  # the ranks still stand under those of another branch
         engine.stand_under(branch, max(debugger.position.step, 0))
-    answers = engine.inferior.client.call("weights", compare=True, timeout=None)
+    reports = engine.inferior.client.call(ReadWeights(compare=True), timeout=None)
     shares = [
         WeightShare(
-            name, rank, tuple(told["shape"]), told["dtype"], tuple(told["stats"]),
-            f"{told['checksum']:016x}", _compared(told),
+            name, rank, tuple(held.shape), held.dtype, tuple(held.stats), f"{held.checksum:016x}", _compared(held)
         )
-        for rank, answer in enumerate(answers)
-        for name, told in answer["weights"].items()
+        for rank, report in enumerate(reports)
+        for name, held in report.weights.items()
     ]  # fmt: skip
     return tuple(sorted(shares, key=lambda share: (share.name, share.rank)))
 
 
-def _compared(told: Mapping[str, Any]) -> str:
-    if told["checkpoint"] is None:
+def _compared(held: RankWeight) -> str:
+    if held.checkpoint is None:
         return "absent"
-    return "equal" if told["checkpoint"] == told["checksum"] else "different"
+    return "equal" if held.checkpoint == held.checksum else "different"
 
 
 def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ranks.wire import pack_array, widen
+from engine.ranks.messages import LogitLens
+from engine.ranks.wire import WireArray, widen
 from workbench.debugger.answers import Position, Table
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_tensor
@@ -108,16 +109,16 @@ def _golden_rows(
 
 def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32]) -> tuple[LensRow, ...]:
     client = debugger.engine.inferior.client
-    answer = client.call("lens", rows=pack_array(np.ascontiguousarray(rows), "float32"), top=TOP)[0]
+    report = client.call(LogitLens(WireArray.of(rows, "float32"), TOP))[0]
     return tuple(
         LensRow(
             name,
-            tuple(told["top_ids"]),
-            tuple(_finite(logit) for logit in told["top_logits"]),
-            _finite(told["logsumexp"]),
-            _finite(told["entropy"]),
+            tuple(told.top_ids),
+            tuple(_finite(logit) for logit in told.top_logits),
+            _finite(told.logsumexp),
+            _finite(told.entropy),
         )
-        for name, told in zip(names, answer["layers"], strict=True)
+        for name, told in zip(names, report.layers, strict=True)
     )
 
 

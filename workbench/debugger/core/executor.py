@@ -12,15 +12,17 @@ be computed: moving about in what was recorded never touches the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.ranks.wire import unpack_array, widen
+from engine.ranks.messages import ChecksumCache
+from engine.taps.breaks import PauseSpec
 from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.core.timeline import Timeline, TimelineBranch
 from workbench.debugger.errors import ReplayMismatch
@@ -64,7 +66,7 @@ class Executor:
     # --- new passes ----------------------------------------------------------------------------------
 
     def start(
-        self, branch: int, pause: Mapping[str, Any] | None, forced: Mapping[int, int] | None = None
+        self, branch: int, pause: PauseSpec | None, forced: Mapping[int, int] | None = None
     ) -> Flight | StepRecord:
         """Begin the branch's next pass and run until `pause` or its end."""
         assert self.flight is None, "a pass is in flight: land it first"
@@ -78,7 +80,7 @@ class Executor:
         self.reach(branch, step)
         self._configure(self.timeline.owner(branch, step), step)
 
-    def go_on(self, pause: Mapping[str, Any]) -> Flight | StepRecord:
+    def go_on(self, pause: PauseSpec) -> Flight | StepRecord:
         """Go on in the pass in flight."""
         assert self.flight is not None, "no pass is in flight"
         flight = self.flight
@@ -90,7 +92,7 @@ class Executor:
             self.inferior.client.clear_interrupt()
             flight = self.flight
             outcome = self._fly(
-                flight.branch, flight.step, lambda: self.inferior.resume({"stop": "never"}, lambda: None)
+                flight.branch, flight.step, lambda: self.inferior.resume(PauseSpec(), lambda: None)
             )
             assert isinstance(outcome, StepRecord), "a pass without a pause specification cannot pause"
 
@@ -104,15 +106,14 @@ class Executor:
         """Each rank's tensor at a tap that has passed in the pass in flight; None: it was not kept."""
         assert self.flight is not None
         try:
-            packed = self.inferior.read(place, seq)
+            parts = self.inferior.read(place, seq)
         except RequestError:
             return None
         found = {}
-        for rank, one in enumerate(packed):
-            array, dtype = unpack_array(one)
-            found[rank] = widen(array, dtype)
+        for rank, one in enumerate(parts):
+            found[rank] = one.numbers
             tap = self.timeline.places.names[place]
-            self._read.append(TensorRecord(tap, rank, seq, array.copy(), dtype))
+            self._read.append(TensorRecord(tap, rank, seq, one.array, one.dtype))
         return found
 
     def _fly(self, branch: int, step: int, go: Callable[[], StepRecord | Paused]) -> Flight | StepRecord:
@@ -162,7 +163,7 @@ class Executor:
             raise ReplayMismatch(branch, step, place, self.timeline.places.names[place], ranks)
         return again
 
-    def rerun_corrected(self, branch: int, step: int, corrections: Sequence[Patch]) -> StepRecord:
+    def rerun_corrected(self, branch: int, step: int, corrections: Iterable[Patch]) -> StepRecord:
         """Run the recorded `step` again, each tap overwritten once it was recorded; nothing is recorded in the
         session, and there is nothing to verify."""
         again = self._again(branch, step, corrections)
@@ -195,7 +196,7 @@ class Executor:
 
     def kv_checksums(self) -> list[int]:
         """One number a rank for all that is cached."""
-        return [int(answer["checksum"]) for answer in self.inferior.client.call("kv_checksum")]
+        return [report.checksum for report in self.inferior.client.call(ChecksumCache())]
 
     def reset(self) -> None:
         """Break the pass in flight off and start from the prompt: nothing is known of where the engine stands."""
@@ -215,7 +216,7 @@ class Executor:
 
     # --- inside --------------------------------------------------------------------------------------
 
-    def _again(self, branch: int, step: int, corrections: Sequence[Patch] = ()) -> StepRecord:
+    def _again(self, branch: int, step: int, corrections: Iterable[Patch] = ()) -> StepRecord:
         expected = self.timeline.record(branch, step)
         self._configure(self.timeline.owner(branch, step), step, corrections)
         self.inferior.branch = None
@@ -238,7 +239,7 @@ class Executor:
             for seq, (low, _) in trace.rows.items()
         )
 
-    def _configure(self, line: TimelineBranch, step: int, corrections: Sequence[Patch] = ()) -> None:
+    def _configure(self, line: TimelineBranch, step: int, corrections: Iterable[Patch] = ()) -> None:
         """Rules, sampling and patches as `line` has them in `step`, and `corrections` beside them."""
         inferior = self.inferior
         if inferior.rules != line.rules:
@@ -250,6 +251,6 @@ class Executor:
             wanted = replace(inferior.first_sampling[seq], **line.sampling.get(seq, {}))
             if state.sampling != wanted:
                 inferior.set_sampling(seq, wanted)
-        patches = [*(patch for patch in line.patches if patch.step == step), *corrections]
-        if patches or inferior.patches:
-            inferior.set_patches(patches)
+        patches = [patch for patch in line.patches if patch.step == step]
+        if patches or corrections or inferior.patched:
+            inferior.set_patches(chain(patches, corrections))

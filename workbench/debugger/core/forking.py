@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from engine.taps.breaks import PauseSpec
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import registry
 from workbench.debugger.core.backwards import backward_to
@@ -45,7 +46,7 @@ def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> 
             return debugger.stop("pause", f"interrupted: the branch has {step} of {again} steps run again")
         told = timeline.record(at.branch, step).sequences
         forced = {one.seq: one.emitted for one in told if one.emitted is not None}
-        engine.start(made.id, {"stop": "never", "keep": False}, forced)
+        engine.start(made.id, PauseSpec(keep=False), forced)
         debugger.position = Position(made.id, step)
         debugger.events(StepEvent(made.id, step))
     return _arrive(debugger, at)

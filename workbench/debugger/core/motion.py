@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from engine.taps.breaks import PauseSpec
 from sessions import Session
 from sessions.records import StepRecord
 from workbench.debugger.answers import Position, Stop
@@ -137,7 +138,7 @@ def _new(debugger: Debugger, goal: Goal, step: int, *, through: bool) -> Stop | 
             outcome = engine.start(branch, None if through else _pause(debugger, goal, False))
         else:
             after = flight.stopped.place
-            outcome = engine.go_on(_pause(debugger, goal, True) or {"stop": "never"})
+            outcome = engine.go_on(_pause(debugger, goal, True) or PauseSpec())
         if isinstance(outcome, StepRecord):
             return None
         stop = _in_flight(debugger, goal, outcome, after)
@@ -145,7 +146,7 @@ def _new(debugger: Debugger, goal: Goal, step: int, *, through: bool) -> Stop | 
             return stop
 
 
-def _pause(debugger: Debugger, goal: Goal, inside: bool) -> dict[str, Any] | None:
+def _pause(debugger: Debugger, goal: Goal, inside: bool) -> PauseSpec | None:
     """What the ranks are told to stop at. Stepping keeps what passes readable; running does not, because a
     long prefill would cost memory (what is looked at later is computed again). None where nothing can stop
     a pass that is over before anybody's patience is: then it costs nothing to be able to."""
@@ -154,7 +155,7 @@ def _pause(debugger: Debugger, goal: Goal, inside: bool) -> dict[str, Any] | Non
     if not breaks and goal.stop == "never" and not inside and soon:
         return None
     keep = inside or goal.stop in ("operation", "layer", "place")
-    return {"stop": goal.stop, "place": goal.place, "breaks": breaks, "keep": keep}
+    return PauseSpec(goal.stop, goal.place, breaks, keep)
 
 
 def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> Stop | None:
@@ -230,7 +231,7 @@ def eos_ids(debugger: Debugger) -> list[int]:
 def _exhausted(debugger: Debugger) -> Stop | None:
     """The context is full: no pass can follow."""
     inferior = debugger.engine.inferior
-    context = int(inferior.loaded[0]["context"])
+    context = inferior.loaded[0].context
     line = debugger.timeline.line(debugger.position.branch)
     for seq in inferior.sequences:
         told = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ranks.wire import unpack_array, widen
+from engine.ranks.messages import ReadWeight
+from engine.ranks.wire import widen
 from sessions import LayoutError, layouts
 from sessions.records import STATISTICS, TensorRecord
 from workbench.debugger.core.debugger import Debugger
@@ -131,11 +132,8 @@ def statistics_at(debugger: Debugger, place: int) -> list[list[float]]:
 
 def weight_of(debugger: Debugger, name: str) -> dict[int, NDArray[Any]]:
     """Each rank's share of a parameter, by its checkpoint name. Live only."""
-    found = {}
-    for rank, answer in enumerate(debugger.engine.inferior.client.call("weight", name=name)):
-        array, dtype = unpack_array(answer["tensor"])
-        found[rank] = widen(array, dtype)
-    return found
+    reports = debugger.engine.inferior.client.call(ReadWeight(name))
+    return {rank: report.value.numbers for rank, report in enumerate(reports)}
 
 
 def _recorded(debugger: Debugger, tap: str, step: int, seq: int, branch: int, whole: bool) -> Parts | None:

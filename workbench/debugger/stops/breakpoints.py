@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.taps.breaks import Break
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.stops.predicates import Value, holds
 
@@ -43,9 +44,9 @@ class Breakpoint:
         """DAP's word for a stop here."""
         return {"break": "breakpoint", "watch": "data breakpoint", "catch": "exception"}[self.kind]
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> Break:
         """What the ranks are told."""
-        return {"id": self.id, "places": sorted(self.places), "when": self.when, "rank": self.rank}
+        return Break(self.id, self.places, self.when, self.rank)
 
     def describe(self) -> str:
         """ "breakpoint 1, layers.0.attn.*"."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RankError
+from engine.ranks.messages import StepReport
 from sessions import Session
 from sessions.format import codec
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
@@ -108,13 +109,16 @@ def test_a_correct_engine_whose_layer_loses_rows_is_stopped(
     client = debugger.engine.inferior.client
     collect = client.collect
 
-    def lose(*arguments: object) -> list[dict[str, object]]:
-        answers = collect(*arguments)
-        answers[1]["sequences"][0]["held"][1] = len(PROMPT)
-        return answers
+    def lose(*arguments: object) -> list[StepReport]:
+        reports = collect(*arguments)
+        reports[1].sequences[0].held[1] = len(PROMPT)
+        return reports
 
     monkeypatch.setattr(client, "collect", lose)
+    inferior = debugger.engine.inferior
+    assert inferior.step().sequences[0].kv_lens[1][1] == len(PROMPT)
+    assert client.alive
     with pytest.raises(
         RankError, match="step 1: 6 tokens were run, the cache holds 5 rows in layer 1 on rank 1"
     ):
-        debugger.engine.inferior.step()
+        inferior.check_aligned()

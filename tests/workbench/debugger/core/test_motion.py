@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.ranks.messages import ChecksumCache
 from engine.run.sampling import Sampling
 from tests.workbench.debugger.conftest import Engines, Live, finish, texts
 from workbench.debugger.answers import Position, Stop
@@ -113,13 +114,13 @@ def straight(engines: Engines) -> Any:
             inferior.add([3, 14, 15, 92, 65], SAMPLING)
             kv, sums, tokens = [], [], []
             for _ in range(STEPS):
-                kv.append([a["checksum"] for a in inferior.client.call("kv_checksum")])
+                kv.append([a.checksum for a in inferior.client.call(ChecksumCache())])
                 record = inferior.step()
                 assert record.checksums is not None
                 assert record.sequences[0].emitted is not None
                 sums.append(record.checksums)
                 tokens.append(record.sequences[0].emitted)
-            kv.append([a["checksum"] for a in inferior.client.call("kv_checksum")])
+            kv.append([a.checksum for a in inferior.client.call(ChecksumCache())])
             known[key] = Straight(sums, tokens, kv)
         return known[key]
 

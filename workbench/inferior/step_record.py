@@ -1,0 +1,74 @@
+"""From the ranks' reports to what a session holds: pure translation, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.ranks.messages import CapturedTensor, StepReport
+from engine.taps.names import TapSpec
+from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from workbench.views.cached_lengths import in_words, odd_lengths
+
+#: What the policy "last" keeps of a tensor [T, …], and of scores and probs [heads, T, K].
+LAST_ROW, LAST_ATTENTION_ROW = "-1:", ":,-1:"
+ATTENTION = (".attn.scores", ".attn.probs")
+
+
+def taps_of(specs: Sequence[TapSpec]) -> list[Tap]:
+    """The engine's taps as a session declares them."""
+    return [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
+
+
+def step_record(step: int, reports: Sequence[StepReport], specs: Sequence[TapSpec]) -> StepRecord:
+    """One forward pass, as all ranks told it."""
+    first = reports[0]
+    stats = [report.stats.array for report in reports if report.stats is not None]
+    checksums = [report.checksums.array for report in reports if report.checksums is not None]
+    return StepRecord(
+        step=step,
+        phase=first.phase,
+        sequences=[_sequence(i, reports) for i in range(len(first.sequences))],
+        wall_seconds=max(report.seconds for report in reports),
+        stats=np.stack(stats, axis=1) if stats else None,  # [taps, ranks, statistics]
+        checksums=np.stack(checksums, axis=1) if checksums else None,
+        tensors=[_tensor(one, rank, specs) for rank, report in enumerate(reports) for one in report.tensors],
+        free_blocks=first.free_blocks,
+        used_blocks=first.used_blocks,
+    )
+
+
+def misaligned(reports: Sequence[StepReport], record: StepRecord) -> str:
+    """Where a layer of a rank has not cached just what was run, in words; empty: nowhere."""
+    for told, sequence in zip(reports[0].sequences, record.sequences, strict=True):
+        run = told.expected_kv_len
+        if odd := odd_lengths(sequence, run):
+            return f"sequence {told.seq}, step {record.step}: {run} tokens were run, the cache holds {in_words(odd)}"
+    return ""
+
+
+def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:
+    told = reports[0].sequences[index]
+    choice = told.choice
+    assert choice is not None, "rank 0 tells what it chose from"
+    return SequenceStep(
+        seq=told.seq,
+        ids=told.ids,
+        positions=told.positions,
+        kv_lens=[report.sequences[index].held for report in reports],
+        block_table=told.block_table,
+        emitted=told.emitted,
+        forced=told.forced,
+        topk_ids=choice.top_ids,
+        topk_logits=choice.top_logits,
+        logsumexp=choice.logsumexp,
+        entropy=choice.entropy,
+    )
+
+
+def _tensor(one: CapturedTensor, rank: int, specs: Sequence[TapSpec]) -> TensorRecord:
+    name = specs[one.tap].name
+    whole = one.cut == "full"
+    part = "" if whole else LAST_ATTENTION_ROW if name.endswith(ATTENTION) else LAST_ROW
+    return TensorRecord(name, rank, one.seq, one.value.array, one.value.dtype, part)
