@@ -1,0 +1,229 @@
+"""Pane, report, JSON and command say the same of every shipped recording: they ask one read model."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.faults.catalogue import FAULTS
+from sessions import Session
+from workbench.cli.main import run
+from workbench.debugger.answers import Stop
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.host.replay import open_replay
+from workbench.export.document import document
+from workbench.export.json import dumps
+from workbench.export.report import render
+from workbench.views.journal import journal
+from workbench.views.judged_step import judged_step
+from workbench.views.operations import operations
+from workbench.views.overview import overview, present
+from workbench.views.request import Request
+from workbench.views.sentinel_scan import Sentinel, SentinelScan
+from workbench.views.source import SessionSource
+from workbench.views.story import Story, tell
+from workbench.views.token_line import TokenLine, TokenLines
+from workbench.views.where import Where
+
+RECORDED = sorted((Path(__file__).parents[3] / "sessions" / "recorded").glob("*.session"))
+
+
+@dataclass
+class Told:
+    """One recording as everyone who tells of it reads it."""
+
+    path: Path
+    source: SessionSource
+    debugger: Debugger
+    stories: dict[int, Story]  # by the branch in focus
+
+    @property
+    def session(self) -> Session:
+        return self.source.session
+
+    @property
+    def branches(self) -> list[int]:
+        return [branch.id for branch in self.session.branches()]
+
+    def page(self, branch: int) -> str:
+        """The report's words."""
+        body = re.sub(r"<(script|style).*?</\1>", " ", render(self.stories[branch]), flags=re.S)
+        return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+    def json(self, branch: int) -> dict[str, Any]:
+        """What `lockstep export --json` writes."""
+        found: dict[str, Any] = json.loads(dumps(document(self.stories[branch])))
+        return found
+
+    def watch(self, branch: int) -> dict[str, Sentinel]:
+        """What the Sentinels pane shows when it has looked at every step."""
+        scan = SentinelScan()
+        while (watch := scan.watch(self.source, Where(branch))).scanned < watch.total:
+            pass
+        return {one.kind: one for one in watch.sentinels}
+
+    def line(self, branch: int) -> TokenLine:
+        """The token strip."""
+        lines = TokenLines()
+        while not (line := lines.line(self.source, branch, 0)).complete:
+            pass
+        return line
+
+
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: path.stem)
+def told(request: pytest.FixtureRequest) -> Iterator[Told]:
+    with Session.open(request.param) as session, open_replay(request.param) as debugger:
+        stories = {b.id: tell(session, Request(branch=b.id), FAULTS) for b in session.branches()}
+        yield Told(request.param, SessionSource(session), debugger, stories)
+
+
+def test_there_are_recordings() -> None:
+    assert len(RECORDED) >= 10
+
+
+def test_what_ran(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sessions", "show", str(told.path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    seen, identity, document = overview(told.source), told.stories[0].identity, told.json(0)["identity"]
+    for name, value in (("model", seen.model), ("device", seen.device), ("dtype", seen.dtype)):
+        assert value == getattr(identity, name) == document[name]
+        assert value in told.page(0)
+    assert (seen.model, seen.dtype, seen.ranks) == (shown["model"], shown["dtype"], shown["tp"])
+    assert seen.name == identity.file == document["file"]
+
+
+def test_the_rules_that_differ(told: Told) -> None:
+    told.debugger.execute("goto -1")
+    differing = {(rule.name, rule.value): rule for rule in told.stories[0].identity.rules}
+    document = {(rule["name"], rule["value"]) for rule in told.json(0)["identity"]["rules"]}
+    seen = overview(told.source)
+    assert {rule for line in seen.branches for rule in line.rules} == set(differing) == document
+    for line, node in zip(seen.branches, journal(told.source, Where()).branches, strict=True):
+        assert line == node.line
+        assert dict(line.rules) == told.debugger.timeline.line(line.id).rules
+        told.debugger.execute(f"branch {line.id}")
+        where = told.debugger.execute("where").to_json()
+        assert dict(line.rules) == where["data"]["rules"]
+    for rule in differing.values():
+        assert f"{rule.name}={rule.value} instead of {rule.correct}: {rule.title}" in told.page(0)
+
+
+def test_the_owner_of_each_step(told: Told) -> None:
+    for branch in told.branches:
+        for at, step in enumerate(told.session.steps(branch)):
+            owner = told.session.owner(step, branch)
+            assert owner == told.debugger.timeline.owner(branch, step).id
+            (tokens,) = told.stories[branch].tokens
+            choice = next(line for line in tokens.lines if line.branch == branch).choices[at]
+            assert choice is not None
+            assert choice.own == (owner == branch)
+
+
+def test_the_emitted_tokens(told: Told) -> None:
+    for branch in told.branches:
+        line, document = told.line(branch), told.json(branch)
+        label = told.source.texts.label
+        emitted = told.debugger.timeline.tokens(branch)
+        cells = [cell for cell in line.tokens.cells if cell.step is not None]
+        assert [cell.token for cell in cells] == emitted
+        told.debugger.execute(f"branch {branch}")
+        told.debugger.execute(f"goto {len(emitted) - 1}")
+        printed = told.debugger.execute("print tokens").to_json()
+        assert printed["data"]["value"] == emitted
+        (tokens,) = document["tokens"]
+        of_branch = next(one for one in tokens["lines"] if one["branch"] == branch)
+        choices = [one for one in of_branch["choices"] if one is not None]
+        labels = [label(token) for token in emitted]
+        assert [one["label"] for one in choices] == labels == [cell.label for cell in cells]
+        for step, one in enumerate(choices):
+            seen = present(told.source, Where(branch, step))
+            assert seen is not None
+            assert seen.emitted == one["label"]
+            assert seen.entropy == one["entropy"] or one["entropy"] == "nan"
+        assert all(" ".join(text.split()) in told.page(branch) for text in labels)
+
+
+def test_the_verdict_and_the_first_wrong_tap(told: Told) -> None:
+    for branch in told.branches:
+        story, document = told.stories[branch], told.json(branch)
+        told.debugger.execute(f"branch {branch}")
+        found = told.debugger.execute("golden").to_json()
+        first, summary = story.judgement.first, found["first_divergence"]
+        assert (first is None) == (found["verdict"] == "match") == (summary is None)
+        fired = told.watch(branch)["golden"]
+        steps = [judged_step(told.source, Where(branch, step)) for step in told.session.steps(branch)]
+        failed = next((one for one in steps if one.first is not None), None)
+        words = " ".join(told.page(branch).split())
+        if first is None:
+            assert failed is None
+            assert document["judgement"]["first"] is None
+            assert fired.step is None
+            assert "Agrees with the golden reference" in words
+            continue
+        place = (first.step, first.tap)
+        assert failed is not None
+        assert failed.first is not None
+        assert place == (failed.step, failed.first.name) == (summary["step"], summary["tap"])
+        assert place == (document["judgement"]["first"]["step"], document["judgement"]["first"]["tap"])
+        assert place == (fired.step, fired.tap)
+        assert f"Leaves the golden reference at {first.tap}" in words
+        seen = present(told.source, Where(branch, first.step))
+        assert seen is not None
+        assert (seen.verdict, seen.first_wrong) == ("fail", first.tap)
+        assert story.judgement.causes[0].in_words() == failed.causes[0] == found_cause(found)
+        assert failed.causes[0] in words
+        told.debugger.execute("goto -1")
+        told.debugger.execute("catch golden")
+        stop = told.debugger.execute("continue")
+        told.debugger.execute("delete")
+        assert isinstance(stop, Stop)
+        assert (stop.step, stop.tap) == place
+        assert stop.description.endswith(fired.what)
+
+
+def found_cause(golden: dict[str, Any]) -> str:
+    """The first cause as the command prints it."""
+    cause = golden["causes"][0]
+    residual = cause["residual"]
+    left = "" if not residual >= 1e-4 else f" (leaves {100 * residual:.2g} % of the error)"
+    return f"{cause['text']}{left}"
+
+
+def test_the_sentinels(told: Told) -> None:
+    """Of the branch that looks at every step of itself: the shipped recordings share none between branches."""
+    for branch in told.branches:
+        pane, story = told.watch(branch), told.stories[branch]
+        reported = {one.kind: one for one in story.sentinels if one.branch == branch}
+        document = {one["name"]: one for one in told.json(branch)["sentinels"] if one["branch"] == branch}
+        for kind, one in reported.items():
+            told_json = document[one.name]
+            assert (one.name, one.step, one.what, one.tap, one.ranks) == (
+                pane[kind].name, pane[kind].step, pane[kind].what, pane[kind].tap, pane[kind].ranks,
+            )  # fmt: skip
+            assert (told_json["step"], told_json["what"], told_json["tap"]) == (one.step, one.what, one.tap)
+            assert one.name in told.page(branch)
+            assert " ".join(one.what.split()) in told.page(branch)
+        for kind in ("desync", "repetition", "nan", "inf"):
+            assert _caught(told.debugger, branch, kind) == pane[kind].step, kind
+        timeline = told.debugger.timeline
+        for step in told.session.steps(branch):
+            seen = operations(told.source, Where(branch, step))
+            assert ("≠" in seen.agreement) == (timeline.desync(branch, step) is not None)
+
+
+def _caught(debugger: Debugger, branch: int, sentinel: str) -> int | None:
+    """The step at which `catch` stops first."""
+    debugger.execute(f"branch {branch}")
+    debugger.execute("goto -1")
+    debugger.execute(f"catch {sentinel}")
+    stop = debugger.execute("continue")
+    debugger.execute("delete")
+    assert isinstance(stop, Stop)
+    return stop.step if stop.hit_breakpoint_ids else None
