@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.faults.catalogue import FAULTS
-from sessions import Session
+from sessions import STATISTICS, Session
+from tests.workbench.export import made
 from workbench.cli.main import run
 from workbench.debugger.answers import Stop
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.errors import NotCaptured
 from workbench.debugger.host.replay import open_replay
 from workbench.export.document import document
 from workbench.export.json import dumps
 from workbench.export.report import render
+from workbench.views.golden_event import last_golden_event
 from workbench.views.journal import journal
 from workbench.views.judged_step import judged_step
 from workbench.views.operations import operations
@@ -77,11 +81,27 @@ class Told:
         return line
 
 
-@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: path.stem)
-def told(request: pytest.FixtureRequest) -> Iterator[Told]:
-    with Session.open(request.param) as session, open_replay(request.param) as debugger:
+@pytest.fixture(scope="module", params=[*RECORDED, None], ids=lambda path: path.stem if path else "forked")
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """A shipped recording; or one made by hand with a branch that shares two steps with main."""
+    path = request.param or _forked(tmp_path_factory.mktemp("forked") / "a.session")
+    with Session.open(path) as session, open_replay(path) as debugger:
         stories = {b.id: tell(session, Request(branch=b.id), FAULTS) for b in session.branches()}
-        yield Told(request.param, SessionSource(session), debugger, stories)
+        yield Told(path, SessionSource(session), debugger, stories)
+
+
+def _forked(path: Path) -> Path:
+    """Main turns to NaN, its ranks differ, and it leaves the golden reference; the branch repeats itself."""
+
+    def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
+        if step == 1:
+            sums[3, 1] = 1
+        if step >= 3:
+            stats[2:, 1, STATISTICS.index("nan")] = 9
+
+    made.build(path, tokens=range(10, 24), other=[40] * 12, change=change)
+    made.judge(path)
+    return path
 
 
 def test_there_are_recordings() -> None:
@@ -154,6 +174,11 @@ def test_the_verdict_and_the_first_wrong_tap(told: Told) -> None:
     for branch in told.branches:
         story, document = told.stories[branch], told.json(branch)
         told.debugger.execute(f"branch {branch}")
+        if last_golden_event(told.session, branch) is None:
+            assert (story.judgement.first, told.watch(branch)["golden"].step) == (None, None)
+            with pytest.raises(NotCaptured, match="never held against"):
+                told.debugger.execute("golden")
+            continue
         found = told.debugger.execute("golden").to_json()
         first, summary = story.judgement.first, found["first_divergence"]
         assert (first is None) == (found["verdict"] == "match") == (summary is None)
@@ -197,12 +222,22 @@ def found_cause(golden: dict[str, Any]) -> str:
 
 
 def test_the_sentinels(told: Told) -> None:
-    """Of the branch that looks at every step of itself: the shipped recordings share none between branches."""
+    """The report looks at a step where it was recorded, the pane and `catch` wherever it is shared."""
     for branch in told.branches:
         pane, story = told.watch(branch), told.stories[branch]
+        shared = {one.kind: one for one in story.sentinels if one.branch == 0}
         reported = {one.kind: one for one in story.sentinels if one.branch == branch}
+        inherited = {
+            kind for kind, one in pane.items()
+            if one.step is not None and told.session.owner(one.step, branch) != branch
+        }  # fmt: skip
+        assert all(
+            (pane[kind].step, pane[kind].what) == (shared[kind].step, shared[kind].what) for kind in inherited
+        )
         document = {one["name"]: one for one in told.json(branch)["sentinels"] if one["branch"] == branch}
         for kind, one in reported.items():
+            if kind in inherited:
+                continue
             told_json = document[one.name]
             assert (one.name, one.step, one.what, one.tap, one.ranks) == (
                 pane[kind].name, pane[kind].step, pane[kind].what, pane[kind].tap, pane[kind].ranks,
