@@ -104,6 +104,12 @@ def local_name(tap: str) -> str:
     return tap if layer_of(tap) is None else tap.split(".", 2)[2]
 
 
+def layer_path(tap: str) -> str:
+    """ "layers.3.attn.q_proj" -> "layers.3"; a tap outside the layers stands for itself."""
+    layer = layer_of(tap)
+    return tap if layer is None else f"layers.{layer}"
+
+
 def count_layers(taps: Iterable[str]) -> int:
     """How many layers the taps belong to: 1 + the highest."""
     return 1 + max((layer for tap in taps if (layer := layer_of(tap)) is not None), default=-1)

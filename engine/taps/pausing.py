@@ -17,7 +17,7 @@ from engine.batch import Batch
 from engine.parallel.comm import Comm
 from engine.taps.breaks import Break, Pause, PauseSpec
 from engine.taps.measure import measure, merge, statistics, unmask
-from engine.taps.names import STATISTICS, TapSpec, layer_of
+from engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path
 from engine.taps.predicate import evaluate
 
 
@@ -72,7 +72,7 @@ class Pauser:
         pause = self._reason(place)
         if pause is not None:
             self.arm(self._wait(replace(pause, names=self._names(place))))
-            self._layer = _layer_of(self._specs[place].name)
+            self._layer = layer_path(self._specs[place].name)
 
     def _reason(self, place: int) -> Pause | None:
         if self._interrupted(place):
@@ -80,7 +80,7 @@ class Pauser:
         all_hits, own_hits = self._hits(place)
         if all_hits:
             return Pause(place, "breakpoint", all_hits, own_hits)
-        layer = _layer_of(self._specs[place].name)
+        layer = layer_path(self._specs[place].name)
         stepped = (
             self.spec.stop == "operation"
             or (self.spec.stop == "place" and place == self.spec.place)
@@ -92,7 +92,7 @@ class Pauser:
         """Whether any rank was told to pause. Asked once a layer: it takes a collective."""
         if self._comm.size == 1:
             return self._comm.interrupted
-        layer = _layer_of(self._specs[place].name)
+        layer = layer_path(self._specs[place].name)
         if layer == self._agreed:
             return False
         self._agreed = layer
@@ -142,8 +142,3 @@ class Pauser:
             for cache, held in enumerate(span.held)
         ]
         return min(rows) if layer is None else rows[layer]
-
-
-def _layer_of(tap: str) -> str:
-    """ "layers.3.attn.q_proj" -> "layers.3"; taps outside the layers stand for themselves."""
-    return ".".join(tap.split(".")[:2]) if tap.startswith("layers.") else tap

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.taps.names import layer_of
+from engine.taps.names import layer_path
 from sessions.records import JSON
 from workbench.debugger.answers import Result, Table, counted
 from workbench.debugger.core.backwards import backward_to
@@ -96,9 +96,9 @@ def check(debugger: Debugger) -> Result:
     verdicts = debugger.session.verdicts(branch=debugger.position.branch)
     layers: dict[tuple[int, str], dict[str, int]] = {}
     for one in verdicts:
-        layer = layer_of(one.tap)
-        name = one.tap if layer is None else f"layers.{layer}"
-        counts = layers.setdefault((one.step, name), {"pass": 0, "suspect": 0, "fail": 0, "absent": 0})
+        counts = layers.setdefault(
+            (one.step, layer_path(one.tap)), {"pass": 0, "suspect": 0, "fail": 0, "absent": 0}
+        )
         if one.verdict in counts:
             counts[one.verdict] += 1
     rows = [[step, name, *counts.values()] for (step, name), counts in layers.items()]

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from engine.taps.names import layer_of
+from engine.taps.names import layer_of, layer_path
 from sessions.text import clean
 from workbench.debugger.answers import Position
 from workbench.debugger.errors import CommandError
@@ -57,21 +57,16 @@ class Places:
         layer = [place for place, name in enumerate(self.names) if name.startswith(f"{location}.")]
         return layer[:1] if layer else [self.exact(location)]
 
-    def layer_of(self, place: int) -> str:
-        """ "layers.3" of a layer's tap; taps outside the layers stand for themselves."""
-        name = self.names[place]
-        return ".".join(name.split(".")[:2]) if name.startswith("layers.") else name
-
     def layer_start(self, place: int) -> int:
         """The first place of the layer of `place`."""
-        layer = self.layer_of(place)
-        while place > 0 and self.layer_of(place - 1) == layer:
+        layer = layer_path(self.names[place])
+        while place > 0 and layer_path(self.names[place - 1]) == layer:
             place -= 1
         return place
 
     def layer_end(self, place: int) -> int:
         """The last place of the layer of `place`."""
-        layer = self.layer_of(place)
-        while place + 1 < len(self.names) and self.layer_of(place + 1) == layer:
+        layer = layer_path(self.names[place])
+        while place + 1 < len(self.names) and layer_path(self.names[place + 1]) == layer:
             place += 1
         return place
