@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from engine.rules import CORRECT, Rules
 
 def resolve(rules: Mapping[str, str]) -> Rules:
     """Rule names and values -> the seams of a run. ConfigError for what the catalogue does not know."""
-    seams: dict[str, Any] = {}
+    seams: dict[str, Callable[..., Any]] = {}
     replaced_by: dict[str, str] = {}
     for fault in faults_of(rules):
         for seam, replacement in fault.patch.items():
