@@ -1,0 +1,38 @@
+"""A model that no machine can hold: one line and exit 3 from every command that would run it, nothing started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from workbench.cli.main import run
+from workbench.demo import MODEL_DIR
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("command", ["generate", "check", "run"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"num_hidden_layers": 10_000}, {"hidden_size": 2_000_000_000}],
+    ids=lambda sizes: next(iter(sizes)),
+)
+def test_sizes_that_its_files_contradict_are_refused_before_anything_starts(
+    command: str, sizes: dict[str, int], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(MODEL_DIR, tmp_path / "hostile")
+    config = json.loads((path / "config.json").read_text()) | {"layer_types": None} | sizes
+    (path / "config.json").unlink()
+    (path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - `run` reads commands from it
+    before = set(psutil.Process().children())
+    assert run([command, str(path), "--prompt", "hi"]) == 3
+    assert set(psutil.Process().children()) <= before
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0
+    assert "do not fit config.json" in said
+    assert "config.json describes" in said
