@@ -12,13 +12,13 @@ from prompt_toolkit.history import FileHistory
 from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from workbench.cli.console import Console
-from workbench.debugger.answers import counted
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
 from workbench.exit_codes import Exit
 from workbench.paths import data_directory
 from workbench.views.identity import model_name
+from workbench.views.words import plural
 
 #: Groups whose last command an empty line repeats.
 _REPEATED = ("running", "reversing")
@@ -60,9 +60,9 @@ def greeting(debugger: Debugger) -> str:
     """What stands before the debugger, and how to begin."""
     at, name = debugger.position, model_name(debugger.session)
     prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.timeline.sequences()]
-    tokens = " and ".join(counted(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
+    tokens = " and ".join(plural(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
     last = debugger.timeline.last(at.branch)
-    state = "live" if debugger.live else f"a replay of {counted(last + 1, 'step')}"
+    state = "live" if debugger.live else f"a replay of {plural(last + 1, 'step')}"
     begin = (
         ""
         if at.step >= 0

@@ -203,11 +203,6 @@ def number(value: float) -> str:
     return "nan" if math.isnan(value) else f"{value:.6g}"
 
 
-def counted(count: int, noun: str) -> str:
-    """ "1 tap", "2 taps"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def cell(value: Any) -> str:
     """One value of a table."""
     if value is None:

@@ -90,7 +90,7 @@ def _heads(
     ranks, count = source.session.ranks, len(values)
     kv_heads = min(source.meta.model.num_kv_heads or count, count)
     return tuple(
-        AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], figures(values[h, -1]))
+        AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], row_figures(values[h, -1]))
         for h in shown
     )
 
@@ -151,7 +151,7 @@ def _is_whole(source: SessionSource, where: Where, queries: int) -> bool:
     return sequence is not None and len(sequence.ids) == queries
 
 
-def figures(row: NDArray[np.floating[Any]]) -> RowFigures:
+def row_figures(row: NDArray[np.floating[Any]]) -> RowFigures:
     """The figures of one row [keys] of probabilities; hidden keys (-inf) count as 0."""
     values = np.where(np.isneginf(row), 0, row).astype(np.float64)
     finite = np.where(np.isfinite(values), np.maximum(values, 0), 0)

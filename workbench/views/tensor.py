@@ -102,7 +102,7 @@ def _array(
     return ours.array.astype(np.float32) - golden.array.astype(np.float32), "", ours.slice, ""
 
 
-def figures(values: NDArray[np.float32], bins: int = 48) -> TensorFigures:
+def tensor_figures(values: NDArray[np.float32], bins: int = 48) -> TensorFigures:
     """The statistics of `values`, with a histogram of so many bins."""
     flat = values.reshape(-1)
     finite = flat[np.isfinite(flat)].astype(np.float64)

@@ -56,12 +56,14 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """The strip of one branch; `prompt` cells come before that of step 0. `complete`: nothing left to read."""
+    """The strip of one branch; `prompt` cells come before that of step 0. `complete`: nothing left to read. `fed` are
+    the labels of the tokens that went in, from position `skipped` on: a prefill may take several steps."""
 
     tokens: TokenRow = field(default_factory=TokenRow)
     prompt: int = 0
     complete: bool = True
     skipped: int = 0  # tokens of the prompt that the strip leaves out at its beginning
+    fed: tuple[str, ...] = ()
 
     def at(self, step: int) -> int | None:
         """The cell of a step."""
@@ -69,9 +71,11 @@ class TokenLine:
         return index if index < len(self.tokens.cells) else None
 
     def label(self, position: int) -> str:
-        """The token at a position: the prompt begins at 0, its end is what the strip keeps."""
+        """The token at a position, "" where it is not known: the one past those that went in was emitted last."""
         index = position - self.skipped
-        return self.tokens.cells[index].label if 0 <= index < len(self.tokens.cells) else ""
+        if index == len(self.fed) and self.tokens.cells:
+            return self.tokens.cells[-1].label
+        return self.fed[index] if 0 <= index < len(self.fed) else ""
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class _Growing:
     prompt: int = 0
     next_step: int = 0
     skipped: int = 0
+    fed: list[str] = field(default_factory=list)
 
 
 class TokenLines:
@@ -104,18 +109,23 @@ class TokenLines:
             self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
             growing.next_step += 1
         complete = growing.next_step >= steps.stop
-        return TokenLine(TokenRow.of(growing.cells), growing.prompt, complete, growing.skipped)
+        return TokenLine(
+            TokenRow.of(growing.cells), growing.prompt, complete, growing.skipped, tuple(growing.fed)
+        )
 
     def _read(
         self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]
     ) -> None:
         sequence = source.sequence(where.step, where.branch, where.seq)
-        if where.step == 0 and sequence is not None:
-            growing.cells += [
-                TokenCell(source.texts.label(t), token=t) for t in list(sequence.ids)[-_PROMPT_CELLS:]
-            ]
-            growing.prompt = len(growing.cells)
-            growing.skipped = len(sequence.ids) - growing.prompt
+        if sequence is not None:
+            ids = list(sequence.ids)[-_PROMPT_CELLS:]
+            growing.fed += [source.texts.label(token) for token in ids]
+            if where.step == 0:
+                growing.cells += [
+                    TokenCell(label, token=token) for label, token in zip(growing.fed, ids, strict=True)
+                ]
+                growing.prompt = len(ids)
+                growing.skipped = len(sequence.ids) - len(ids)
         emitted = sequence.emitted if sequence is not None else None
         if emitted is None:  # inside a chunked prefill, or the sequence took no part
             growing.cells.append(TokenCell("…", where.step))

@@ -19,7 +19,7 @@ from sessions.meta import WeightShare
 from sessions.text import clean
 from workbench.views.rank_weights import rank_shares, shape_text
 from workbench.views.source import SessionSource
-from workbench.views.tensor import TensorFigures, figures
+from workbench.views.tensor import TensorFigures, tensor_figures
 from workbench.views.where import Where
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
@@ -147,7 +147,7 @@ def parameter_values(source: SessionSource, where: Where, name: str) -> Paramete
     extremes = _extremes(flat, head_dim, source.session.ranks) if len(info.shape) == 1 else _rows(values)
     return ParameterValues(
         name=clean(name, limit=120),
-        figures=figures(flat, _BINS),
+        figures=tensor_figures(flat, _BINS),
         extremes=extremes,
         matrix=flat.reshape(rows, -1),
         is_strip=bool(head_dim),

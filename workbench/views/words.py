@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from sessions.text import clean
 
@@ -16,7 +15,7 @@ def said(value: object, limit: int = 120) -> str:
     return clean(json.dumps(value, ensure_ascii=False, default=str)[: 8 * limit], limit=limit)
 
 
-def mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, object]:
     """`value` if it is a JSON object, else an empty one: a stranger's session may hold anything anywhere."""
     return value if isinstance(value, dict) else {}
 

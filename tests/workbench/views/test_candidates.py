@@ -13,7 +13,7 @@ from sessions.records import SequenceStep, StepRecord, Tap
 from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
 from workbench.views.logits import logits
 from workbench.views.source import SessionSource
-from workbench.views.token_line import TokenCell, TokenLine, TokenRow, compare
+from workbench.views.token_line import TokenCell, TokenLine, TokenLines, TokenRow, compare
 from workbench.views.token_texts import TokenTexts
 from workbench.views.where import Where
 
@@ -62,3 +62,19 @@ def test_lines_differ_by_token_not_by_what_is_shown_of_it() -> None:
     assert compare(line(1, 2, 3), line(1, 9, 3)).first == 1
     assert compare(line(1, 2), line(1, 2, 3)).first is None
     assert first_difference([1, None], [1, 2]) == 1
+
+
+def test_a_position_is_named_by_the_token_that_went_in_there(tmp_path: Path) -> None:
+    """Also where the prefill came in chunks, whose steps emit nothing."""
+    path, texts = tmp_path / "chunks.session", TokenTexts({i: f"t{i}" for i in range(10)})
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
+        for step, (ids, at, emitted) in enumerate([([1, 2], 0, None), ([3], 2, 4), ([4], 3, 5)]):
+            told = SequenceStep(0, ids, list(range(at, at + len(ids))), [[at + len(ids)]], emitted=emitted)
+            writer.step(0, StepRecord(step, "prefill" if step < 2 else "decode", [told], 0.1))
+    with Session.open(path) as session:
+        line = TokenLines().line(SessionSource(session, texts), 0, 0)
+    assert [line.label(position) for position in range(6)] == ["t1", "t2", "t3", "t4", "t5", ""]
+    assert [cell.label for cell in line.tokens.cells] == ["t1", "t2", "…", "t4", "t5"]
+    assert line.at(1) == 3

@@ -10,7 +10,7 @@ from sessions import Session, SessionWriter
 from sessions.meta import ModelMeta, SessionMeta
 from sessions.records import Tap
 from workbench.views.source import SessionSource
-from workbench.views.tensor import figures
+from workbench.views.tensor import tensor_figures
 from workbench.views.weights import _standing_out, parameter_values
 from workbench.views.where import Where
 
@@ -34,7 +34,7 @@ def test_a_bias_of_the_demo_model_is_a_strip_of_heads(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_counted_and_hides_nothing() -> None:
     values = np.cos(np.arange(64, dtype=np.float32))
     values[3], values[4], values[9] = np.nan, np.inf, 500
-    found = figures(values, bins=10)
+    found = tensor_figures(values, bins=10)
     assert (found.nan, found.inf, found.maximum, len(found.counts)) == (1, 1, 500, 10)
     assert [index for index, _ in _standing_out(values)] == [9]
     assert _standing_out(np.full(8, np.nan, np.float32)) == []

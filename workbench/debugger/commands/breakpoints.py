@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from sessions.text import clean
-from workbench.debugger.answers import Message, Result, counted
+from workbench.debugger.answers import Message, Result
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.core.tensors import rank_of
 from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
 from workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
+from workbench.views.words import plural
 
 NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
 WHERE = Argument(
@@ -111,7 +112,7 @@ def ignore(debugger: Debugger, number: str, count: int) -> Result:
     if count < 0:
         raise CommandError(f"the count must be at least 0, not {count}")
     one.ignore = count
-    return Message(f"the next {counted(count, 'hit')} of {one.describe()} will not stop")
+    return Message(f"the next {plural(count, 'hit')} of {one.describe()} will not stop")
 
 
 @command("enable", arguments=(NUMBER,), group="breaking", changes=True, help="let breakpoints stop again")
@@ -151,7 +152,7 @@ def commands_(debugger: Debugger, block: str) -> Result:
     if not lines or lines[-1] != "end":
         raise CommandError("commands NUMBER, a command a line, and `end`")
     one.commands = [line for line in lines[:-1] if line]
-    return Message(f"{one.describe()} runs {counted(len(one.commands), 'command')} when it stops")
+    return Message(f"{one.describe()} runs {plural(len(one.commands), 'command')} when it stops")
 
 
 def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:
@@ -172,7 +173,7 @@ def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:
 
 
 def _set(made: Breakpoint) -> Message:
-    taps = f" at {counted(len(made.places), 'tap')}" if made.places else ""
+    taps = f" at {plural(len(made.places), 'tap')}" if made.places else ""
     condition = f" if {made.condition}" if made.condition and made.kind == "break" else ""
     return Message(f"{made.describe()}{condition}{taps}", {"id": made.id, "places": sorted(made.places)})
 

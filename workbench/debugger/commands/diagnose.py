@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 from engine.taps.names import layer_path
 from sessions.records import JSON
-from workbench.debugger.answers import Result, Table, counted
+from workbench.debugger.answers import Result, Table
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin, stand_at
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.views.golden_event import GoldenEvent, plain
+from workbench.views.words import plural
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class GoldenResult(Result):
 
     def _text(self) -> str:
         event = self.event
-        head = f"golden: {event.verdict} over {counted(event.steps, 'step')}"
+        head = f"golden: {event.verdict} over {plural(event.steps, 'step')}"
         if not event.words:
             return head
         told = [

@@ -13,12 +13,13 @@ from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger.answers import Result, Table, counted, number
+from workbench.debugger.answers import Result, Table, number
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
+from workbench.views.words import plural
 
 _ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
 _COUNTS = [STATISTICS.index("nan"), STATISTICS.index("inf")]
@@ -76,7 +77,7 @@ def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Ta
             rows[name] = _Row(one.step, one.tap.index, note)
         rows[name].take(one)
     ordered = sorted(rows.items(), key=lambda item: (item[1].step, item[1].place))
-    title = f"{len(rows)} of {counted(len(seen), 'tap')} differ over {counted(len(steps), 'step')} on the same tokens"
+    title = f"{len(rows)} of {plural(len(seen), 'tap')} differ over {plural(len(steps), 'step')} on the same tokens"
     if ordered:
         title += f"; the first: {ordered[0][0]} at step {ordered[0][1].step}"
     if found.absent:

@@ -6,14 +6,15 @@ import numpy as np
 
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger.answers import Message, Result, Table, counted
+from workbench.debugger.answers import Message, Result, Table
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command, parse_line
 from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.errors import CommandError
-from workbench.views.attention import figures
+from workbench.views.attention import row_figures
 from workbench.views.candidates import candidates
+from workbench.views.words import plural
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
@@ -97,7 +98,7 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
     if not 0 <= head < array.shape[0]:
         raise CommandError(f"there is no head {head}: heads are 0 to {array.shape[0] - 1}")
     row = np.asarray(array[head, -1], dtype=np.float64)
-    found = figures(row)
+    found = row_figures(row)
     strongest = np.argsort(-np.nan_to_num(row, nan=-1.0), kind="stable")[:count]
     texts = _position_tokens(debugger, len(row))
     rows = [[int(p), float(row[p]), texts[p] if p < len(texts) else None] for p in strongest]
@@ -153,4 +154,4 @@ def undisplay(debugger: Debugger, number: int | None) -> Result:
         del shown[number - 1]
     else:
         raise CommandError(f"there is no display {number}")
-    return Message(f"{counted(len(shown), 'display')} left")
+    return Message(f"{plural(len(shown), 'display')} left")

@@ -142,7 +142,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
                 "wrong" if parameter.differs else "faint",
             ),
             (parameter.name.removeprefix("model."), "wrong" if parameter.differs else "text"),
-            ("×".join(map(str, parameter.shape)), "quiet"),
+            (shape_text(parameter.shape), "quiet"),
             (parameter.dtype, "quiet"),
             *(_share(part, rank, parameter) for rank, part in enumerate(parts)),
         ]
@@ -263,7 +263,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         ranks = self.overview.ranks if self.overview else 1
         rows = tuple(
             (
-                p.name, "×".join(map(str, p.shape)), p.dtype, *p.parts,
+                p.name, shape_text(p.shape), p.dtype, *p.parts,
                 *(p.held[r].checkpoint if r in p.held else None for r in range(ranks)),
             )
             for p in self.snapshot.parameters

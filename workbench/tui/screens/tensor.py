@@ -28,7 +28,8 @@ from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.overview import Overview
-from workbench.views.tensor import Tensor, figures, plane, tensor
+from workbench.views.rank_weights import shape_text
+from workbench.views.tensor import Tensor, plane, tensor, tensor_figures
 from workbench.views.where import Where
 
 _CELL = 10  # cells that a number takes
@@ -115,7 +116,7 @@ class TensorScreen(Exporting):
         found = self.snapshot
         assert found is not None
         self.set_class(found.array is None, "-nothing")
-        shape = "×".join(map(str, found.array.shape)) if found.array is not None else ""
+        shape = shape_text(found.array.shape) if found.array is not None else ""
         self.query_one("#title", StatusLine).show(
             (
                 Fact(found.tap, "strong"),
@@ -167,7 +168,7 @@ class TensorScreen(Exporting):
 
     def _show_figures(self, array: NDArray[np.float32]) -> None:
         """The statistics of the slice and of the whole."""
-        found = figures(self._plane(array))
+        found = tensor_figures(self._plane(array))
         lines: list[TextLine] = []
         if self._index:
             place = ", ".join(map(str, self._index))
