@@ -22,8 +22,9 @@ from textual.worker import WorkerCancelled
 
 from benchmarks.screens import Figure, Stalls, first_paint, report, resident, write_session
 from workbench.tui.app import LockstepApp
+from workbench.tui.drivers.replay import ReplayDriver
 from workbench.tui.reader import Reader
-from workbench.tui.screens.replay import ReplayWorkbench
+from workbench.tui.screens.workbench import WorkbenchScreen
 
 #: What is done, key by key; "settled" between two keys is not waited for, as with a key that is held down.
 _SCENES = {
@@ -40,7 +41,7 @@ _STALL = 100.0
 async def drive(path: Path) -> list[Figure]:
     """The stalls of every scene, at 200 × 60."""
     reader, found = Reader.open(path), []
-    app = LockstepApp(lambda: ReplayWorkbench(reader))
+    app = LockstepApp(lambda chosen: WorkbenchScreen(reader, ReplayDriver(path)))
     async with app.run_test(size=(200, 60)) as pilot:
         await _settled(pilot)
         for name, keys in _SCENES.items():
@@ -55,7 +56,7 @@ async def drive(path: Path) -> list[Figure]:
 async def memory(path: Path, steps: int) -> list[Figure]:
     """What looking at every tenth step leaves in memory, once a first look has warmed everything up."""
     reader = Reader.open(path)
-    app = LockstepApp(lambda: ReplayWorkbench(reader))
+    app = LockstepApp(lambda chosen: WorkbenchScreen(reader, ReplayDriver(path)))
     async with app.run_test(size=(120, 40)) as pilot:
         await _settled(pilot)
         before = 0.0
@@ -70,7 +71,7 @@ async def memory(path: Path, steps: int) -> list[Figure]:
 
 async def _look(pilot: Pilot[int], step: int) -> None:
     screen = pilot.app.screen
-    assert isinstance(screen, ReplayWorkbench)
+    assert isinstance(screen, WorkbenchScreen)
     screen.where = replace(screen.where, step=step)  # as the scrubbing keys do
     await _settled(pilot)
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from textual.events import Key
 
 from benchmarks.screens import Figure, Stalls, report, resident, until, written_elsewhere
+from workbench.tui import routes
 from workbench.tui.app import LockstepApp
-from workbench.tui.opening import starting
-from workbench.tui.screens.live import LiveWorkbench
+from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.grid import Grid
 
 #: The largest number of steps that the demo has room for, from a short prompt.
@@ -41,7 +41,7 @@ _SMALL = {
 class Hand:
     """Presses keys from a thread of its own, as a terminal does, and notes when each has acted and was painted."""
 
-    def __init__(self, screen: LiveWorkbench) -> None:
+    def __init__(self, screen: WorkbenchScreen) -> None:
         self.screen = screen
         self.acted: list[float] = []
         self.painted: list[float] = []
@@ -60,7 +60,7 @@ class Hand:
         """Press them one after another while the engine runs, at moments that nothing else decides."""
         moments = random.Random(0)
         for key in keys:
-            if self.screen.engine.running is None:
+            if self.screen.driver.running is None:
                 return
             self._acts.clear()
             self._paints.clear()
@@ -80,17 +80,17 @@ _KEYS = ("2", "1", "down", "down", "pagedown", "5", "1", "up", "pageup", "8", "1
 async def measure(directory: Path, count: int) -> list[Figure]:
     """Keys and memory during a run of the demo."""
     words = ["demo", "--tp", "2", "--ids", "5,6,7,8", "--rule", "mask=additive"]
-    app = LockstepApp(lambda: starting([*words, "--session", str(directory / "live.session")], "the demo"))
+    app = LockstepApp(routes.running([*words, "--session", str(directory / "live.session")], "the demo"))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(
-            lambda: isinstance(app.screen, LiveWorkbench) and app.screen.present is not None, pilot.pause
+            lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot.pause
         )
         screen = app.screen
-        assert isinstance(screen, LiveWorkbench)
+        assert isinstance(screen, WorkbenchScreen)
         await pilot.press(*"23456781")  # every pane has been seen once
         hand = Hand(screen)
         stalls, began, first = Stalls(), time.monotonic(), screen.where.step
-        screen.run_command(f"next {_STEPS}")
+        screen.commands.run(f"next {_STEPS}")
         await until(lambda: screen.where.step > 20, asyncio.sleep)
         await asyncio.to_thread(hand.press, itertools.islice(itertools.cycle(_KEYS), count))
         rate = (screen.where.step - first) / (time.monotonic() - began)
@@ -112,14 +112,14 @@ async def endure(directory: Path, steps: int) -> Figure:
     """Memory over a long run, every pane in turn."""
     model = written_elsewhere(directory, **_SMALL)
     words = [str(model), "--ids", "5,6,7,8", "--session", str(directory / "long.session")]
-    app = LockstepApp(lambda: starting(words, "a small model"))
+    app = LockstepApp(routes.running(words, "a small model"))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(
-            lambda: isinstance(app.screen, LiveWorkbench) and app.screen.present is not None, pilot.pause
+            lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot.pause
         )
         screen = app.screen
-        assert isinstance(screen, LiveWorkbench)
-        screen.run_command(f"next {steps}")
+        assert isinstance(screen, WorkbenchScreen)
+        screen.commands.run(f"next {steps}")
         early = at = 0.0
         for pane in itertools.cycle("12345678"):
             await pilot.press(pane)
@@ -127,7 +127,7 @@ async def endure(directory: Path, steps: int) -> Figure:
             if not early and screen.where.step >= steps // 2:
                 gc.collect()
                 early, at = resident(), screen.where.step
-            if screen.engine.running is None:
+            if screen.driver.running is None:
                 break
         await app.workers.wait_for_complete([one for one in app.workers if one.group == "command"])
         gc.collect()

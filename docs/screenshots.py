@@ -16,12 +16,10 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
-from workbench.tui import export
+from workbench.tui import routes, screenshots
 from workbench.tui.app import LockstepApp
-from workbench.tui.opening import starting
 from workbench.tui.screens.home import HomeScreen
-from workbench.tui.screens.live import LiveWorkbench
-from workbench.tui.settings import Settings
+from workbench.tui.screens.workbench import WorkbenchScreen
 
 SIZE = (140, 42)
 #: Commands that make the session, in order.
@@ -57,14 +55,14 @@ async def settle(pilot: Pilot[int]) -> None:
 
 def save(app: LockstepApp, directory: Path, name: str) -> None:
     """Write one picture: cells as they are, no fonts fetched from anywhere."""
-    picture = export.shown(app.screen, app.screen.region, "").picture()
+    picture = screenshots.taken(app.screen, app.screen.region, "").picture()
     (directory / f"{name}.svg").write_text(picture, encoding="utf-8")
     print(directory / f"{name}.svg")
 
 
 async def home(directory: Path) -> None:
     """The home screen."""
-    app = LockstepApp(lambda: HomeScreen(examine=False))
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)
         save(app, directory, "home")
@@ -73,14 +71,14 @@ async def home(directory: Path) -> None:
 async def workbench(directory: Path, session: Path) -> None:
     """The demo, broken and judged."""
     words = ["demo", "--tp", "2", "--capture", "layers.*.attn.probs", "--session", str(session)]
-    app = LockstepApp(lambda: starting(words, "the demo, 2 ranks"), Settings())
+    app = LockstepApp(routes.running(words, "the demo, 2 ranks"))
     async with app.run_test(size=SIZE) as pilot:
-        while not (isinstance(app.screen, LiveWorkbench) and app.screen.present is not None):
+        while not (isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None):
             await pilot.pause(0.2)
         await settle(pilot)
         for line in STORY:
-            assert isinstance(app.screen, LiveWorkbench)
-            await app.screen.send(line, quiet=True)
+            assert isinstance(app.screen, WorkbenchScreen)
+            await app.screen.runner.run(line)
             await settle(pilot)
         for name, keys in SHOTS.items():
             for key in keys:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,8 +21,10 @@ from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed
 
-from workbench.tui import settings
-from workbench.tui.settings import UserSettings
+from workbench.tui import routes, settings
+from workbench.tui.palette import HasPalette
+from workbench.tui.routes import Route
+from workbench.tui.settings import SettingChosen, UserSettings
 from workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
 class LockstepApp(App[int]):
-    """Lockstep's screens. `first` makes the screen that is shown first."""
+    """Lockstep's screens. `first` makes the one that is shown first."""
 
     TITLE = "lockstep"
     CSS_PATH = "styles/app.tcss"
@@ -43,7 +45,7 @@ class LockstepApp(App[int]):
         Binding("ctrl+z", "suspend_process", "Suspend", show=False),
     ]
 
-    def __init__(self, first: Callable[[], Screen[None]], chosen: UserSettings | None = None) -> None:
+    def __init__(self, first: Route, chosen: UserSettings | None = None) -> None:
         super().__init__()
         self.settings = chosen or UserSettings()
         self._first = first
@@ -66,7 +68,7 @@ class LockstepApp(App[int]):
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
         self.call_after_refresh(gc.enable)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
-        self.push_screen(self._first())
+        self.push_screen(self._first(self.settings))
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
 
     def keep(self, key: str, value: str) -> None:
@@ -78,20 +80,9 @@ class LockstepApp(App[int]):
             self.notify(f"{settings.config_file()}: not kept: {error.strerror}", severity="warning")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: the screen's own keys first, then the application's."""
-        # Not at the top: the palette is opened long after the first paint.
-        from workbench.tui.screens.actions import TITLES, WorkbenchActions
-        from workbench.tui.screens.keys import KEYS
-
-        if isinstance(screen, WorkbenchActions):
-            for number, title in enumerate(TITLES, 1):
-                yield SystemCommand(title, f"pane {number}", lambda n=number: self._act(f"screen.pane({n})"))
-            for key in KEYS:
-                if key.key not in ("ctrl+c", "colon"):
-                    told = f"{key.shown}   {screen.why_not(key.key) or key.command}".rstrip()
-                    yield SystemCommand(
-                        key.what.capitalize(), told, lambda k=key: self._act(f"screen.{k.action}")
-                    )
+        """The palette: what the screen offers first, then the application's own."""
+        if isinstance(screen, HasPalette):
+            yield from screen.palette()
         for name in ("lockstep-dark", "lockstep-light"):
             yield SystemCommand(f"Theme: {name}", "", lambda n=name: setattr(self, "theme", n))
         yield SystemCommand("Quit", "ctrl+q", self.action_quit)
@@ -137,23 +128,27 @@ class LockstepApp(App[int]):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self.exit(return_code=128 + number))
 
-    def _act(self, action: str) -> None:
-        self.call_later(self.run_action, action)
+    def on_setting_chosen(self, event: SettingChosen) -> None:
+        """A screen's setting is kept."""
+        self.keep(event.key, event.value)
 
     def on_home_screen_open(self, event: HomeScreen.Open) -> None:
         """The home screen has something to open."""
-        # Not at the top: the home screen is painted before these are needed.
-        from workbench.tui import opening
-        from workbench.tui.screens.model_form import ModelForm
-        from workbench.tui.screens.opening import OpeningScreen
-
         found = event.found
         settings.remember(found.path)
         if found.kind == "session":
-            self.push_screen(OpeningScreen(found.path))
+            self._push(routes.session(found.path))
         elif not found.needs_prompt:
-            self.push_screen(opening.demo())
+            self._push(routes.demo())
         else:
-            self.push_screen(
-                ModelForm(found), lambda choice: choice and self.push_screen(opening.model(found, choice))
-            )
+            # Not at the top: the home screen is painted before this is needed.
+            from workbench.tui.screens.model_form import ModelChoice, ModelForm
+
+            def chosen(choice: ModelChoice | None) -> None:
+                if choice is not None:
+                    self._push(routes.model(found, choice))
+
+            self.push_screen(ModelForm(found), chosen)
+
+    def _push(self, route: Route) -> None:
+        self.push_screen(route(self.settings))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from textual.screen import Screen
-
-from workbench.tui import settings
+from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
+from workbench.tui.routes import Route
 from workbench.tui.settings import SettingsError
 
 #: Exit codes, as `workbench.exit_codes` has them: a usage error; a crash, which Textual knows as 1.
@@ -21,14 +20,12 @@ def run_home() -> int:
     # Screens are imported when they are needed: the first paint waits for no other's modules.
     from workbench.tui.screens.home import HomeScreen
 
-    return _run(HomeScreen)
+    return _run(lambda chosen: HomeScreen())
 
 
 def run_session(path: Path) -> int:
     """A saved session. A file that is none is one line on stderr."""
-    from workbench.tui.screens.opening import OpeningScreen
-
-    return _run(lambda: OpeningScreen(path))
+    return _run(routes.session(path))
 
 
 def run_model(
@@ -47,18 +44,16 @@ def run_model(
     listen: str = "",
 ) -> int:
     """A model, live, recorded to `session` (None: a new one in the data directory)."""
-    from workbench.tui.opening import starting
-
     words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--seed", str(seed)]
     for option, values in (("--prompt", prompts), ("--ids", ids), ("--rule", rules), ("--capture", capture)):
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []
     words += ["--listen", listen] if listen else []
-    return _run(lambda: starting(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
+    return _run(routes.running(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
 
 
-def _run(first: Callable[[], Screen[None]]) -> int:
+def _run(first: Route) -> int:
     try:
         app = LockstepApp(first, settings.load())
     except SettingsError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_config_path, user_state_path
+from textual.message import Message
 
 from workbench.tui.theme import THEMES
 
@@ -19,6 +20,14 @@ _RECENT = 12
 
 class SettingsError(ValueError):
     """A settings file that says something it must not: the message names the file and the key."""
+
+
+class SettingChosen(Message):
+    """The user has chosen a setting on a screen: the application keeps it for the next time."""
+
+    def __init__(self, key: str, value: str) -> None:
+        super().__init__()
+        self.key, self.value = key, value
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.screen import Screen
 
 from tests.workbench.tui.synthetic import build
 from workbench.tui.app import LockstepApp
+from workbench.tui.drivers.replay import ReplayDriver
 from workbench.tui.reader import Reader
-from workbench.tui.screens.replay import ReplayWorkbench
+from workbench.tui.routes import Route
+from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings
 
 Bench = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
@@ -55,6 +55,13 @@ async def enter(pilot: Pilot[int], opener: str, text: str) -> None:
     await settle(pilot)
 
 
+def replaying(reader: Reader) -> Route:
+    """The workbench on a session that is open already."""
+    return lambda chosen: WorkbenchScreen(
+        reader, ReplayDriver(reader.source.path), token_colour=chosen.token_colour
+    )
+
+
 @pytest.fixture
 def bench(session: Path) -> Bench:
     """`async with bench(size=(80, 24), path=…, theme=…) as pilot`: the workbench on a session."""
@@ -64,10 +71,9 @@ def bench(session: Path) -> Bench:
         size: tuple[int, int] = (120, 40),
         path: Path | None = None,
         theme: str = "lockstep-dark",
-        screen: Callable[[Reader], Screen[Any]] = ReplayWorkbench,
     ) -> AsyncIterator[Pilot[int]]:
         reader = Reader.open(path or session)
-        app = LockstepApp(lambda: screen(reader), UserSettings(theme=theme))
+        app = LockstepApp(replaying(reader), UserSettings(theme=theme))
         try:
             async with app.run_test(size=size) as pilot:
                 await settle(pilot)

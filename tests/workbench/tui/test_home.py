@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.workbench.tui.conftest import press, settle, text_of
-from workbench.tui import settings
+from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.screens.home import HomeScreen, machine_lines
-from workbench.tui.screens.opening import OpeningScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 
 
@@ -21,7 +20,7 @@ def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_recent_sessions_are_listed_and_opened(session: Path) -> None:
     settings.remember(session)
-    app = LockstepApp(lambda: HomeScreen(examine=False))
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         assert any("haiku.session" in line and "2 branches" in line for line in text_of(pilot))
@@ -31,7 +30,7 @@ async def test_recent_sessions_are_listed_and_opened(session: Path) -> None:
 
 
 async def test_what_is_typed_is_checked_and_opened(session: Path) -> None:
-    app = LockstepApp(lambda: HomeScreen(examine=False))
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         await press(pilot, "o", *"/nowhere")
@@ -48,7 +47,7 @@ async def test_what_is_typed_is_checked_and_opened(session: Path) -> None:
 async def test_a_file_that_is_no_session_ends_with_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.session"
     bad.write_text("no database")
-    app = LockstepApp(lambda: OpeningScreen(bad))
+    app = LockstepApp(routes.session(bad))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
     assert app.return_code == 3
@@ -63,7 +62,7 @@ def test_machine_problems_are_told_and_health_is_one_line() -> None:
 
 
 async def test_themes_change_and_are_remembered() -> None:
-    app = LockstepApp(lambda: HomeScreen(examine=False))
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         app.theme = "lockstep-light"

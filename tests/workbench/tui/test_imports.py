@@ -22,8 +22,8 @@ def _loaded(statement: str, names: tuple[str, ...]) -> str:
         "workbench.tui.launch",
         "workbench.tui.screens.home",
         "workbench.tui.screens.workbench",
-        "workbench.tui.screens.live",
-        "workbench.tui.opening",
+        "workbench.tui.drivers.live",
+        "workbench.tui.drivers.replay",
         "workbench.tui.web",
     ],
 )

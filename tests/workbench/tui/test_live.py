@@ -14,11 +14,12 @@ from textual.pilot import Pilot
 
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of
+from workbench.tui import routes
 from workbench.tui.app import LockstepApp
-from workbench.tui.opening import starting
-from workbench.tui.screens.live import LiveWorkbench
+from workbench.tui.drivers.live import LiveDriver
 from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.screens.toggles import TogglesScreen
+from workbench.tui.screens.workbench import WorkbenchScreen
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def running(model: Path, directory: Path, tp: int = 2) -> AsyncIterator[Pilot[int]]:
     """The live workbench after the prefill."""
     words = [str(model), "--tp", str(tp), "--ids", "1,5,9,12", "--session", str(directory / "live.session")]
-    app = LockstepApp(lambda: starting(words, "tiny"))
+    app = LockstepApp(routes.running(words, "tiny"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await _until(lambda: isinstance(app.screen, LiveWorkbench) and app.screen.present is not None, pilot)
+        await _until(
+            lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot
+        )
         await settle(pilot)
         yield pilot
 
@@ -46,8 +49,14 @@ async def _until(condition, pilot: Pilot[int], seconds: float = 60) -> None:
     raise AssertionError("\n".join(text_of(pilot)))
 
 
-def _screen(pilot: Pilot[int]) -> LiveWorkbench:
-    assert isinstance(pilot.app.screen, LiveWorkbench)
+def _driver(pilot: Pilot[int]) -> LiveDriver:
+    driver = _screen(pilot).driver
+    assert isinstance(driver, LiveDriver)
+    return driver
+
+
+def _screen(pilot: Pilot[int]) -> WorkbenchScreen:
+    assert isinstance(pilot.app.screen, WorkbenchScreen)
     return pilot.app.screen
 
 
@@ -101,20 +110,20 @@ async def test_keys_that_are_typed_ahead_all_act(model: Path, tmp_path: Path) ->
     async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
         await pilot.press("n", "n", "n", "n")  # faster than the engine
-        await _until(lambda: screen.where.step == 4 and screen.engine.running is None, pilot)
+        await _until(lambda: screen.where.step == 4 and screen.driver.running is None, pilot)
         await settle(pilot)
         assert screen.where.step == 4
-        assert screen._waiting == 0
+        assert screen.runner.waiting == 0
 
 
 async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         screen = _screen(pilot)
-        screen.run_command("next 3000")
-        screen.run_command("next")
-        await _until(lambda: screen.engine.running == "next 3000" and screen._waiting == 1, pilot)
+        screen.commands.run("next 3000")
+        screen.commands.run("next")
+        await _until(lambda: screen.driver.running == "next 3000" and screen.runner.waiting == 1, pilot)
         await pilot.press("ctrl+c")
-        await _until(lambda: screen.engine.running is None and screen._waiting == 0, pilot)
+        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
         await settle(pilot)
         stopped = screen.where.step
         await pilot.pause(0.3)
@@ -124,16 +133,16 @@ async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None
 async def test_what_is_cancelled_while_it_waits_waits_no_more(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         screen = _screen(pilot)
-        screen.run_command("next 3000")
-        await _until(lambda: screen.engine.running == "next 3000", pilot)
-        waits = asyncio.create_task(screen.send("next"))
-        await _until(lambda: screen._waiting == 1, pilot)
+        screen.commands.run("next 3000")
+        await _until(lambda: screen.driver.running == "next 3000", pilot)
+        waits = asyncio.create_task(screen.runner.run("next"))
+        await _until(lambda: screen.runner.waiting == 1, pilot)
         waits.cancel()
-        await _until(lambda: screen._waiting == 0, pilot)
+        await _until(lambda: screen.runner.waiting == 0, pilot)
         await pilot.press("ctrl+c")
-        await _until(lambda: screen.engine.running is None, pilot)
+        await _until(lambda: screen.driver.running is None, pilot)
         await press(pilot, "n")
-        assert screen.engine.running is None
+        assert screen.driver.running is None
 
 
 async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
@@ -144,7 +153,7 @@ async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> Non
         await pilot.press("2")
         assert screen.pane == 2, "the screen answers while the engine runs"
         await pilot.press("ctrl+c")
-        await _until(lambda: screen.engine.running is None, pilot)
+        await _until(lambda: screen.driver.running is None, pilot)
         await settle(pilot)
         assert screen.where.step < 3000
 
@@ -152,9 +161,9 @@ async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> Non
 async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
-        os.kill(screen.rank_pids[1], signal.SIGKILL)
+        os.kill(_driver(pilot).rank_pids[1], signal.SIGKILL)
         await press(pilot, "n")
-        await _until(lambda: bool(screen.state.lost), pilot)
+        await _until(lambda: bool(_driver(pilot).lost), pilot)
         assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
         await enter(pilot, "colon", "restart")
         await press(pilot, "n", "n")
@@ -163,10 +172,9 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
 
 async def test_the_engine_stands_back_for_the_screens(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         groups = set()
-        for pid in (screen.host_pid, *screen.rank_pids):
+        for pid in (_driver(pilot).host_pid, *_driver(pilot).rank_pids):
             assert os.getpriority(os.PRIO_PROCESS, pid) > mine
             group = Path(f"/proc/{pid}/autogroup")
             if group.is_file():  # Linux, with grouping by session
@@ -177,7 +185,7 @@ async def test_the_engine_stands_back_for_the_screens(model: Path, tmp_path: Pat
 
 async def test_no_process_is_left(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
-        pids = [*_screen(pilot).rank_pids, _screen(pilot).host_pid]
+        pids = [*_driver(pilot).rank_pids, _driver(pilot).host_pid]
     for _ in range(200):
         if not any(_alive(pid) for pid in pids):
             return
@@ -197,7 +205,7 @@ def _alive(pid: int) -> bool:
 async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, folder: str) -> None:
     model = tmp_path / folder
     model.mkdir()
-    app = LockstepApp(lambda: starting([str(model), "--ids", "1"], "nothing"))
+    app = LockstepApp(routes.running([str(model), "--ids", "1"], "nothing"))
     async with app.run_test(size=(100, 30)) as pilot:
         await _until(lambda: any("config.json" in line for line in text_of(pilot)), pilot)
         assert isinstance(app.screen, StartingScreen)

@@ -90,7 +90,7 @@ def chance_role(number: int) -> str:
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_kept_is_what_would_be_drawn(seed: int) -> None:
     chance, done = random.Random(seed), []
-    async with LockstepApp(Widgets).run_test(size=(60, 20)) as pilot:
+    async with LockstepApp(lambda chosen: Widgets()).run_test(size=(60, 20)) as pilot:
         for _ in range(40):
             done.append(await change(pilot, chance))
             kept = shown(pilot)
@@ -106,7 +106,7 @@ async def test_a_line_that_stays_the_same_is_not_drawn_again() -> None:
         drawn.append(index)
         return [(f"row {index}", "text")]
 
-    async with LockstepApp(Widgets).run_test(size=(60, 20)) as pilot:
+    async with LockstepApp(lambda chosen: Widgets()).run_test(size=(60, 20)) as pilot:
         grid = pilot.app.screen.query_one("#grid", Grid)
         grid.show(8, row)
         grid.focus()

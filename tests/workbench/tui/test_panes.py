@@ -14,16 +14,16 @@ from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
 from workbench.tui import settings
 from workbench.tui.panes import PANES
-from workbench.tui.screens.replay import ReplayWorkbench
+from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.token_strip import TokenStrip
 
 
-def _screen(pilot) -> ReplayWorkbench:
+def _screen(pilot) -> WorkbenchScreen:
     screen = pilot.app.screen
-    assert isinstance(screen, ReplayWorkbench)
+    assert isinstance(screen, WorkbenchScreen)
     return screen
 
 
@@ -165,8 +165,8 @@ async def test_engine_only_keys_say_why_they_do_nothing(bench: Bench) -> None:
         assert any("this is a replay" in line for line in text_of(pilot))
         await press(pilot, "2", "v", "a")
         assert any("this is a replay" in line for line in text_of(pilot)), "a capture needs the model"
-        assert _screen(pilot).why_not("a")
-        assert not _screen(pilot).why_not("n")
+        assert _screen(pilot).keymap.why_not("a")
+        assert not _screen(pilot).keymap.why_not("n")
         await press(pilot, "x")
         lines = text_of(pilot)
         assert any("load_bias=false" in line for line in lines), "the catalogue can be read in a replay"
@@ -208,9 +208,9 @@ async def test_the_debuggers_commands_work_on_a_recording(bench: Bench) -> None:
         await press(pilot, "escape")
         await enter(pilot, "colon", "branch load_bias=false")
         assert screen.where.branch == 1
-        assert screen.complete("print layers.3.mlp.g") == ["print layers.3.mlp.gate"]
-        assert screen.complete("toggle load_bias ") == ["toggle load_bias false"]
-        assert "catch nan" in screen.complete("catch ")
+        assert screen.commands.complete("print layers.3.mlp.g") == ["print layers.3.mlp.gate"]
+        assert screen.commands.complete("toggle load_bias ") == ["toggle load_bias false"]
+        assert "catch nan" in screen.commands.complete("catch ")
 
 
 async def test_layers_operations_and_ranks(bench: Bench) -> None:
@@ -236,7 +236,7 @@ async def test_tensor_view_of_every_rank_and_slice(bench: Bench) -> None:
         await press(pilot, "R")
         assert any("rank 0" in line and "4×1×19" in line for line in text_of(pilot))
         await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, ReplayWorkbench)
+        assert isinstance(pilot.app.screen, WorkbenchScreen)
 
 
 async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:
@@ -260,7 +260,7 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> 
         for number, pane in enumerate(PANES, 1):
             await press(pilot, str(number))
             file = tmp_path / f"{number}.{ending}"
-            _screen(pilot).export_pane(str(file))
+            _screen(pilot).actions.exporter.write(str(file))
             await settle(pilot)
             # The checkpoint is not on this machine: there is only the picture that says so.
             empty = pane.TITLE == "Weights" and ending in ("csv", "json", "txt")

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from tests.workbench.tui.conftest import press, settle
+from tests.workbench.tui.conftest import press, replaying, settle
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
-from workbench.tui.screens.replay import ReplayWorkbench
 from workbench.tui.settings import UserSettings
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
@@ -61,5 +60,5 @@ def test_screen_looks_as_it_did(name: str, session: Path, readers: list[Reader],
         await settle(pilot)
         await press(pilot, *keys.split())
 
-    app = LockstepApp(lambda: ReplayWorkbench(readers[-1]), UserSettings(theme=theme))
+    app = LockstepApp(replaying(readers[-1]), UserSettings(theme=theme))
     assert snap_compare(app, terminal_size=size, run_before=look)

@@ -15,17 +15,14 @@ from textual.app import App, ComposeResult
 from workbench.export.pooling import ABSENT, FINITE, NAN, pool
 from workbench.models.identify import completions, identify
 from workbench.tui import settings
-from workbench.tui.screens import commands, moves
+from workbench.tui.screens import commands
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.branches import BranchLine
-from workbench.views.overview import Overview
 from workbench.views.token_line import TokenCell, TokenRow
-from workbench.views.where import Where
 
 
 @given(st.text(max_size=30), st.integers(1, 30), st.booleans())
@@ -112,49 +109,6 @@ def test_bars_reach_the_top_and_show_the_smallest() -> None:
     assert lines[-1][1] == "▁"
     assert lines[-1][0] == " "
     assert squeeze([1.0, 5.0, 2.0, 3.0], 2) == [5.0, 3.0]
-
-
-_TAPS = ("embed", "layers.0.attn_norm", "layers.0.mlp", "layers.1.attn_norm", "layers.1.mlp", "logits")
-
-
-def test_moves_through_layers_operations_and_steps() -> None:
-    where = Where(step=1, tap=0)
-    where = moves.next_layer(_TAPS, where, 1, range(3))
-    assert where.tap == 1
-    assert moves.end_of_layer(_TAPS, where).tap == 2
-    assert moves.same_operation(_TAPS, where, 1).tap == 3
-    last = moves.next_operation(_TAPS, Where(step=1, tap=5), 1, range(3))
-    assert (last.step, last.tap) == (2, 0)
-    assert moves.next_operation(_TAPS, Where(step=2, tap=5), 1, range(3)).tap == 5
-    assert moves.next_stop([(0, 4), (1, 2), (0, 9)], Where(step=5), -1) == 4
-    assert moves.next_stop([(0, 4)], Where(step=5), 1) is None
-
-
-def test_every_layer_is_reached_forwards_and_backwards() -> None:
-    where, seen = Where(), []
-    for _ in range(3):
-        where = moves.next_layer(_TAPS, where, 1, range(1))
-        seen.append(where.tap)
-    assert seen == [1, 3, 5]
-    for _ in range(3):
-        where = moves.next_layer(_TAPS, where, -1, range(1))
-        seen.append(where.tap)
-    assert seen[3:] == [3, 1, 0]
-
-
-_OVERVIEW = Overview(
-    "a.session",
-    "m",
-    2,
-    "cpu",
-    "fp32",
-    16,
-    _TAPS,
-    ("replicate",) * 6,
-    2,
-    (BranchLine(0, "main"),),
-    False,
-)
 
 
 @pytest.mark.parametrize(

@@ -20,3 +20,7 @@ PANES: tuple[type[Pane], ...] = (
     GoldenPane,
     JournalPane,
 )
+
+#: Their titles, and the number of the one that `golden` fills.
+TITLES = tuple(pane.TITLE for pane in PANES)
+GOLDEN = GoldenPane.NUMBER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from textual import work
@@ -53,6 +53,11 @@ class Pane(PaintedWidget):
         tap: int | None = None
         branch: int | None = None
         rank: int | None = None
+
+        def applied_to(self, where: Where) -> Where:
+            """The place to look at from `where`."""
+            changes = {"step": self.step, "tap": self.tap, "branch": self.branch, "rank": self.rank}
+            return replace(where, **{name: value for name, value in changes.items() if value is not None})
 
     @dataclass
     class OpenTensor(Message):

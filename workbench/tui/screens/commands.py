@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.faults.catalogue import FAULTS
+from workbench.debugger.core.registry import Command
 from workbench.tui.screenshots import FORMATS
 from workbench.views.overview import Overview
-
-if TYPE_CHECKING:
-    from workbench.debugger.core.registry import Command
 
 #: First words that are the screen's, with what follows them; every other line is the debugger's.
 OWN = {"pane": "a pane", "theme": "a theme", "quit": "", "help": "", "export": "a file, e.g. pane.svg"}

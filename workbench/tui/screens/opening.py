@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 
 from engine.text import printable
-from workbench.tui import settings
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
 
 class OpeningScreen(Screen[None]):
-    """Gives way to the workbench. A file that is no session ends the program, or goes back to the home screen."""
+    """Gives way to the screen that `opened` makes, on a thread what can be done there, the screen itself in the event
+    loop. A file that is no session ends the program, or goes back to the home screen."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, name: str, opened: Callable[[], Callable[[], Screen[None]]]) -> None:
         super().__init__()
-        self._path = path
+        self._name, self._opened = name, opened
 
     def compose(self) -> ComposeResult:
         """The workbench's first lines."""
@@ -28,25 +28,20 @@ class OpeningScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Paint, then open."""
-        self.query_one(StatusLine).show(
-            (Fact(printable(self._path.name), "strong"), Fact("opening …", "quiet"))
-        )
+        self.query_one(StatusLine).show((Fact(printable(self._name), "strong"), Fact("opening …", "quiet")))
         self.call_after_refresh(self._open)
 
     @work(thread=True)
     def _open(self) -> None:
         # On a thread, and only now: numpy and the panes take as long to import as all that was painted.
         from sessions.errors import SessionError
-        from workbench.tui.reader import Reader
-        from workbench.tui.screens.replay import ReplayWorkbench
 
         try:
-            reader = Reader.open(self._path)
+            make = self._opened()
         except (SessionError, OSError) as error:
             self.app.call_from_thread(self._refused, printable(error, 500))
-            return
-        settings.remember(self._path)
-        self.app.call_from_thread(lambda: self.app.switch_screen(ReplayWorkbench(reader)))
+        else:
+            self.app.call_from_thread(lambda: self.app.switch_screen(make()))
 
     def _refused(self, why: str) -> None:
         if len(self.app.screen_stack) > 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from textual import work
@@ -14,9 +13,8 @@ from textual.screen import Screen
 
 from sessions.errors import SessionError
 from sessions.text import clean
-from workbench.debugger.host.messages import ReadyEvent
-from workbench.debugger.host.pending import HostError
-from workbench.tui.live import Engine
+from workbench.tui.drivers.live import LiveDriver
+from workbench.tui.drivers.port import CommandFailed
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.text_block import TextBlock, wrapped
 
@@ -24,16 +22,16 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class StartingScreen(Screen[None]):
-    """Starts an engine, then gives way to the screen that `then` makes of it."""
+    """Starts a model, then gives way to the screen that `then` makes of its session and driver."""
 
     CSS_PATH = "../styles/starting.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "cancel", "Cancel", priority=True)]
 
     def __init__(
-        self, engine: Engine, what: str, then: Callable[[Engine, Reader, ReadyEvent], Screen[None]]
+        self, driver: LiveDriver, what: str, then: Callable[[Reader, LiveDriver], Screen[None]]
     ) -> None:
         super().__init__()
-        self.engine, self.what, self._then = engine, what, then
+        self.driver, self.what, self._then = driver, what, then
         self._began = time.monotonic()
         self._failed = False
 
@@ -63,14 +61,13 @@ class StartingScreen(Screen[None]):
     @work(exclusive=True)
     async def _start(self) -> None:
         try:
-            ready = await self.engine.start()
-            reader = Reader.open(Path(ready.session))
-        except (HostError, SessionError, OSError) as error:
+            reader = Reader.open(await self.driver.start())
+        except (CommandFailed, SessionError, OSError) as error:
             self._failed = True
-            self.engine.close()
+            self.driver.close()
             self._show_failure(clean(str(error), limit=1000, newlines=True))
             return
-        self.app.switch_screen(self._then(self.engine, reader, ready))
+        self.app.switch_screen(self._then(reader, self.driver))
 
     def _show_failure(self, message: str) -> None:
         """The whole message, however long its paths are: what to do about it often stands at the end."""
@@ -88,7 +85,7 @@ class StartingScreen(Screen[None]):
     def action_cancel(self) -> None:
         """Give up: the host ends with its ranks."""
         self.workers.cancel_node(self)
-        self.engine.close()
+        self.driver.close()
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
         else:

@@ -52,7 +52,7 @@ def _golden(present: Present | None) -> Fact:
     return Fact(f"golden: ✓ match{rest}", "text", drop=1)
 
 
-def message_facts(present: Present | None) -> Facts:
+def step_facts(present: Present | None) -> Facts:
     """What the present step did, when nothing more urgent is to be said."""
     if present is None:
         return ((Fact("no steps yet", "quiet"),), ())

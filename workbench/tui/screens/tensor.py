@@ -13,12 +13,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
+from textual.screen import Screen
 
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
 from workbench.tui import screenshots
 from workbench.tui.reader import Reader
-from workbench.tui.screens.exporting import Exporting
+from workbench.tui.screens.exporter import Exporter
 from workbench.tui.screenshots import Screenshot
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.heatmap import Heatmap
@@ -35,7 +36,7 @@ from workbench.views.where import Where
 _CELL = 10  # cells that a number takes
 
 
-class TensorScreen(Exporting):
+class TensorScreen(Screen[None]):
     """A tap's tensor. Escape goes back."""
 
     CSS_PATH = "../styles/tensor.tcss"
@@ -57,6 +58,7 @@ class TensorScreen(Exporting):
         super().__init__()
         self.reader, self.overview = reader, overview
         self.snapshot: Tensor | None = None
+        self.exporter = Exporter(self, self._picture, self._table, self._tell)
         self._index: tuple[int, ...] = ()
         self.set_reactive(TensorScreen.where, where)
         self.set_reactive(TensorScreen.view, view)
@@ -144,7 +146,18 @@ class TensorScreen(Exporting):
         self._show_figures(found.array)
         self._show_numbers()
 
-    def table(self) -> Table | None:
+    def action_copy(self) -> None:
+        """The numbers of the slice to the clipboard."""
+        self.exporter.copy()
+
+    def action_export(self) -> None:
+        """What is shown to a file."""
+        self.exporter.ask()
+
+    def _tell(self, text: str, wrong: bool) -> None:
+        self.notify(text, severity="warning" if wrong else "information")
+
+    def _table(self) -> Table | None:
         """The numbers of the slice that is shown."""
         found = self.snapshot
         if found is None or found.array is None:
@@ -155,13 +168,13 @@ class TensorScreen(Exporting):
         columns = ("row", *(f"c{column}" for column in range(values.shape[1])))
         return Table(f"{found.tap}{slice_} {found.view}, step {self.where.step}", columns, rows)
 
-    def shown(self) -> tuple[Screenshot, str] | None:
+    def _picture(self) -> tuple[Screenshot, str] | None:
         """The heatmap with its figures."""
         if self.snapshot is None:
             return None
         title = f"{self.overview.model}: {self.snapshot.tap} {self.snapshot.view}, step {self.where.step}"
         stem = f"{self.snapshot.tap.replace('.', '-')}-step{self.where.step}"
-        return screenshots.taken(self, self.query_one("#body").region, title, self.table()), stem
+        return screenshots.taken(self, self.query_one("#body").region, title, self._table()), stem
 
     def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         return plane(array, self._index)

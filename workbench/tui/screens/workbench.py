@@ -3,224 +3,251 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from textual import on, work
-from textual.app import ComposeResult
+from textual import events, on, work
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.reactive import var
-from textual.widgets import ContentSwitcher
+from textual.screen import Screen
 
 from sessions.errors import SessionError
-from workbench.tui.app import LockstepApp
-from workbench.tui.panes import PANES
+from workbench.tui import keys
+from workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
+from workbench.tui.navigator import Navigator
+from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.switcher import PaneSwitcher
 from workbench.tui.reader import Reader
-from workbench.tui.screens import commands, keys
-from workbench.tui.screens.actions import TITLES, WorkbenchActions
-from workbench.tui.screens.status import status_facts
-from workbench.tui.screens.tensor import TensorScreen
-from workbench.tui.screens.weight import WeightScreen
+from workbench.tui.screens.command_desk import CommandDesk
+from workbench.tui.screens.frame import Frame
+from workbench.tui.screens.keymap import Keymap
+from workbench.tui.screens.runner import CommandRunner
+from workbench.tui.screens.view_actions import ViewActions
+from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.divider import Divider
-from workbench.tui.widgets.inspector import Inspector
-from workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.model_tree import ModelTree
 from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.operations import operations
-from workbench.views.overview import Present, overview, present
-from workbench.views.token_line import TokenLine, TokenLines, compare
-from workbench.views.weight_tensor import RankArrays
+from workbench.views.overview import Overview, Present, overview
+from workbench.views.source import SessionSource
 from workbench.views.where import Where
-
-if TYPE_CHECKING:
-    from workbench.debugger.core.registry import Command
-
-#: The most elements of a parameter that the ranks are asked to send.
-_SENT = 8_000_000
-
-
-class Panes(ContentSwitcher, PaintedWidget):
-    """The panes, one of them in front."""
 
 
 class Body(Horizontal, PaintedWidget):
     """The model tree, the panes and the inspector beside each other."""
 
 
-class WorkbenchScreen(WorkbenchActions):
-    """One session on screen. `reader` gives what is shown; without an engine it is a replay."""
+class WorkbenchScreen(Screen[None]):
+    """One session on screen. `reader` answers what is shown of it, `driver` carries out commands on it."""
 
     CSS_PATH = "../styles/workbench.tcss"
     # Textual declares both as instance variables.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-tree"), (160, "-inspector")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings(),
-        *(Binding(str(i), f"pane({i})", title, show=False) for i, title in enumerate(TITLES, 1)),
+        *(Binding(key.press, key.action, key.what, show=False) for key in keys.VIEW_KEYS),
+        *(Binding(str(i), f"view('pane', {i})", title, show=False) for i, title in enumerate(TITLES, 1)),
     ]
 
     pane: var[int] = var(1)
+    where: var[Where] = var(Where())
 
-    def __init__(self, reader: Reader, *, at: Where | None = None) -> None:
+    def __init__(self, reader: Reader, driver: Driver, *, token_colour: str = TOKEN_COLOURS[0]) -> None:
         super().__init__()
-        self.reader = reader
-        self.present: Present | None = None
-        self._at = at
-        #: Which branch to hold this one against: None its parent, False none.
-        self.comparing: int | bool | None = None
-        #: What the debugger can do, as its registry tells it.
-        self.registry: list[Command] = []
-        self._panes: dict[int, Pane] = {}
-        self._making = asyncio.Lock()
-        self._lines = TokenLines()
-        self.line = TokenLine()
+        self.reader, self.driver = reader, driver
+        self.overview: Overview | None = None
+        self.frame = Frame(reader, token_colour)
+        self.navigator = Navigator(reader)
+        self.keymap = Keymap(self, driver)
+        self.runner = CommandRunner(driver, lambda: self.where, self.follow, self.tell)
+        self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap)
+        self.commands = CommandDesk(self, reader, self.runner, self.keymap, self.actions)
+        self._behind = False  # steps were told of that were not looked at yet
+        self._following = asyncio.Lock()
+        driver.listener = self
 
     def compose(self) -> ComposeResult:
         """The frame; panes are made when they are first shown."""
-        yield StatusLine(id="status")
-        yield StatusLine(id="rules")
-        yield TokenStrip(id="tokens")
-        yield TokenStrip(id="other-tokens")
+        frame = self.frame
+        yield from (frame.status, frame.rules, frame.tokens.strip, frame.tokens.beside)
         yield Divider(id="under-tokens")
         yield PaneTabs(id="tabs")
         with Body(id="body"):
-            yield ModelTree(id="tree")
-            yield Panes(id="panes")
-            yield Inspector(id="inspector")
-        yield StepTimeline(id="timeline")
-        yield StatusLine(id="message")
-        yield CommandLine(self.complete, id="command")
+            yield frame.tree
+            yield PaneSwitcher(self.reader, id="panes")
+            yield frame.inspector
+        yield frame.tokens.timeline
+        yield frame.message
+        yield CommandLine(self.commands.complete, id="command")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
-        if isinstance(self.app, LockstepApp):
-            self.token_colour = self.app.settings.token_colour
         tabs = self.query_one(PaneTabs)
         tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
+        self.set_interval(0.1, self._tick)
         self.open()
 
     @work(group="open")
     async def open(self) -> None:
-        """Read the session and show its last step."""
+        """Show the session's last step, learn the commands, carry out the first ones."""
         self.overview = await self.reader.ask(overview)
-        steps = await self.reader.ask(lambda source: source.session.steps(0))
-        self.where = self._at or Where(step=max(0, steps.stop - 1))
-        await self.show_pane(self.pane)
+        last = await self.navigator.last()
+        if last is not None:
+            self.look(last)
+            await self.show_pane(self.pane)
+        try:
+            await self.keymap.load()
+        except CommandFailed as error:
+            self.tell(str(error), True)
+            return
+        self._show_keys()
+        for line in self.driver.opening:
+            await self.runner.run(line)
+
+    # --- what is looked at ---------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Where:
+        """What is looked at."""
+        return self.where
+
+    @property
+    def present(self) -> Present | None:
+        """The step that is looked at, as it was read last."""
+        return self.frame.present
+
+    @property
+    def front(self) -> Pane | None:
+        """The pane in front."""
+        return self.query_one(PaneSwitcher).front
+
+    def look(self, where: Where) -> None:
+        """Look at a place; at the same one again, where more is known of it now."""
+        if where == self.where:
+            self.watch_where()
+        self.where = where
+
+    def watch_where(self) -> None:
+        """Everything follows the place."""
+        if self.overview is None:
+            return
+        self.frame.message.forget()
+        if self.front is not None:
+            self.front.look(self.overview, self.where)
+        self._show_frame(self.overview)
+
+    @work(exclusive=True, group="frame")
+    async def _show_frame(self, overview: Overview) -> None:
+        try:
+            async for line in self.frame.show(overview, self.where, self._state()):
+                if self.front is not None:
+                    self.front.line = line
+        except SessionError as error:
+            self.tell(str(error), True)
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
-        switcher = self.query_one("#panes", ContentSwitcher)
-        async with self._making:  # two may ask for the same one
-            if number not in self._panes:
-                made = PANES[number - 1](self.reader)
-                await switcher.add_content(made)
-                self._panes[number] = made
-        switcher.current = f"pane-{number}"
-        self.said = self.story = ()
+        pane = await self.query_one(PaneSwitcher).bring(number)
+        self.frame.message.forget_story()
         self.pane = self.query_one(PaneTabs).active = number
-        pane = self.current_pane
-        if pane is not None and self.overview is not None:
-            pane.line = self.line
+        if self.overview is not None:
+            pane.line = self.frame.tokens.line
             pane.look(self.overview, self.where)
             pane.focus_content()
-            own = {hint.press for hint in pane.HINTS}
-            hints = [*pane.HINTS, *(hint for hint in _FOOTER if hint.press not in own)]
-            able = [replace(hint, why_not=self.why_not(hint.press)) for hint in hints]
-            self.query_one(KeyBar).show(able, _PINNED)
+            self._show_keys()
 
-    @property
-    def current_pane(self) -> Pane | None:
-        """The pane in front."""
-        return self._panes.get(self.pane)
+    def _show_keys(self) -> None:
+        if self.front is not None:
+            self.query_one(KeyBar).show(self.keymap.hints(self.front.HINTS), keys.PINNED)
 
-    def watch_where(self) -> None:
-        """Everything follows the place that is looked at."""
-        if self.overview is None:
-            return
-        self.said = ()
-        pane = self.current_pane
-        if pane is not None:
-            pane.look(self.overview, self.where)
-        self._refresh_frame()
+    def tell(self, text: str, wrong: bool = False) -> None:
+        """Say something in the message line."""
+        self.frame.message.tell(text, wrong)
 
-    @work(exclusive=True, group="frame")
-    async def _refresh_frame(self) -> None:
-        """Status, tokens, tree and inspector; the tokens of a long session come in as they are read."""
-        try:
-            self.present = await self.reader.ask(present, self.where)
-            assert self.overview is not None
-            status, rules = status_facts(self.overview, self.where, self.present, self.state_fact())
-            self.query_one("#status", StatusLine).show(*status)
-            self.query_one("#rules", StatusLine).show(*rules)
-            self.show_message()
-            await self._refresh_sides()
-            complete = False
-            while not complete:
-                complete = await self._read_tokens()
-        except SessionError as error:
-            self.tell(str(error), wrong=True)
+    # --- the debugger --------------------------------------------------------------------------------
 
-    async def _read_tokens(self) -> bool:
-        """Read a little more of the tokens and show them; whether that was all."""
-        where, other = self.where, self.against
-        self.line = await self.reader.ask(self._lines.line, where.branch, where.seq, other)
-        if not self.query("#tokens"):
-            return True  # the screen was closed meanwhile
-        strip, beside = self.query_one("#tokens", TokenStrip), self.query_one("#other-tokens", TokenStrip)
-        strip.colour = beside.colour = self.token_colour
-        self.set_class(other is not None, "-comparing")
-        shown, complete = self.line, self.line.complete
-        if other is not None and self.overview is not None:
-            theirs = await self.reader.ask(self._lines.line, other, where.seq)
-            both = compare(self.line, theirs)
-            shown, complete = both.ours, complete and theirs.complete
-            beside.tokens, beside.at = both.theirs.tokens, both.theirs.at(where.step)
-            beside.title, beside.leader = self.overview.branch(other).name, strip
-            beside.refresh()
-            first = both.first
-            self.difference = () if first is None else (Fact(f"first difference at step {first}", "wrong"),)
+    async def follow(self) -> None:
+        """Read what was written and look at where the debugger stands. One at a time: the last word is the latest."""
+        async with self._following:
+            self._behind = False
+            if self.driver.live:
+                await self.reader.ask(SessionSource.refresh)
+                self.overview = await self.reader.ask(overview)
+            if self.driver.at is not None and self.overview is not None:
+                self.look(await self.navigator.of_debugger(self.driver.at, self.where, self.overview))
+            if self.front is None:
+                await self.show_pane(self.pane)
+
+    async def _tick(self) -> None:
+        """Long work shows that it goes on. However fast the engine runs, it is looked at this often: nobody reads
+        faster, and the ranks need the processor more."""
+        if not self.frame.status.is_attached:
+            return  # a timer outlives the screen's widgets by a moment when the app quits
+        if self._behind:
+            await self.follow()
+        if self.runner.busy:
+            self.frame.show_state(self._state())
+            self.tell(f"{self.driver.running}   {self.runner.elapsed:.0f} s   ctrl+c interrupts")
+
+    def _state(self) -> Fact | None:
+        return self.driver.state(self.where, self.runner.busy)
+
+    @on(Progressed)
+    def _progressed(self) -> None:
+        self._behind = True
+
+    @on(Said)
+    def _said(self, event: Said) -> None:
+        self.tell(event.text, event.wrong)
+
+    def on_unmount(self) -> None:
+        """The debugger and the session are closed with the screen."""
+        self.driver.close()
+        self.reader.close()
+
+    # --- keys ----------------------------------------------------------------------------------------
+
+    async def action_view(self, name: str, *arguments: int) -> None:
+        """A key of the view."""
+        done = getattr(self.actions, name)(*arguments)
+        if inspect.isawaitable(done):
+            await done
+
+    async def action_command_key(self, name: str) -> None:
+        """The key of a command."""
+        await self.commands.key(name)
+
+    def on_key(self, event: events.Key) -> None:
+        """A key that nothing took."""
+        self.keymap.missed(event)
+
+    def palette(self) -> Iterator[SystemCommand]:
+        """The panes and the keys, for the palette."""
+        for number, title in enumerate(TITLES, 1):
+            yield SystemCommand(
+                title, f"pane {number}", lambda n=number: self.keymap.act(f"view('pane', {n})")
+            )
+        yield from self.keymap.palette()
+
+    @on(KeyBar.Pressed)
+    def _pressed(self, event: KeyBar.Pressed) -> None:
+        if event.hint.why_not:
+            self.tell(f"{event.hint.label}: {event.hint.why_not}")
         else:
-            self.difference = ()
-        self.show_message()
-        strip.title = self.overview.branch(where.branch).name if other is not None and self.overview else ""
-        strip.tokens, strip.at = shown.tokens, shown.at(where.step)
-        self.query_one(StepTimeline).show(self.line, where, self.token_colour)
-        pane = self.current_pane
-        if pane is not None:
-            pane.line = self.line
-        return complete
+            self.app.simulate_key(event.hint.press)
 
-    @property
-    def against(self) -> int | None:
-        """The branch whose tokens stand under the present ones: the one it came from, or the one chosen."""
-        if self.overview is None or self.comparing is False:
-            return None
-        if isinstance(self.comparing, int) and self.comparing != self.where.branch:
-            return int(self.comparing)
-        return self.overview.branch(self.where.branch).parent
-
-    async def _refresh_sides(self) -> None:
-        """The model tree and the inspector, where there is room for them."""
-        tree, inspector = self.query_one(ModelTree), self.query_one(Inspector)
-        if tree.display or inspector.display:
-            found = await self.reader.ask(operations, self.where)
-            assert self.overview is not None
-            tree.update(self.overview, self.where, found)
-            inspector.update(self.overview, self.where, found)
-
-    def on_screen_resume(self) -> None:
-        """Back from another screen: the keys go to the pane."""
-        pane = self.current_pane
-        if pane is not None:
-            pane.focus_content()
+    # --- messages of the widgets ---------------------------------------------------------------------
 
     @on(PaneTabs.Picked)
     async def _tab(self, event: PaneTabs.Picked) -> None:
@@ -237,65 +264,36 @@ class WorkbenchScreen(WorkbenchActions):
 
     @on(Pane.Go)
     async def _go(self, event: Pane.Go) -> None:
-        changes = {key: getattr(event, key) for key in ("step", "tap", "branch", "rank")}
-        await self.go(replace(self.where, **{k: v for k, v in changes.items() if v is not None}))
+        self.where = await self.navigator.nearest(event.applied_to(self.where))
 
-    async def go(self, where: Where) -> None:
-        """Look at `where`, at the nearest step that its branch has."""
-        steps = await self.reader.ask(lambda source: source.session.steps(where.branch))
-        if len(steps):
-            where = replace(where, step=min(max(where.step, steps.start), steps.stop - 1))
-        self.where = where
-
-    @on(Pane.OpenTensor)
-    def _open_tensor(self, event: Pane.OpenTensor) -> None:
-        self.open_tensor(event.tap)
-
-    def open_tensor(self, tap: int) -> None:
-        """A tap's tensor over the whole screen."""
-        assert self.overview is not None
-        self.app.push_screen(TensorScreen(self.reader, self.overview, replace(self.where, tap=tap)))
-
-    @on(Pane.OpenWeight)
-    async def _open_weight(self, event: Pane.OpenWeight) -> None:
-        held = {} if event.size > _SENT else await self.held(event.name)
-        assert self.overview is not None
-        self.app.push_screen(WeightScreen(self.reader, self.overview, self.where, event.name, held))
-
-    async def held(self, name: str) -> RankArrays:
-        """What the running ranks hold of a parameter; nothing where none run."""
-        return {}
+    @on(Pane.Command)
+    def _pane_asks(self, event: Pane.Command) -> None:
+        self.commands.run(event.line, quiet=True)
 
     @on(Pane.Tell)
     def _pane_tells(self, event: Pane.Tell) -> None:
-        self.story = event.facts
-        self.show_message()
+        self.frame.message.tell_story(event.facts)
 
-    @on(KeyBar.Pressed)
-    def _pressed(self, event: KeyBar.Pressed) -> None:
-        if event.hint.why_not:
-            self.tell(f"{event.hint.label}: {event.hint.why_not}")
-        else:
-            self.app.simulate_key(event.hint.press)
+    @on(Pane.OpenTensor)
+    def _open_tensor(self, event: Pane.OpenTensor) -> None:
+        if self.overview is not None:
+            opening = self.commands.opener.open_tap(self.overview, replace(self.where, tap=event.tap))
+            self.run_worker(opening, group="tensor", exclusive=True)
 
-    @on(CommandLine.Closed)
-    def _line_closed(self) -> None:
-        pane = self.current_pane
-        if pane is not None:
-            pane.focus_content()
+    @on(Pane.OpenWeight)
+    async def _open_weight(self, event: Pane.OpenWeight) -> None:
+        if self.overview is not None:
+            await self.commands.opener.open_weight(self.overview, self.where, event.name, event.size)
 
     @on(CommandLine.Entered)
     async def _line_entered(self, event: CommandLine.Entered) -> None:
-        await self.run_line(event.text)
+        await self.commands.enter(event.text)
 
-    def on_unmount(self) -> None:
-        """The session is closed with its screen."""
-        self.reader.close()
+    @on(CommandLine.Closed)
+    def _line_closed(self) -> None:
+        self.on_screen_resume()
 
-    def complete(self, line: str) -> list[str]:
-        """What the command line may become."""
-        return commands.complete(line, self.registry, self.overview, TITLES)
-
-
-_FOOTER = tuple(KeyHint(key.shown, key.footer, key.key) for key in keys.KEYS if key.footer)
-_PINNED = (KeyHint("?", "help", "question_mark"), KeyHint("^q", "quit", "ctrl+q"))
+    def on_screen_resume(self) -> None:
+        """Back from another screen, or from the line: the keys go to the pane."""
+        if self.overview is not None and self.front is not None:
+            self.front.focus_content()

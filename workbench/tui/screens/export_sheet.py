@@ -1,72 +1,20 @@
-"""Copy and export: what a screen shows, to the clipboard or as a file; and the sheet on which the file is chosen."""
+"""The sheet on which the format and the file of an export are chosen."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import ClassVar
 
-from textual import on, work
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sessions.text import clean
-from workbench.export.table import Table, as_text
-from workbench.tui import screenshots
-from workbench.tui.screenshots import FORMATS, Screenshot
+from workbench.tui.screenshots import FORMATS
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-
-
-class Exporting(Screen[None]):
-    """A screen of which something can be copied and exported."""
-
-    def shown(self) -> tuple[Screenshot, str] | None:
-        """What is shown, and how a file of it would be called; None while there is nothing."""
-        raise NotImplementedError
-
-    def table(self) -> Table | None:
-        """The data of what is shown."""
-        raise NotImplementedError
-
-    def tell(self, text: str, *, wrong: bool = False) -> None:
-        """Say something about what was done."""
-        self.notify(text, severity="warning" if wrong else "information")
-
-    def action_copy(self) -> None:
-        """y: the data, tab-separated."""
-        table = self.table()
-        if table is None:
-            self.tell("there is nothing here to copy")
-            return
-        self.app.copy_to_clipboard(as_text(table))
-        self.tell(f"copied {len(table.rows)} rows of {table.title}")
-
-    def action_export(self) -> None:
-        """e: ask as what and where to."""
-        found = self.shown()
-        if found is None:
-            self.tell("there is nothing here to export")
-            return
-        what, stem = found
-
-        def chosen(file: Path | None) -> None:
-            if file is not None:
-                self.export(what, file)
-
-        self.app.push_screen(ExportScreen(stem, what.table is not None), chosen)
-
-    @work(group="export")
-    async def export(self, what: Screenshot, file: Path) -> None:
-        """Write it, off the event loop, and say where it lies."""
-        try:
-            written = await asyncio.to_thread(screenshots.write, what, file.expanduser())
-        except screenshots.ExportError as error:
-            self.tell(str(error), wrong=True)
-        else:
-            self.tell(f"wrote {written}")
 
 
 class Formats(Grid, inherit_bindings=False):

@@ -1,0 +1,34 @@
+"""The panes of a workbench: each is made when it is first shown, one is in front."""
+
+from __future__ import annotations
+
+import asyncio
+
+from textual.widgets import ContentSwitcher
+
+from workbench.tui.panes import PANES
+from workbench.tui.panes.base import Pane
+from workbench.tui.reader import Reader
+from workbench.tui.widgets.painted import PaintedWidget
+
+
+class PaneSwitcher(ContentSwitcher, PaintedWidget):
+    """Holds the panes by their numbers, from 1."""
+
+    def __init__(self, reader: Reader, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.reader = reader
+        self.front: Pane | None = None
+        self._made: dict[int, Pane] = {}
+        self._making = asyncio.Lock()
+
+    async def bring(self, number: int) -> Pane:
+        """Bring a pane to the front."""
+        async with self._making:  # two may ask for the same one
+            if number not in self._made:
+                made = PANES[number - 1](self.reader)
+                await self.add_content(made)
+                self._made[number] = made
+        self.current = f"pane-{number}"
+        self.front = self._made[number]
+        return self.front

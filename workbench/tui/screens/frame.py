@@ -1,0 +1,54 @@
+"""What stands around the panes of the workbench: status, tokens, the model's tree, the inspector, the message line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from workbench.tui.reader import Reader
+from workbench.tui.screens.status import status_facts, step_facts
+from workbench.tui.screens.token_rows import TokenRows
+from workbench.tui.widgets.inspector import Inspector
+from workbench.tui.widgets.message_line import MessageLine
+from workbench.tui.widgets.model_tree import ModelTree
+from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.views.operations import operations
+from workbench.views.overview import Overview, Present, present
+from workbench.views.token_line import TokenLine
+from workbench.views.where import Where
+
+
+class Frame:
+    """Its widgets, which the screen mounts, and what they show of a place."""
+
+    def __init__(self, reader: Reader, token_colour: str) -> None:
+        self.reader = reader
+        self.present: Present | None = None
+        self.status, self.rules = StatusLine(id="status"), StatusLine(id="rules")
+        self.tokens = TokenRows(reader, token_colour)
+        self.tree, self.inspector = ModelTree(id="tree"), Inspector(id="inspector")
+        self.message = MessageLine(id="message")
+
+    async def show(self, overview: Overview, where: Where, state: Fact | None) -> AsyncIterator[TokenLine]:
+        """Read and show a place. Yields the tokens as far as they were read: a long session's come in parts."""
+        self.present = await self.reader.ask(present, where)
+        status, rules = status_facts(overview, where, self.present, state)
+        self.status.show(*status)
+        self.rules.show(*rules)
+        self._show_message()
+        if self.tree.display or self.inspector.display:
+            found = await self.reader.ask(operations, where)
+            self.tree.update(overview, where, found)
+            self.inspector.update(overview, where, found)
+        complete = False
+        while not complete:
+            complete = await self.tokens.read(overview, where)
+            self._show_message()
+            yield self.tokens.line
+
+    def show_state(self, state: Fact | None) -> None:
+        """What the engine does, while nothing else has changed."""
+        if state is not None and self.status.right:
+            self.status.right = (state, *self.status.right[1:])
+
+    def _show_message(self) -> None:
+        self.message.show_step(step_facts(self.present), self.tokens.difference)

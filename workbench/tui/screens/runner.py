@@ -1,0 +1,87 @@
+"""Command lines on their way to the debugger, one after another, however fast they are typed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from sessions.text import clean
+from workbench.tui.drivers.port import CommandFailed, Driver, Reply
+from workbench.views.where import Where
+
+#: Seconds after which what runs is said to run.
+SAY_AFTER = 0.2
+#: Seconds for which a command is a short one, behind which others may wait, and how many.
+_SHORT, _MOST_WAITING = 0.5, 8
+
+
+class CommandRunner:
+    """Runs command lines on a driver. `looking` gives the place that the screen looks at, `arrived` has it follow the
+    debugger, `tell(text, wrong)` writes into the message line."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        looking: Callable[[], Where],
+        arrived: Callable[[], Awaitable[None]],
+        tell: Callable[[str, bool], None],
+    ) -> None:
+        self.driver = driver
+        self.waiting = 0  # commands behind the one that runs
+        self.tell = tell
+        self._looking, self._arrived = looking, arrived
+        self._turn = asyncio.Lock()
+        self._began = 0.0
+        self._interrupts = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the command that runs began; 0 while none does."""
+        return 0.0 if self.driver.running is None else time.monotonic() - self._began
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command has been running for so long that it is said."""
+        return self.elapsed > SAY_AFTER
+
+    async def run(self, line: str) -> Reply | None:
+        """Carry out a command and show where that led. None: it was not, and why has been told.
+
+        While a short one runs the next may be given: keys are typed faster than steps are run. An interrupt takes
+        back those that wait.
+        """
+        if self.driver.running is not None and (self.elapsed > _SHORT or self.waiting >= _MOST_WAITING):
+            self.tell(f"{self.driver.running} is still running: ctrl+c interrupts it", False)
+            return None
+        interrupts = self._interrupts
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1  # also where the worker that waits here is cancelled
+        try:
+            return await self._run(line) if interrupts == self._interrupts else None
+        finally:
+            self._turn.release()
+
+    async def _run(self, line: str) -> Reply | None:
+        self._began = time.monotonic()
+        try:
+            reply = await self.driver.run(line, self._looking())
+        except CommandFailed as error:
+            await self._arrived()
+            self.tell(clean(str(error), limit=300), True)
+            return None
+        await self._arrived()
+        return reply
+
+    def interrupt(self) -> None:
+        """Stop what runs, and forget what waits."""
+        running = self.driver.running
+        if running is None:
+            self.tell("nothing runs; ctrl+q quits", False)
+            return
+        self._interrupts += 1
+        self.driver.interrupt()
+        self.tell(f"interrupting {running} …", False)

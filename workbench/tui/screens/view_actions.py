@@ -1,0 +1,112 @@
+"""What the keys of the view do: look elsewhere in what was recorded, show it otherwise, take it away as a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workbench.export.table import Table
+from workbench.tui import keys, screenshots
+from workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
+from workbench.tui.screens.bench import Bench
+from workbench.tui.screens.exporter import Exporter
+from workbench.tui.screens.help import HelpScreen
+from workbench.tui.screens.keymap import Keymap
+from workbench.tui.screens.token_rows import COLOURS, TokenRows
+from workbench.tui.screenshots import Screenshot
+from workbench.tui.settings import SettingChosen
+from workbench.tui.widgets.command_line import CommandLine
+
+
+class ViewActions:
+    """One method an action of `keys.VIEW_KEYS`."""
+
+    def __init__(self, bench: Bench, navigator: Navigator, tokens: TokenRows, keymap: Keymap) -> None:
+        self.bench, self.navigator, self.tokens, self.keymap = bench, navigator, tokens, keymap
+        self.exporter = Exporter(bench.screen, self.picture, self.table, bench.tell)
+
+    async def pane(self, number: int) -> None:
+        """Bring a pane to the front."""
+        await self.bench.show_pane(number)
+
+    def scrub(self, by: int) -> None:
+        """Look at another step."""
+        bench = self.bench
+        if bench.present is not None:
+            bench.look(clamped(replace(bench.place, step=bench.place.step + by), bench.present.steps))
+
+    async def stop_event(self, by: int) -> None:
+        """Look at the stop before, or the next one."""
+        where = await self.navigator.stop_beside(self.bench.place, by)
+        if where is None:
+            self.bench.tell("no stop before this one" if by < 0 else "no further stop on this branch")
+        else:
+            self.bench.look(where)
+
+    def layer(self, by: int) -> None:
+        """Look at the same operation of a neighbouring layer."""
+        if self.bench.overview is not None:
+            self.bench.look(same_operation(self.bench.overview.taps, self.bench.place, by))
+
+    def rank(self) -> None:
+        """One rank, then the next, then all."""
+        if self.bench.overview is not None:
+            where = next_rank(self.bench.place, self.bench.overview.ranks)
+            self.bench.look(where)
+            self.bench.tell("all ranks" if where.rank is None else f"rank {where.rank} alone")
+
+    def compare(self) -> None:
+        """The next other branch under this one, token for token; after the last, none."""
+        bench = self.bench
+        if bench.overview is None or not self.tokens.compare_next(bench.overview, bench.place):
+            bench.tell("there is only one branch: x forks another")
+        else:
+            bench.look(bench.place)
+
+    def token_colour(self) -> None:
+        """Colour the tokens by something else, and remember it."""
+        colour = self.tokens.next_colour()
+        self.bench.look(self.bench.place)
+        self.bench.tell(f"tokens coloured by {colour}: {COLOURS[colour]}")
+        self.bench.screen.post_message(SettingChosen("token_colour", colour))
+
+    def fill(self) -> None:
+        """The command that fills the pane."""
+        if self.bench.front is not None:
+            self.bench.front.action_fill()
+
+    def zoom(self) -> None:
+        """The pane alone, and back."""
+        self.bench.screen.toggle_class("-zoomed")
+
+    def copy(self) -> None:
+        """The pane's data to the clipboard."""
+        self.exporter.copy()
+
+    def export(self) -> None:
+        """The pane to a file."""
+        self.exporter.ask()
+
+    def help(self) -> None:
+        """What the pane shows, and every key."""
+        pane = self.bench.front
+        if pane is not None:
+            sheet = HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference(self.keymap.keys))
+            self.bench.app.push_screen(sheet)
+
+    def command_line(self) -> None:
+        """The colon."""
+        self.bench.screen.query_one(CommandLine).open()
+
+    def table(self) -> Table | None:
+        """The data of the pane in front."""
+        return None if self.bench.front is None else self.bench.front.table()
+
+    def picture(self) -> tuple[Screenshot, str] | None:
+        """The pane in front as it is drawn, and what a file of it is called."""
+        pane, overview, where = self.bench.front, self.bench.overview, self.bench.place
+        if pane is None or overview is None:
+            return None
+        branch = overview.branch(where.branch).name
+        title = f"{overview.model}, tp {overview.ranks}: {pane.TITLE}, step {where.step}, branch {branch}"
+        found = screenshots.taken(self.bench.screen, pane.region, title, pane.table())
+        return found, f"{pane.TITLE.split()[0].lower()}-step{where.step}"
