@@ -32,8 +32,8 @@ class Tap:
 class SequenceStep:
     """What one forward pass did to one sequence of the batch.
 
-    `ids` went in at `positions`; `kv_lens[rank][layer]` rows are cached afterwards (older recordings have one
-    entry a rank, for all of its layers; empty: not known); `block_table` names the pool's blocks in order;
+    `ids` went in at `positions`; `kv_lens[rank][layer]` rows are cached afterwards (empty: not
+    known); `block_table` names the pool's blocks in order;
     `emitted` is the token chosen from the last row (None inside a chunked prefill); `forced` says that it
     was given, not sampled; top-k are ids and raw logits, descending; `logsumexp` is the natural-log normaliser
     of those logits, so probabilities can be told.

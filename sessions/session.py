@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sessions import layouts
 from sessions.errors import SessionError
-from sessions.format import captures, dtypes, read_rows
+from sessions.format import captures, dtypes, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
@@ -163,7 +163,8 @@ class Session:
                 f"SELECT {read_rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
                 *(owner, step),
             )
-        return read_rows.step_record(step, owner, head, sequences, self.ranks)
+        record = read_rows.step_record(step, owner, head, sequences, self.ranks)
+        return migrate.step_record(record, self.meta.model.num_layers) if self.version == 1 else record
 
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
         """Every tap's statistics at a step, [taps, ranks, 8], ordered as STATISTICS; None: not recorded."""

@@ -2,15 +2,17 @@
 
 Version 1 (Lockstep 0.1) had a meta that each recorder wrote in its own way: the engine `model_name`, `model_path`,
 `checkpoint`, `dtype`, `device`, `tp` and `backend` beside `model` and `config`; transformers the model's name as
-`model`, its Hugging Face configuration as `config`, and `sequences` as a list.
+`model`, its Hugging Face configuration as `config`, and `sequences` as a list. `kv_lens` could have one length a
+rank, for all of its layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sessions.meta import HUGGING_FACE
-from sessions.records import JSON
+from sessions.records import JSON, SequenceStep, StepRecord
 
 _MODEL = {"model_name": "name", "model_path": "path", "checkpoint": "checkpoint"}
 _CONFIG = ("tp", "dtype", "device", "backend")
@@ -37,6 +39,17 @@ def meta(told: Mapping[str, JSON]) -> dict[str, JSON]:
         now["weights"] = {branch: _weights(rows) for branch, rows in weights.items()}
     now["notes"] = [told[key] for key in ("attention", "batching") if told.get(key)]
     return now
+
+
+def step_record(record: StepRecord, layers: int | None) -> StepRecord:
+    """The record with cached lengths for each of the model's `layers` (None: not known)."""
+    return replace(record, sequences=tuple(_with_layers(one, layers or 1) for one in record.sequences))
+
+
+def _with_layers(sequence: SequenceStep, layers: int) -> SequenceStep:
+    if any(len(of_rank) != 1 for of_rank in sequence.kv_lens):
+        return sequence
+    return replace(sequence, kv_lens=tuple(tuple(of_rank) * layers for of_rank in sequence.kv_lens))
 
 
 def _object(value: JSON) -> dict[str, JSON]:

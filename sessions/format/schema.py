@@ -6,7 +6,7 @@
     branches    lines of history; 0 is "main"; a branch shares its parent's steps before fork_step
     steps       one row a forward pass; a branch's own steps are contiguous from fork_step
     sequences   what a step did to each sequence; integer lists as `codec.encode_ints`. `kv_lens` are the rows that
-                each layer has cached, rank after rank: [ranks × layers]; older files have [ranks]; empty: not known
+                each layer has cached, rank after rank: [ranks × layers]; empty: not known
     recent      statistics and checksums of the newest steps: one array of all taps a step
     chunks      … of older steps: CHUNK_STEPS at a time, turned so that one tap's history is contiguous
     columns     one tap of one chunk: [8, ranks, steps] float32 or [ranks, steps] uint64

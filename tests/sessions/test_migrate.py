@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from sessions import Session, SessionError, SessionWriter
-from sessions.format import migrate
+from sessions.format import codec, migrate
 from sessions.meta import CaptureMeta, SamplingMeta
 from sessions.verify import verify
-from tests.sessions.samples import create, put_meta
+from tests.sessions.samples import create, put_meta, write
 from tests.sessions.test_meta import set_version
 
 SHIPPED = Path(__file__).parent / "data" / "v0_1.session"
@@ -79,3 +80,18 @@ def test_it_is_not_recorded_on(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="session format 1"):
         SessionWriter.reopen(path)
     assert path.read_bytes() == SHIPPED.read_bytes()
+
+
+@pytest.mark.parametrize(("layers", "lengths"), [(3, ((5,) * 3, (4,) * 3)), (None, ((5,), (4,)))])
+def test_one_length_a_rank_is_that_of_all_its_layers(
+    tmp_path: Path, layers: int | None, lengths: tuple[tuple[int, ...], ...]
+) -> None:
+    path = write(tmp_path / "a.session", 1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE sequences SET kv_lens = ?", (codec.encode_ints([5, 4]),))
+    connection.close()
+    put_meta(path, model={"num_layers": layers})
+    set_version(path, 1)
+    with Session.open(path) as session:
+        assert session.step(0).sequences[0].kv_lens == lengths
+    assert verify(path) == []

@@ -17,7 +17,7 @@ _TOLD, _TOLD_RANKS = 3, 8
 @dataclass(frozen=True, slots=True)
 class Odd:
     """Neighbouring layers, `first` to `last`, that hold `rows` of a sequence on `ranks`, where another number
-    should be. `whole`: they are all layers that are known of (older recordings tell one length a rank)."""
+    should be. `whole`: they are all the layers."""
 
     ranks: tuple[int, ...]
     first: int
@@ -81,8 +81,8 @@ def in_words(odd: Sequence[Odd]) -> str:
 
 
 def rows_of(kv_lens: Sequence[Sequence[int]], rank: int, layer: int | None) -> int | None:
-    """Rows that a layer has cached on a rank; without a layer, or where the recording tells one length for all of
-    them, those of the layer that has the fewest. None: not known."""
+    """Rows that a layer has cached on a rank; without a layer, those of the layer that has the fewest. None: not
+    known."""
     lengths = kv_lens[rank] if rank < len(kv_lens) else ()
     if layer is not None and layer < len(lengths):
         return lengths[layer]

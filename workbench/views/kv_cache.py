@@ -14,7 +14,7 @@ from workbench.views.where import Where
 @dataclass(frozen=True, slots=True)
 class CachedSequence:
     """One sequence: the rows that its positions ask for (`expected`), those that each layer of each rank holds
-    (`lengths[rank][layer]`; one entry a rank: all its layers), its blocks in order; `positions` of the new tokens."""
+    (`lengths[rank][layer]`), its blocks in order; `positions` of the new tokens."""
 
     seq: int
     positions: tuple[int, ...]

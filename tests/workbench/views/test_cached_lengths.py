@@ -105,14 +105,6 @@ def test_lengths_of_layers_come_back(tmp_path: Path) -> None:
         assert [session.step(step).sequences[0].kv_lens for step in (0, 1)] == [lengths, ()]
 
 
-def test_files_with_one_length_a_rank_are_read(tmp_path: Path) -> None:
-    path = _stored(tmp_path / "old.session", codec.encode_ints([5, 4]))
-    with Session.open(path) as session:
-        (told,) = session.step(0).sequences
-    assert told.kv_lens == ((5,), (4,))
-    assert verify(path) == []
-
-
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.session")), ids=lambda path: path.stem)
 def test_the_shipped_recordings_are_read(path: Path) -> None:
     with Session.open(path) as session:
