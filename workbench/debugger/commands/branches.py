@@ -5,8 +5,9 @@ from __future__ import annotations
 from sessions.text import clean
 from workbench.debugger.answers import Message, Position, Result, Table
 from workbench.debugger.core.backwards import backward_to, land
-from workbench.debugger.core.debugger import Checkpoint, Debugger
+from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.settings import Checkpoint
 from workbench.debugger.errors import CommandError
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from workbench.debugger.answers import Message, Position, Result, Stop
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import Goal, forward
+from workbench.debugger.core.goal import Goal
+from workbench.debugger.core.motion import forward
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import look
+from workbench.debugger.core.step_end import look
 from workbench.debugger.errors import NotCaptured
 from workbench.debugger.stops.breakpoints import recorded_hits
 

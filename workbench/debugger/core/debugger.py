@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import EngineError, RankError
@@ -20,6 +19,7 @@ from workbench.debugger.core import registry, stopping
 from workbench.debugger.core.executor import Executor, Flight
 from workbench.debugger.core.interrupts import Interrupts
 from workbench.debugger.core.registry import ArgumentValue, Command
+from workbench.debugger.core.settings import Checkpoint, DebuggerSettings
 from workbench.debugger.core.step_tokens import StepTokens, tokens_at
 from workbench.debugger.core.timeline import Timeline
 from workbench.debugger.errors import InternalError, NeedsEngine, NotCaptured
@@ -29,24 +29,6 @@ from workbench.debugger.stops.breakpoints import Breakpoints
 from workbench.exit_codes import Exit
 from workbench.views.golden_event import GoldenEvent
 from workbench.views.token_texts import TokenTexts
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """A position to come back to."""
-
-    id: int
-    position: Position
-    note: str
-
-
-@dataclass(slots=True)
-class DebuggerSettings:
-    """What `set` changes about the debugger itself."""
-
-    golden: str | None = None  # path of the golden session in use
-    in_script: bool = False
-    displays: list[str] = field(default_factory=list)
 
 
 class Debugger:

@@ -11,7 +11,8 @@ from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import registry
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import Goal, forward
+from workbench.debugger.core.goal import Goal
+from workbench.debugger.core.motion import forward
 from workbench.debugger.core.timeline import TimelineBranch
 from workbench.debugger.errors import NeedsEngine
 from workbench.debugger.events import StepEvent

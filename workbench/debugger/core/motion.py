@@ -7,49 +7,22 @@ it runs; the two agree, so a replay stops where the run did.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from engine.taps.breaks import PauseSpec
-from sessions import Session
 from sessions.records import StepRecord
 from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core import sentinels
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Flight
+from workbench.debugger.core.goal import Goal
+from workbench.debugger.core.step_end import stop_after
 from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
 from workbench.debugger.events import StepEvent
 from workbench.debugger.stops.breakpoints import Hit, recorded_hits
-from workbench.views.sentinels import SentinelFinding
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.
 _QUICK, _SOON = 0.25, 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """Where to stop if nothing else does: at the next operation or layer, at a place, after step `last`."""
-
-    stop: Literal["operation", "layer", "place", "never"] = "never"
-    place: int = -1
-    last: int | None = None
-    quiet: bool = False  # breakpoints and sentinels do not stop it (`goto`)
-    reason: str = "step"
-
-    def place_in(self, debugger: Debugger, after: int) -> int | None:
-        """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""
-        places = debugger.timeline.places
-        if self.stop == "operation":
-            return after + 1 if after + 1 < len(places) else None
-        if self.stop == "layer":
-            start = after + 1 if after < 0 else places.layer_end(after) + 1
-            return start if start < len(places) else None
-        if self.stop == "place" and self.place > after:
-            return self.place
-        return None
 
 
 def forward(debugger: Debugger, goal: Goal) -> Stop:
@@ -89,14 +62,14 @@ def _pass(debugger: Debugger, goal: Goal) -> Stop | None:
     debugger.events(StepEvent(at.branch, step))
     # What a sentinel finds in a recorded step lies behind whoever has passed that place already.
     passed = at.place if inside and recorded else None
-    return _after(debugger, goal, inside, passed)
+    return stop_after(debugger, goal, inside, passed)
 
 
 def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
     """Through a recorded step."""
     at, timeline = debugger.position, debugger.timeline
     after = -1 if at.place is None else at.place
-    target = goal.place_in(debugger, after)
+    target = goal.place_in(debugger.timeline.places, after)
     hits: Mapping[int, Hit] = {}
     candidates = [] if goal.quiet else debugger.breakpoints.at_taps()
     if candidates:
@@ -168,7 +141,7 @@ def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> St
         stopping = debugger.breakpoints.count(stopped.breaks)
         if stopping:
             return hit_stop(debugger, stopping, stopped.ranks)
-        if goal.place_in(debugger, after) != stopped.place:
+        if goal.place_in(debugger.timeline.places, after) != stopped.place:
             return None
     return debugger.stop(goal.reason, f"at {debugger.timeline.places.names[stopped.place]}")
 
@@ -180,52 +153,6 @@ def hit_stop(debugger: Debugger, stopping: list[Any], ranks: tuple[int, ...]) ->
         stopping[0].reason, words, thread_id=ranks[0] if ranks else 0,
         hit_breakpoint_ids=[one.id for one in stopping],
     )  # fmt: skip
-
-
-def _after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> Stop | None:
-    """At the end of a step: sentinels (of those at a place, what lies behind `passed`), the goal, the end of
-    the text."""
-    at = debugger.position
-    if not goal.quiet:
-        for name, one in debugger.breakpoints.sentinels().items():
-            found = look(debugger, name, at.branch, at.step)
-            if found is not None and found.tap is not None and passed is not None and found.tap <= passed:
-                continue
-            stopping = debugger.breakpoints.count([one.id]) if found is not None else []
-            if found is not None and stopping:
-                if found.tap is not None:
-                    debugger.position = Position(at.branch, at.step, found.tap)
-                return debugger.stop(
-                    "exception", f"{one.describe()}: {found.words}",
-                    thread_id=found.ranks[0] if found.ranks else 0, hit_breakpoint_ids=[one.id],
-                )  # fmt: skip
-    if goal.last == at.step or (inside and goal.stop in ("operation", "layer")):
-        return debugger.stop(goal.reason, f"step {at.step} is done")
-    if not goal.quiet and sentinels.eos(debugger.timeline, at.branch, at.step, eos_ids(debugger)):
-        return debugger.stop("end", "end of the text")
-    return None
-
-
-def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> SentinelFinding | None:
-    """Whether a sentinel that looks at whole steps fires at one."""
-    timeline = debugger.timeline
-    if sentinel == "desync":
-        return timeline.desync(branch, step)
-    if sentinel == "repetition":
-        return sentinels.repetition(timeline, branch, step, debugger.texts.label)
-    if sentinel == "eos":
-        return sentinels.eos(timeline, branch, step, eos_ids(debugger))
-    if sentinel == "golden":
-        with ExitStack() as stack:
-            path = debugger.settings.golden
-            reference = None if path is None else stack.enter_context(Session.open(Path(path)))
-            return sentinels.golden(timeline, branch, step, reference)
-    return None
-
-
-def eos_ids(debugger: Debugger) -> list[int]:
-    """The ids that end a text."""
-    return list(debugger.session.meta.model.eos_ids) if debugger.timeline.session is not None else []
 
 
 def _exhausted(debugger: Debugger) -> Stop | None:

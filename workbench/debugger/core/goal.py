@@ -1,0 +1,30 @@
+"""What a motion runs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.debugger.stops.locations import Places
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where to stop if nothing else does: at the next operation or layer, at a place, after step `last`."""
+
+    stop: Literal["operation", "layer", "place", "never"] = "never"
+    place: int = -1
+    last: int | None = None
+    quiet: bool = False  # breakpoints and sentinels do not stop it (`goto`)
+    reason: str = "step"
+
+    def place_in(self, places: Places, after: int) -> int | None:
+        """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""
+        if self.stop == "operation":
+            return after + 1 if after + 1 < len(places) else None
+        if self.stop == "layer":
+            start = after + 1 if after < 0 else places.layer_end(after) + 1
+            return start if start < len(places) else None
+        if self.stop == "place" and self.place > after:
+            return self.place
+        return None
