@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from sessions.text import clean
 
+#: What programs are told: free in its form, a kind at a time.
+JsonObject = dict[str, Any]
+
 #: Numbers shown of a tensor before it is cut to its edges.
 _SHOWN = 1000
 
@@ -43,7 +46,7 @@ class Result:
     def _text(self) -> str:
         raise NotImplementedError
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """For programs: `kind` and the value's own fields."""
         return {"kind": self.kind, **jsonable(asdict(self))}
 
@@ -111,7 +114,7 @@ class Stop(Result):
         )
         return "\n".join([head, *(one.to_text() for one in self.output)])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "kind": self.kind, "reason": self.reason, "description": self.description,
             "threadId": self.thread_id, "allThreadsStopped": True,
@@ -131,7 +134,7 @@ class Group(Result):
     def _text(self) -> str:
         return "\n".join(part.to_text() for part in self.parts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"kind": self.kind, "parts": [part.to_json() for part in self.parts]}
 
 
@@ -161,7 +164,7 @@ class TensorValue(Result):
             head += f"\n{shown}"
         return f"{head}\n{self.note}" if self.note else head
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         flat = self.array.reshape(-1)
         return {
             "kind": self.kind, "tap": self.tap, "step": self.step, "rank": self.rank, "index": self.index,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from engine.taps.names import layer_path
 from sessions.records import JSON
-from workbench.debugger.answers import Result, Table
+from workbench.debugger.answers import JsonObject, Result, Table
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
@@ -37,7 +37,7 @@ class GoldenResult(Result):
         ]
         return "\n".join(filter(None, told))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"kind": self.kind, "first": self.event.words or None, **plain(self.event)}
 
 

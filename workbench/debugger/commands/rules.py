@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from engine.faults.catalogue import DEFAULTS, check_rules, faults_of
-from engine.run.sampling import Sampling
 from sessions.text import clean
 from workbench.debugger.answers import Result
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.fork_event import SamplingChange
 from workbench.debugger.core.forking import fork_at, fork_from_start, fork_here, recorded_fork
 from workbench.debugger.core.golden_reference import golden_tensor
 from workbench.debugger.core.motion import require_step
@@ -72,10 +72,11 @@ def set_(debugger: Debugger, what: str, value: str) -> Result:
         changed: int | float = int(value) if name in ("seed", "top_k") else float(value)
     except ValueError:
         raise CommandError(f"set {what}: {clean(value, limit=40)!r} is no number") from None
-    sampling: dict[int, dict[str, Any]] = {}
+    sampling: dict[int, SamplingChange] = {}
     for seq, first in debugger.engine.inferior.first_sampling.items():
-        sampling[seq] = {**line.sampling.get(seq, {}), name: changed}
-        Sampling(**{**asdict(first), **sampling[seq]})  # raises for a value out of range
+        change = line.sampling.get(seq, SamplingChange())
+        sampling[seq] = structs.replace(change, **{name: changed})
+        sampling[seq].of(first)  # raises for a value out of range
     return fork_here(debugger, f"{what}={value}", sampling=sampling)
 
 

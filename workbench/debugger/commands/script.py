@@ -93,7 +93,7 @@ def script_of(debugger: Debugger) -> str:
     lines = [f"# {run_line(debugger.session.meta)}"]
     for event in debugger.session.events():
         if event.kind == "command":
-            amended = _dict(event.data).get("amended")
+            amended = event.data.get("amended") if isinstance(event.data, dict) else None
             lines.append(amended if isinstance(amended, str) else event.text)
         elif event.kind == "note":
             lines.append(f"note {event.text}")
@@ -130,7 +130,3 @@ def journal_of(debugger: Debugger) -> str:
         })
         for event in debugger.session.events()
     )  # fmt: skip
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

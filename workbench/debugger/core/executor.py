@@ -24,6 +24,7 @@ from engine.errors import RequestError
 from engine.ranks.messages import ChecksumCache
 from engine.taps.breaks import PauseSpec
 from sessions.records import StepRecord, TensorRecord
+from workbench.debugger.core.fork_event import SamplingChange
 from workbench.debugger.core.timeline import Timeline, TimelineBranch
 from workbench.debugger.errors import ReplayMismatch
 from workbench.inferior.inferior import Inferior, Paused
@@ -248,7 +249,7 @@ class Executor:
             else:
                 inferior.keep_cache(line.rules)
         for seq, state in inferior.sequences.items():
-            wanted = replace(inferior.first_sampling[seq], **line.sampling.get(seq, {}))
+            wanted = line.sampling.get(seq, SamplingChange()).of(inferior.first_sampling[seq])
             if state.sampling != wanted:
                 inferior.set_sampling(seq, wanted)
         patches = [patch for patch in line.patches if patch.step == step]

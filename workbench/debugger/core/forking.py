@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from engine.taps.breaks import PauseSpec
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import registry
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
 from workbench.debugger.core.goal import Goal
 from workbench.debugger.core.motion import forward
 from workbench.debugger.core.timeline import TimelineBranch
@@ -55,7 +55,7 @@ def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> 
 
 def fork_here(
     debugger: Debugger, name: str, rules: Mapping[str, str] | None = None,
-    sampling: Mapping[int, dict[str, Any]] | None = None,
+    sampling: Mapping[int, SamplingChange] | None = None,
 ) -> Stop:  # fmt: skip
     """A branch that shares everything up to here; inside a step, the step is run again."""
     at = debugger.position
@@ -65,7 +65,7 @@ def fork_here(
 
 def fork_at(
     debugger: Debugger, name: str, fork_step: int, rules: Mapping[str, str] | None = None,
-    sampling: Mapping[int, dict[str, Any]] | None = None, patches: list[Patch] | None = None,
+    sampling: Mapping[int, SamplingChange] | None = None, patches: list[Patch] | None = None,
 ) -> Stop:  # fmt: skip
     """A branch that shares the steps before `fork_step`; then go to where the debugger stood."""
     debugger.engine.land()
@@ -92,7 +92,7 @@ def _arrive(debugger: Debugger, at: Position) -> Stop:
 
 def _new_line(
     debugger: Debugger, name: str, *, fork_step: int, rules: dict[str, str], patches: list[Patch],
-    sampling: dict[int, dict[str, Any]],
+    sampling: dict[int, SamplingChange],
 ) -> TimelineBranch:  # fmt: skip
     timeline, at = debugger.timeline, debugger.position
     inferior = debugger.engine.inferior
@@ -107,9 +107,6 @@ def _new_line(
         steps=fork_step, forked_at=at.step,
     )  # fmt: skip
     timeline.lines[made.id] = made
-    details = {
-        "at": at.step, "patches": [one.to_json() for one in patches],
-        "sampling": {str(seq): changes for seq, changes in sampling.items()},
-    }  # fmt: skip
-    debugger.journal("fork", name, Position(made.id, fork_step), details)
+    fork = ForkEvent(at.step, [one.to_json() for one in patches], sampling)
+    debugger.journal("fork", name, Position(made.id, fork_step), fork.to_json())
     return made

@@ -19,9 +19,10 @@ from sessions.errors import broken
 from sessions.history import owner_of
 from sessions.records import STATISTICS, StepRecord
 from workbench.debugger.answers import Position
+from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.stops.locations import Places
-from workbench.debugger.stops.predicates import cached
+from workbench.debugger.stops.predicates import Value, cached
 from workbench.inferior.patches import Patch
 from workbench.views.sentinels import SentinelFinding, desync
 
@@ -40,7 +41,7 @@ class TimelineBranch:
     fork_step: int
     rules: dict[str, str]
     patches: list[Patch] = field(default_factory=list)
-    sampling: dict[int, dict[str, Any]] = field(default_factory=dict)
+    sampling: dict[int, SamplingChange] = field(default_factory=dict)
     steps: int = 0  # the branch goes on with this step
     forked_at: int | None = (
         None  # the step at which the user was; more than fork_step when a prefix ran again
@@ -67,20 +68,8 @@ class Timeline:
         for event in session.events(kind="fork"):
             if event.branch not in self.lines:
                 raise broken(f"event {event.id}", f"it forks branch {event.branch}, which is not there")
-            self._fork(self.lines[event.branch], event.data, f"event {event.id}")
-
-    def _fork(self, line: TimelineBranch, data: Any, where: str) -> None:
-        """What the journal says of a fork beside what the branch does: patches, sampling, where the user was."""
-        data = data if isinstance(data, dict) else {}
-        patches, sampling, at = data.get("patches", []), data.get("sampling", {}), data.get("at")
-        if not isinstance(patches, list) or not isinstance(sampling, dict) or not isinstance(at, int | None):
-            raise broken(where, "a fork is not told like this")
-        line.patches = [Patch.from_json(one) for one in patches]
-        for seq, changes in sampling.items():
-            if not seq.isdecimal() or len(seq) > 9 or not isinstance(changes, dict):
-                raise broken(where, "a fork does not change sampling like this")
-            line.sampling[int(seq)] = dict(changes)
-        line.forked_at = at
+            line, fork = self.lines[event.branch], ForkEvent.read(event.data, f"event {event.id}")
+            line.patches, line.sampling, line.forked_at = fork.read_patches(), dict(fork.sampling), fork.at
 
     # --- branches ------------------------------------------------------------------------------------
 
@@ -139,14 +128,14 @@ class Timeline:
         """Every tap's statistics at a step, [taps, ranks, 8]."""
         return self.record(branch, step).stats
 
-    def names(self, branch: int, step: int) -> dict[str, Any] | None:
+    def names(self, branch: int, step: int) -> dict[str, Value] | None:
         """What conditions may speak of, for all taps and ranks of a step at once: arrays [taps, ranks] or
         [ranks], and numbers. None where statistics were not recorded."""
         record = self.record(branch, step)
         if record.stats is None:
             return None
         told = record.sequences[0]  # the one that `step_tokens` speaks of
-        names: dict[str, Any] = {
+        names: dict[str, Value] = {
             name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
         }
         return names | {

@@ -8,11 +8,11 @@ receive: a frame that is none of these ends the connection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct, field
 
 from engine.ranks.wire import WireArray
+from workbench.debugger.answers import JsonObject
 from workbench.debugger.core.registry import Command
 from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
 
@@ -122,7 +122,7 @@ class RequestFrame(Struct, frozen=True):
 class CommandAnswer(Struct, frozen=True, tag="command"):
     """What a command answered: `result` as `Result.to_json` has it, its text, the state after it."""
 
-    result: dict[str, Any]
+    result: JsonObject
     text: str
     state: DebuggerState
 
