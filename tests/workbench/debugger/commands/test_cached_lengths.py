@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from engine.ranks.messages import StepReport
 from sessions import Session
 from sessions.format import codec
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.debugger.answers import Table
+from workbench.debugger.answers import Stop, Table
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.host.replay import open_replay
 from workbench.debugger.stops.predicates import cached
@@ -122,3 +123,33 @@ def test_a_correct_engine_whose_layer_loses_rows_is_stopped(
         RankError, match="step 1: 6 tokens were run, the cache holds 5 rows in layer 1 on rank 1"
     ):
         inferior.check_aligned()
+
+
+def test_a_debugger_stops_where_a_correct_engine_loses_rows(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the engine was ended. A replay stops there as well, and the run goes on from there."""
+    debugger = live(tp=2)
+    debugger.execute("next")
+    client = debugger.engine.inferior.client
+    collect = client.collect
+
+    def lose(*arguments: Any) -> list[Any]:
+        reports = collect(*arguments)
+        if isinstance(reports[1], StepReport) and reports[1].sequences[0].positions[-1] >= len(PROMPT) + 1:
+            reports[1].sequences[0].held[1] = len(PROMPT)
+        return reports
+
+    monkeypatch.setattr(client, "collect", lose)
+    stop = debugger.execute("until 3")
+    assert isinstance(stop, Stop)
+    expected = "cache misaligned: sequence 0 has 5 rows in layer 1 on rank 1, its positions ask for 7"
+    assert (stop.reason, stop.step, stop.thread_id, stop.description) == ("exception", 2, 1, expected)
+    assert debugger.live
+    after = debugger.execute("next")
+    assert isinstance(after, Stop)
+    assert (after.reason, after.step) == ("step", 3)
+    with open_replay(finish(debugger)) as replay:
+        again = replay.execute("continue")
+        assert isinstance(again, Stop)
+        assert (again.step, again.description) == (2, expected)
