@@ -56,3 +56,18 @@ def test_the_tour(command: str, shown: list[str], place: Path) -> None:
 def test_screenshots_that_are_shown_exist() -> None:
     for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
         assert (ROOT / path).is_file(), path
+
+
+EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_example_of_the_engine_runs() -> None:
+    (example,) = EXAMPLES
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    generated, seen, parts = done.stdout.splitlines()
+    assert re.fullmatch(r"\[\[\d+(, \d+){7}\]\]", generated)
+    assert re.fullmatch(r"\d+ \(8, 3, 3\)", seen)
+    assert parts == "[(4, 3, 3), (4, 3, 3)]"
