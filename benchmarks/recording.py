@@ -47,13 +47,13 @@ def decode(
                 inferior.set_rules({})
                 if not inferior.sequences:
                     inferior.add([1, 2, 3, 4])
-                inferior.writer = None
+                inferior.recorder.writer = None
                 if variant == "recorded":
                     inferior.create_session(directory / f"{round}.session")
                 inferior.step()
                 medians.append(statistics.median(_timed(inferior.step) for _ in range(steps)))
-                if inferior.writer is not None:
-                    inferior.writer.close()
+                if inferior.recorder.writer is not None:
+                    inferior.recorder.writer.close()
     return {variant: min(medians) for variant, medians in found.items()}
 
 

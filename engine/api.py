@@ -16,15 +16,8 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import RequestError
 from engine.parallel.shards import kv_replicas
 from engine.ranks.client import Client
-from engine.ranks.messages import (
-    AddSequence,
-    LoadReport,
-    RemoveSequence,
-    ReplaceRules,
-    RunStep,
-    StepReport,
-    WatchTaps,
-)
+from engine.ranks.messages import AddSequence, RemoveSequence, ReplaceRules, RunStep, WatchTaps
+from engine.ranks.reports import LoadReport, StepReport
 from engine.run.results import SequenceResult
 from engine.run.sampling import Sampling
 from engine.taps.names import TapSpec, tap_specs

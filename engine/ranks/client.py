@@ -22,22 +22,11 @@ from engine.errors import (
     RankTimeout,
     RequestError,
 )
-from engine.ranks.messages import (
-    Answer,
-    CapturedTensor,
-    CommandFailure,
-    LoadModel,
-    LoadReport,
-    PutPatches,
-    RankCommand,
-    RankReady,
-    StagePatch,
-    StepReport,
-    answers_of,
-)
+from engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
 from engine.ranks.processes import RankProcess, start_ranks
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank, accept_ranks
+from engine.ranks.reports import Answer, CapturedTensor, CommandFailure, LoadReport, RankReady, StepReport
 from engine.ranks.wire import Disconnected, MalformedMessage
 from engine.taps.names import TapSpec
 

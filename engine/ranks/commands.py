@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.errors import EngineError, RequestError
 from engine.parallel.comm import Comm
 from engine.ranks import messages as m
+from engine.ranks import reports as r
 from engine.ranks.wire import Connection, Disconnected, WireArray
 from engine.rules import Rules
 from engine.run.loading import Loader
@@ -51,7 +52,7 @@ class Commands:
             self._staged.append(command)
         return command
 
-    def perform(self, command: m.Command) -> m.Answer:
+    def perform(self, command: m.Command) -> r.Answer:
         """Run one command and return its answer."""
         match command:
             case m.LoadModel():
@@ -59,17 +60,17 @@ class Commands:
             case m.RunStep():
                 return self._step(command)
             case m.ReadTap():
-                return m.TensorReport(_to_wire(self._live(command.place, command.seq)))
+                return r.TensorReport(_to_wire(self._live(command.place, command.seq)))
             case m.ReadWeights():
-                return m.WeightsReport(self._weights(command.compare))
+                return r.WeightsReport(self._weights(command.compare))
             case m.ReadWeight():
-                return m.TensorReport(_to_wire(self._weight(command.name)))
+                return r.TensorReport(_to_wire(self._weight(command.name)))
             case m.ReadCache():
                 return self._cached(command.layer, command.seq)
             case m.ChecksumCache():
-                return m.ChecksumReport(self._cache_checksum())
+                return r.ChecksumReport(self._cache_checksum())
             case m.LogitLens():
-                return m.LensReport(self.runner.lens(_from_wire(command.rows), command.top))
+                return r.LensReport(self.runner.lens(_from_wire(command.rows), command.top))
             case m.Ping() | m.Leave():
                 pass
             case m.ReplaceRules():
@@ -96,15 +97,15 @@ class Commands:
                 raise RequestError("a patch is put in force by PutPatches")
             case _:
                 assert_never(command)
-        return m.Done()
+        return r.Done()
 
-    def _load(self, command: m.LoadModel) -> m.LoadReport:
+    def _load(self, command: m.LoadModel) -> r.LoadReport:
         self._runner = None  # what was loaded before must be gone before the new weights come
         engine = command.config
         self.loader = Loader(Path(command.path), engine, self.comm)
         self._runner = Runner(self.loader.model, engine, self.comm, self.resolve(command.rules), self.loader)
         parameters = self._runner.decoder.parameters()
-        return m.LoadReport(
+        return r.LoadReport(
             bytes_read=self._runner.loaded.bytes_read,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             parameters=len(parameters),
@@ -143,7 +144,7 @@ class Commands:
 
     # --- passes --------------------------------------------------------------------------------------
 
-    def _step(self, command: m.RunStep) -> m.StepReport | m.StepAbandoned:
+    def _step(self, command: m.RunStep) -> r.StepReport | r.StepAbandoned:
         hub = self.runner.hub
         if command.pause is not None:
             _check(command.pause)
@@ -152,20 +153,20 @@ class Commands:
         try:
             return self._report(self.runner.step(command.forced))
         except Abandon:
-            return m.StepAbandoned()
+            return r.StepAbandoned()
         finally:
             if hub.pauser is not None:
                 hub.pauser = None
                 self.runner.rebind()
 
-    def _report(self, result: StepResult) -> m.StepReport:
+    def _report(self, result: StepResult) -> r.StepReport:
         """The pass's report; what it captured goes ahead of it, one tensor a frame."""
         captured = result.captured
         captured.reverse()
         while captured:
             one = captured.pop()  # and so let go of, once it was sent
-            self.host.send(m.CapturedTensor(one.tap, one.seq, one.cut, _to_wire(one.tensor)))
-        return m.StepReport(
+            self.host.send(r.CapturedTensor(one.tap, one.seq, one.cut, _to_wire(one.tensor)))
+        return r.StepReport(
             phase=result.phase,
             seconds=result.seconds,
             free_blocks=result.free_blocks,
@@ -177,7 +178,7 @@ class Commands:
 
     def _wait(self, pause: Pause) -> PauseSpec:
         """Tell the host where this rank stands; serve reads until it is resumed."""
-        self.host.send(m.PauseReport(pause))
+        self.host.send(r.PauseReport(pause))
         while True:
             command = self.receive()
             if isinstance(command, m.AbandonStep):
@@ -192,7 +193,7 @@ class Commands:
                     raise RequestError(f"{name} is not possible while paused inside a step")
                 self.host.send(self.perform(command))
             except EngineError as error:
-                self.host.send(m.CommandFailure.of(error))
+                self.host.send(r.CommandFailure.of(error))
 
     # --- reading -------------------------------------------------------------------------------------
 
@@ -209,12 +210,12 @@ class Commands:
                             return part
         raise RequestError(f"{specs[place].name} has not passed yet in this step")
 
-    def _weights(self, compare: bool) -> dict[str, m.RankWeight]:
+    def _weights(self, compare: bool) -> dict[str, r.RankWeight]:
         expected = self.loader.checksums(self.runner.decoder.device) if compare else {}
         found = {}
         for name, weight in self.runner.decoder.weights().items():
             row = weight.reshape(1, -1)
-            found[name] = m.RankWeight(
+            found[name] = r.RankWeight(
                 shape=list(weight.shape),
                 dtype=_dtype(weight),
                 stats=statistics(measure(row).cpu().numpy())[0].tolist(),
@@ -229,14 +230,14 @@ class Commands:
             raise RequestError(f"there is no weight {name!r}")
         return weights[name]
 
-    def _cached(self, layer: int, seq: int) -> m.CacheReport:
+    def _cached(self, layer: int, seq: int) -> r.CacheReport:
         runner = self.runner
         if not 0 <= layer < runner.model.num_layers:
             raise RequestError(f"there is no layer {layer}: the model has {runner.model.num_layers}")
         slots = runner.slots(seq, runner.sequence(seq).kv_len)
         # Not through `read`: its buffers hold the rows of a pass that may be paused at this moment.
         keys, values = (rows[layer].index_select(0, slots) for rows in (runner.pool.keys, runner.pool.values))
-        return m.CacheReport(_to_wire(keys), _to_wire(values))
+        return r.CacheReport(_to_wire(keys), _to_wire(values))
 
     def _cache_checksum(self) -> int:
         total = 0

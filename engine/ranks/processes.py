@@ -20,8 +20,9 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.ranks.environment import RankSpec
-from engine.ranks.messages import ANSWERS, Answer, Leave
+from engine.ranks.messages import Leave
 from engine.ranks.progress import ProgressBoard
+from engine.ranks.reports import ANSWERS, Answer
 from engine.ranks.wire import Connection, Disconnected
 
 #: Bytes of a dead rank's last words that are worth repeating.

@@ -25,8 +25,9 @@ from engine.ranks.joining import (
     address_of,
     shared_key,
 )
-from engine.ranks.messages import ANSWERS, Answer, Leave
+from engine.ranks.messages import Leave
 from engine.ranks.progress import ProgressBoard, Standing
+from engine.ranks.reports import ANSWERS, Answer
 from engine.ranks.wire import Connection, Disconnected
 
 #: Seconds for which the host waits for all ranks to come: somebody starts them by hand.

@@ -17,7 +17,8 @@ from engine.parallel.comm import Comm
 from engine.parallel.devices import rank_device
 from engine.ranks.commands import Commands, Resolve
 from engine.ranks.environment import RankEnvironment, rank_environment
-from engine.ranks.messages import Command, CommandFailure, Done, Leave, RankReady
+from engine.ranks.messages import Command, Leave
+from engine.ranks.reports import CommandFailure, Done, RankReady
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
 #: Ranks wait longer for each other than the host for them, so that the host is the one to judge who hangs.

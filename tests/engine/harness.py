@@ -21,7 +21,7 @@ from engine.faults.resolve import resolve
 from engine.parallel.comm import Comm
 from engine.parallel.shards import kv_replicas
 from engine.ranks.client import Client
-from engine.ranks.messages import LoadReport
+from engine.ranks.reports import LoadReport
 from engine.run.loading import Loader
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling

@@ -32,8 +32,8 @@ def test_the_example_runs_and_loads_no_torch(variant: Callable[[str], Path]) -> 
     assert done.returncode == 0, done.stderr
     tokens, step, parts = done.stdout.splitlines()
     assert len(eval(tokens)[0]) == 8
-    assert step.endswith("(4, 3, 3)")  # heads, tokens, keys
-    assert parts == "[(2, 3, 3), (2, 3, 3)]"
+    assert step.endswith("(8, 3, 3)")  # heads, tokens, keys
+    assert parts == "[(4, 3, 3), (4, 3, 3)]"
 
 
 def test_what_is_public_is_there() -> None:

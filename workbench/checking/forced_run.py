@@ -110,14 +110,14 @@ class ForcedRun:
                     {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
                 )
                 inferior.check_aligned()
-                if inferior.writer is None:
+                if inferior.recorder.writer is None:
                     raise SessionWriteError(
                         f"{path}: the run could not be recorded: free some room, or --save elsewhere"
                     )
                 self.progress(what, step + 1, reference.steps + 1)
         if inferior.patched:
             inferior.set_patches([])
-        inferior.writer = None
+        inferior.recorder.writer = None
 
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         """Into the session of the run."""

@@ -80,8 +80,8 @@ def generate(
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)
-        if inferior.writer is not None:
-            inferior.writer.close()
+        if inferior.recorder.writer is not None:
+            inferior.recorder.writer.close()
     done = list(sequences.values())
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))

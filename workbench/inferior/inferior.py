@@ -7,9 +7,7 @@ and writes every pass to a session when it has one. Torch-free, like the host th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError, RequestError
@@ -19,7 +17,6 @@ from engine.ranks.client import Client
 from engine.ranks.messages import (
     AbandonStep,
     AddSequence,
-    PauseReport,
     RankCommand,
     ReadTap,
     RebindRules,
@@ -30,49 +27,26 @@ from engine.ranks.messages import (
     RunStep,
     SetSampling,
     StagePatch,
-    StepOutcome,
-    StepReport,
 )
+from engine.ranks.reports import PauseReport, StepOutcome, StepReport
 from engine.ranks.wire import WireArray
 from engine.run.sampling import Sampling
 from engine.taps.breaks import Pause, PauseSpec
 from engine.taps.names import TapSpec, tap_specs
-from sessions import SessionWriteError, SessionWriter
-from sessions.budget import fit
+from sessions import SessionWriter
 from sessions.meta import SessionMeta
-from sessions.records import StepRecord, TensorRecord
+from sessions.records import StepRecord
 from workbench.inferior.identity import session_meta
 from workbench.inferior.patches import Patch
+from workbench.inferior.recorder import StepRecorder
+from workbench.inferior.state import Paused, SequenceState
 from workbench.inferior.step_record import misaligned, step_record, taps_of
 from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import find_tokenizer
 
-T = TypeVar("T")
-
 #: The rank program: it knows the whole fault catalogue.
 RANK_PROGRAM = "engine.faults.rank"
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """All ranks stand at one tap inside a pass."""
-
-    place: int
-    reason: str  # "step" | "breakpoint" | "interrupt"
-    breaks: tuple[int, ...]  # ids of the breaks that hit
-    ranks: tuple[int, ...]  # ranks on which one hit
-    names: tuple[Mapping[str, float], ...] = ()  # each rank's statistics of that tap, and where it stands
-
-
-@dataclass(slots=True)
-class SequenceState:
-    """What the host knows of one sequence: enough to run it again from the start."""
-
-    ids: list[int]  # prompt and emitted tokens
-    prompt_length: int
-    sampling: Sampling
-    lengths: list[tuple[int, int, int]] = field(default_factory=list)  # (ids, computed, cached) after each
 
 
 class Inferior:
@@ -91,7 +65,6 @@ class Inferior:
         self.rules = dict(rules or {})
         self.faults = check_rules(self.rules, model, config.tp)
         self.capture = capture
-        self.on_warning = on_warning
         self.specs: tuple[TapSpec, ...] = tap_specs(
             num_layers=model.num_layers,
             qk_norm=model.qk_norm,
@@ -99,18 +72,12 @@ class Inferior:
         )
         self.sequences: dict[int, SequenceState] = {}
         self.step_number = 0
-        self.writer: SessionWriter | None = None
-        self.branch: int | None = 0  # where passes are recorded; None: not at all
-        self.texts: TokenRecorder | None = None
+        self.recorder = StepRecorder(on_warning)
         self.patched = False  # whether a patch is in force
         self.first_sampling: dict[int, Sampling] = {}
-        self.extra_tensors: Sequence[
-            TensorRecord
-        ] = ()  # recorded with the next pass, beside what it captures
         self.paused: Paused | None = None
-        self.misalignment = (
-            ""  # what is wrong with the cache after the last pass, where no rule in force explains it
-        )
+        #: What is wrong with the cache after the last pass, where no rule in force explains it.
+        self.misalignment = ""
         self.start()
 
     def start(self) -> None:
@@ -143,10 +110,6 @@ class Inferior:
         """End the engine. The session stays open: it is its owner's."""
         self.client.close()
 
-    def record_to(self, writer: SessionWriter, branch: int = 0) -> None:
-        """Write every further pass to `writer`."""
-        self.writer, self.branch = writer, branch
-
     def create_session(
         self, path: Path, told: SessionMeta | None = None, *, overwrite: bool = False
     ) -> SessionWriter:
@@ -159,9 +122,9 @@ class Inferior:
             meta=session_meta(self, told or SessionMeta()),
             overwrite=overwrite,
         )
-        self.record_to(writer)
         tokenizer = find_tokenizer(self.path if self.path.is_dir() else self.path.parent)
-        self.texts = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
+        self.recorder.writer, self.recorder.branch = writer, 0
+        self.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
         return writer
 
     def watch(self, capture: Capture) -> None:
@@ -285,7 +248,7 @@ class Inferior:
         record = step_record(self.step_number, reports, self.specs)
         self.misalignment = "" if self.faults else misaligned(reports, record)
         self._advance(reports[0])
-        self._write(record)
+        self.recorder.step(record, self.capture.budget_bytes)
         return record
 
     def _stopped(self, pauses: Sequence[Pause]) -> Paused:
@@ -304,29 +267,3 @@ class Inferior:
                 state.ids.append(told.emitted)
             state.lengths.append((len(state.ids), told.expected_kv_len, told.kv_len))
         self.step_number += 1
-
-    def _write(self, record: StepRecord) -> None:
-        """Record a pass, if it is one to record."""
-        writer, branch = self.writer, self.branch
-        if writer is not None and branch is not None:
-            tensors, dropped = record.tensors, record.dropped
-            if self.capture.budget_bytes is not None:
-                tensors, dropped = fit(tensors, self.capture.budget_bytes)
-            whole = replace(record, tensors=(*tensors, *self.extra_tensors), dropped=dropped)
-            self.guard(lambda: self._write_step(writer, branch, whole))
-
-    def _write_step(self, writer: SessionWriter, branch: int, record: StepRecord) -> None:
-        writer.step(branch, record)
-        if self.texts is not None:
-            self.texts.note(record)
-
-    def guard(self, write: Callable[[], T], otherwise: T | None = None) -> T | None:
-        """Write to the session. A disk that is full ends the recording, not the run."""
-        writer = self.writer
-        try:
-            return write()
-        except SessionWriteError as error:
-            self.writer = None
-            lost = writer.next_step(self.branch or 0) if writer is not None else self.step_number
-            self.on_warning(f"recording stopped at step {lost}: {error} The run goes on unrecorded.")
-            return otherwise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.ranks.messages import CapturedTensor, StepReport
+from engine.ranks.reports import CapturedTensor, StepReport
 from engine.taps.names import TapSpec
 from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
 from workbench.views.cached_lengths import in_words, odd_lengths

@@ -22,7 +22,6 @@ from engine.ranks.client import Client
 from engine.ranks.messages import (
     AbandonStep,
     AddSequence,
-    PauseReport,
     Ping,
     ReadCache,
     ReadTap,
@@ -32,6 +31,7 @@ from engine.ranks.messages import (
     RunStep,
     SetSampling,
 )
+from engine.ranks.reports import PauseReport
 from engine.run.loading import model_config
 from engine.run.sampling import Sampling
 from engine.taps.breaks import PauseSpec

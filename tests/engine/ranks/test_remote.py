@@ -35,9 +35,10 @@ from engine.ranks.joining import (
     join,
     shared_key,
 )
-from engine.ranks.messages import AddSequence, ResumeStep, RunStep, StepReport, WatchTaps
+from engine.ranks.messages import AddSequence, ResumeStep, RunStep, WatchTaps
 from engine.ranks.progress import ProgressBoard, Standing
 from engine.ranks.remote import RemoteRank, accept_ranks
+from engine.ranks.reports import StepReport
 from engine.ranks.wire import Connection
 from engine.run.loading import model_config
 from engine.taps.breaks import PauseSpec

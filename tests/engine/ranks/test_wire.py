@@ -11,7 +11,8 @@ import pytest
 from msgspec.msgpack import encode
 
 from engine.ranks import wire
-from engine.ranks.messages import COMMANDS, AddSequence, Command, Ping, ReadTap, RunStep, TensorReport
+from engine.ranks.messages import COMMANDS, AddSequence, Command, Ping, ReadTap, RunStep
+from engine.ranks.reports import TensorReport
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
 from engine.taps.breaks import Break, PauseSpec
 

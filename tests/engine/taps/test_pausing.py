@@ -13,17 +13,8 @@ import numpy as np
 import pytest
 
 from engine.errors import RequestError
-from engine.ranks.messages import (
-    AbandonStep,
-    PauseReport,
-    ReadCache,
-    ReadTap,
-    ResumeStep,
-    Rewind,
-    RunStep,
-    StagePatch,
-    StepAbandoned,
-)
+from engine.ranks.messages import AbandonStep, ReadCache, ReadTap, ResumeStep, Rewind, RunStep, StagePatch
+from engine.ranks.reports import PauseReport, StepAbandoned
 from engine.ranks.wire import WireArray
 from engine.taps.breaks import Break, Pause, PauseSpec
 from tests.engine.harness import Engine, Pass

@@ -54,7 +54,7 @@ class Engines:
             inferior.remove(seq)
         inferior.first_sampling.clear()
         inferior.set_patches([])
-        inferior.writer = None
+        inferior.recorder.writer = None
         inferior.set_rules({})
         return inferior
 
@@ -106,7 +106,7 @@ def finish(debugger: Debugger) -> Path:
     if debugger.executor is not None:
         if debugger.executor.inferior.client.alive:
             debugger.executor.land()
-        debugger.executor.inferior.writer = None
+        debugger.executor.inferior.recorder.writer = None
         debugger.executor = None
     debugger.close()
     return path

@@ -42,7 +42,7 @@ class Bench:
             forced = forced_onto(self.case.floor.path)
             for step in range(STEPS + 1):
                 self.inferior.step({seq: plan.forced[step] for seq, plan in enumerate(forced) if plan.forced})
-        self.inferior.writer = None
+        self.inferior.recorder.writer = None
         return Session.open(path)
 
 

@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from engine.faults.catalogue import DEFAULTS, FAULTS
-from engine.ranks.messages import RankWeight, ReadWeights
+from engine.ranks.messages import ReadWeights
+from engine.ranks.reports import RankWeight
 from sessions.meta import WeightShare
 from sessions.text import clean
 from workbench.debugger.answers import Result, Table
@@ -116,11 +117,11 @@ def _compared(held: RankWeight) -> str:
 
 def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> None:
     inferior = debugger.engine.inferior
-    writer = inferior.writer
+    writer = inferior.recorder.writer
     if writer is not None:
         debugger.session.refresh()
         kept = {**debugger.session.meta.weights, branch: shares}
-        inferior.guard(lambda: writer.set_meta(weights=kept))
+        inferior.recorder.guard(lambda: writer.set_meta(weights=kept))
 
 
 def taps(debugger: Debugger, glob: str) -> Table:

@@ -85,7 +85,7 @@ class Debugger:
     @property
     def recording(self) -> bool:
         """Whether what runs is still written to the session: a full disk ends that."""
-        return self.executor is not None and self.executor.inferior.writer is not None
+        return self.executor is not None and self.executor.inferior.recorder.writer is not None
 
     @property
     def flight(self) -> Flight | None:
@@ -202,10 +202,10 @@ class Debugger:
     def journal(self, kind: str, text: str, at: Position | None = None, data: Any = None) -> None:
         """Append to the session's journal (a replay has none to write to, nor a recording that has stopped)."""
         where = at or self.position
-        writer = self.executor.inferior.writer if self.executor is not None else None
+        writer = self.executor.inferior.recorder.writer if self.executor is not None else None
         if writer is not None and self.executor is not None:
             step = max(where.step, 0)
-            self.executor.inferior.guard(lambda: writer.event(where.branch, step, kind, text, data))
+            self.executor.inferior.recorder.guard(lambda: writer.event(where.branch, step, kind, text, data))
 
     # --- interrupting --------------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.core.fork_event import SamplingChange
 from workbench.debugger.core.timeline import Timeline, TimelineBranch
 from workbench.debugger.errors import ReplayMismatch
-from workbench.inferior.inferior import Inferior, Paused
+from workbench.inferior.inferior import Inferior
 from workbench.inferior.patches import Patch
+from workbench.inferior.state import Paused
 from workbench.models.capture import Capture
 
 Poll = Callable[[], None]
@@ -118,9 +119,9 @@ class Executor:
         return found
 
     def _fly(self, branch: int, step: int, go: Callable[[], StepRecord | Paused]) -> Flight | StepRecord:
-        self.inferior.branch = branch
-        self.inferior.extra_tensors = self._read
-        recording = self.inferior.writer is not None
+        self.inferior.recorder.branch = branch
+        self.inferior.recorder.extra_tensors = self._read
+        recording = self.inferior.recorder.writer is not None
         outcome = go()
         if isinstance(outcome, Paused):
             self.flight = Flight(branch, step, outcome)
@@ -128,7 +129,7 @@ class Executor:
         self.flight = None
         self._read = []
         self._computed(branch, outcome)
-        recorded = recording and self.inferior.writer is not None
+        recorded = recording and self.inferior.recorder.writer is not None
         self.timeline.note(branch, outcome, recorded=recorded)
         return outcome
 
@@ -178,10 +179,12 @@ class Executor:
         self.reach(branch, step)
         with self.capturing(replace(self.inferior.capture, full=names)):
             again = self.rerun(branch, step)
-        writer = self.inferior.writer
+        writer = self.inferior.recorder.writer
         if keep and writer is not None:
             found = [tensor for tensor in again.tensors if tensor.tap in names and not tensor.slice]
-            self.inferior.guard(lambda: writer.tensors(self.timeline.owner(branch, step).id, step, found))
+            self.inferior.recorder.guard(
+                lambda: writer.tensors(self.timeline.owner(branch, step).id, step, found)
+            )
         return again
 
     @contextmanager
@@ -220,7 +223,7 @@ class Executor:
     def _again(self, branch: int, step: int, corrections: Iterable[Patch] = ()) -> StepRecord:
         expected = self.timeline.record(branch, step)
         self._configure(self.timeline.owner(branch, step), step, corrections)
-        self.inferior.branch = None
+        self.inferior.recorder.branch = None
         forced = {told.seq: told.emitted for told in expected.sequences if told.emitted is not None}
         return self.inferior.step(forced)
 

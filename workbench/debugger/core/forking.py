@@ -96,10 +96,10 @@ def _new_line(
 ) -> TimelineBranch:  # fmt: skip
     timeline, at = debugger.timeline, debugger.position
     inferior = debugger.engine.inferior
-    writer, unused = inferior.writer, max(timeline.lines) + 1
+    writer, unused = inferior.recorder.writer, max(timeline.lines) + 1
     number = None
     if writer is not None:
-        number = inferior.guard(
+        number = inferior.recorder.guard(
             lambda: writer.branch(name, parent=at.branch, fork_step=fork_step, rules=rules)
         )
     made = TimelineBranch(

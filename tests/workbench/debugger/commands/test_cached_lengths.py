@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RankError
-from engine.ranks.messages import StepReport
+from engine.ranks.reports import StepReport
 from sessions import Session
 from sessions.format import codec
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts

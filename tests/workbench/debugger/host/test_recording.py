@@ -50,7 +50,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
     assert debugger.executor is not None
     assert debugger.writer is not None
     inferior = debugger.executor.inferior
-    usual, inferior.on_warning = inferior.on_warning, warnings.append
+    usual, inferior.recorder.on_warning = inferior.recorder.on_warning, warnings.append
     try:
         texts(debugger, "next 2")
         connection = debugger.writer._connection
@@ -72,7 +72,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
         texts(debugger, "reverse-next 3", "toggle rope interleaved", "next", "branch 0", "goto 21", "next")
         assert debugger.timeline.tokens(0)[:-1] == tokens
     finally:
-        inferior.on_warning = usual
+        inferior.recorder.on_warning = usual
     path = finish(debugger)
     assert verify(path) == []
     with Session.open(path) as session:
