@@ -12,6 +12,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.taps.names import layer_of, local_name
+from sessions.errors import LayoutError
+from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
@@ -229,11 +231,14 @@ def _rows(taps: Sequence[str], needle: str) -> list[int]:
 
 def layout_text(name: str, layout: str) -> str:
     """A layout as a column shows it: what is cut, and how many ranks hold the same shard."""
-    if not layout.startswith("shard"):
+    try:
+        parsed = parse_layout(layout)
+    except LayoutError:  # a stranger's
+        return layout
+    if parsed.kind != "shard":
         return layout
     what = "vocab" if name == "logits" else "heads" if ".attn." in name else "cols"
-    replicas = layout.partition("replicas=")[2].rstrip(")")
-    return f"shard {what}" + (f" ×{replicas}" if replicas else "")
+    return f"shard {what}" + (f" ×{parsed.replicas}" if parsed.replicas > 1 else "")
 
 
 def verdict_cell(judged: Judged | None) -> GridCell:
