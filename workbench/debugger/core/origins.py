@@ -13,6 +13,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
+from workbench.views.verdicts import verdicts_at
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
@@ -67,12 +68,17 @@ class _Search:
         timeline = debugger.timeline
         self.places = {name: place for place, name in enumerate(timeline.places.names)}
         self.layers = count_layers(self.places)
-        self.failed: dict[tuple[int, str], None] = {}
+        self._failed: dict[int, set[str]] = {}  # by step, as it is asked for
         if timeline.session is not None:
             timeline.session.refresh()
-            for verdict in timeline.session.verdicts(branch=branch):
-                if verdict.verdict == "fail":
-                    self.failed[verdict.step, verdict.tap] = None
+
+    def failed(self, tap: str, step: int) -> bool:
+        """Whether `golden` has failed the tap at a step."""
+        session = self.debugger.timeline.session
+        if step not in self._failed and session is not None:
+            verdicts = verdicts_at(session, self.branch, step)
+            self._failed[step] = {one.tap for one in verdicts if one.verdict == "fail"}
+        return tap in self._failed.get(step, ())
 
     def non_finite(self, tap: str, step: int) -> tuple[tuple[int, ...], int, str]:
         """Ranks that hold NaN or inf there, how many, and which of the two."""
@@ -87,7 +93,7 @@ class _Search:
 
     def dirty(self, tap: str, step: int) -> bool:
         """Whether a tap is wrong at a step."""
-        return bool(self.non_finite(tap, step)[0]) or (step, tap) in self.failed
+        return bool(self.non_finite(tap, step)[0]) or self.failed(tap, step)
 
     def inputs(self, tap: str) -> list[str]:
         """The taps of this model that a tap is computed from."""
