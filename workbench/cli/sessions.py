@@ -12,7 +12,7 @@ import typer
 from sessions import Session, SessionError, clean
 from sessions.compact import compact
 from sessions.verify import verify
-from workbench.debugger.answers import Table
+from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.paths import sessions_directory
@@ -41,7 +41,7 @@ def list_sessions(as_json: Json = False) -> None:
     if as_json:
         print(dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows]))
     else:
-        print(Table("", _COLUMNS, rows, empty=f"no sessions in {sessions_directory()}").to_text())
+        print(TableResult("", _COLUMNS, rows, empty=f"no sessions in {sessions_directory()}").to_text())
 
 
 @app.command()
@@ -144,7 +144,7 @@ def _text(told: dict[str, Any]) -> str:
          clean(" ".join(f"{k}={v}" for k, v in b["rules"].items())) or "correct"]
         for b in told["branches"]
     ]  # fmt: skip
-    table = Table("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)
+    table = TableResult("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told["verdicts"].items()) or "none"
     return "\n".join([
         f"{told['path']}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",

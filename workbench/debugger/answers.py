@@ -64,7 +64,7 @@ class Message(Result):
 
 
 @dataclass(frozen=True)
-class Table(Result):
+class TableResult(Result):
     """Rows under headings."""
 
     title: str

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.workbench.views.test_same_words import Told, told  # noqa: F401 - the fixture
-from workbench.debugger.answers import Table
+from workbench.debugger.answers import TableResult
 from workbench.debugger.errors import CommandError, NotCaptured
 from workbench.views.attention import attention
 from workbench.views.kv_cache import cache
@@ -35,7 +35,7 @@ def _places(told: Told) -> Iterator[Where]:  # noqa: F811
 
 def _rows(told: Told, line: str) -> list[list[object]]:  # noqa: F811
     table = told.debugger.execute(line)
-    assert isinstance(table, Table)
+    assert isinstance(table, TableResult)
     return table.rows
 
 

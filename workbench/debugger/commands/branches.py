@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessions.text import clean
-from workbench.debugger.answers import Message, Position, Result, Table
+from workbench.debugger.answers import Message, Position, Result, TableResult
 from workbench.debugger.core.backwards import backward_to, land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
@@ -36,7 +36,7 @@ def branches(debugger: Debugger) -> Result:
          " ".join(f"{k}={v}" for k, v in line.rules.items()) or "correct"]
         for line in debugger.timeline.lines.values()
     ]  # fmt: skip
-    return Table("", ["branch", "name", "parent", "forked at", "steps", "rules"], rows)
+    return TableResult("", ["branch", "name", "parent", "forked at", "steps", "rules"], rows)
 
 
 @command(

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from engine.taps.names import layer_path
 from sessions.records import JSON
-from workbench.debugger.answers import JsonObject, Result, Table
+from workbench.debugger.answers import JsonObject, Result, TableResult
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
@@ -104,4 +104,4 @@ def check(debugger: Debugger) -> Result:
             counts[one.verdict] += 1
     rows = [[step, name, *counts.values()] for (step, name), counts in layers.items()]
     columns = ["step", "layer", "pass", "suspect", "fail", "absent"]
-    return Table("", columns, rows, empty="nothing was judged yet: `golden` does")
+    return TableResult("", columns, rows, empty="nothing was judged yet: `golden` does")

@@ -13,7 +13,7 @@ from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger.answers import Result, Table, number
+from workbench.debugger.answers import Result, TableResult, number
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
@@ -61,7 +61,7 @@ class _Row:
             self.rel_l2 = float(np.fmax(self.rel_l2 or 0.0, one.metrics.rel_l2))
 
 
-def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Table:
+def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> TableResult:
     """Taps that differ, the first on top; where the tokens part, the steps before are compared."""
     steps = _common_steps(a, branch_a, b, branch_b)
     found = compare(a, b, branch_a=branch_a, branch_b=branch_b, steps=steps)
@@ -95,7 +95,7 @@ def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Ta
         for name, row in ordered
     ]
     columns = ["tap", "first step", "steps", "ranks", "max abs", "rel l2", "note"]
-    return Table(title, columns, table, empty="no difference")
+    return TableResult(title, columns, table, empty="no difference")
 
 
 def _ranks(differing: set[int], count: int) -> str:

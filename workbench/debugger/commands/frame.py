@@ -6,7 +6,7 @@ import numpy as np
 
 from sessions.records import STATISTICS
 from sessions.text import clean
-from workbench.debugger.answers import Message, Result, Table
+from workbench.debugger.answers import Message, Result, TableResult
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command, parse_line
@@ -61,7 +61,7 @@ def frame(debugger: Debugger, what: str | None) -> Result:
     place = places.matching(tap)[0] if tap else at.place if at.place is not None else len(places) - 1
     found = enumerate(statistics_at(debugger, place))
     rows = [[each, *values] for each, values in found if rank in (None, each)]
-    return Table(f"{places.names[place]}, step {at.step}", ["rank", *STATISTICS], rows)
+    return TableResult(f"{places.names[place]}, step {at.step}", ["rank", *STATISTICS], rows)
 
 
 @command(
@@ -78,7 +78,7 @@ def topk(debugger: Debugger, count: int) -> Result:
         for one in candidates(told, debugger.texts, max(0, count)):
             chosen = "←" if one.chosen else ""
             rows.append([told.seq, one.token, one.label, one.logit, one.probability, chosen])
-    return Table(
+    return TableResult(
         f"step {at.step}", ["sequence", "id", "token", "logit", "probability", ""], rows,
         empty="no top-k was recorded",
     )  # fmt: skip
@@ -106,7 +106,7 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
         f"layer {layer} head {head}, step {debugger.position.step}: row sum {found.total:.6g}, "
         f"entropy {found.entropy:.4g}, attends to {found.attended} of {len(row)} positions"
     )
-    return Table(
+    return TableResult(
         f"{title}; {note}" if note and "only" not in note else title,
         ["position", "probability", "token"],
         rows,
@@ -132,7 +132,7 @@ def display(debugger: Debugger, line: str | None) -> Result:
     shown = debugger.settings.displays
     if line is None:
         rows = [[number, text] for number, text in enumerate(shown, 1)]
-        return Table("", ["number", "display"], rows, empty="nothing is displayed")
+        return TableResult("", ["number", "display"], rows, empty="nothing is displayed")
     spec, _ = parse_line(line)
     if spec.group != "looking" or spec.name == "display":
         raise CommandError(f"display repeats a looking command; {spec.name} is none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.debugger.answers import Group, Result, Table
+from workbench.debugger.answers import Group, Result, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
@@ -20,13 +20,13 @@ def help_(debugger: Debugger, name: str | None) -> Result:
     rows = [[a.usage(), a.help or a.kind] for a in one.arguments]
     greyed = " (needs the model)" if one.engine else ""
     title = f"{one.usage}: {one.help}{greyed}" + (f"\n{one.details}" if one.details else "")
-    return Table(title, ["argument", "meaning"], rows, empty="no arguments")
+    return TableResult(title, ["argument", "meaning"], rows, empty="no arguments")
 
 
-def _group(group: registry.Group) -> Table:
+def _group(group: registry.Group) -> TableResult:
     rows = [
         [f"  {one.usage}", " ".join(one.aliases), one.key.press if one.key else "", one.help]
         for one in registry.commands().values()
         if one.group == group
     ]
-    return Table(group, ["  command", "also", "key", "what it does"], rows)
+    return TableResult(group, ["  command", "also", "key", "what it does"], rows)

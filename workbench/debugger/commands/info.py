@@ -11,7 +11,7 @@ from engine.ranks.messages import ReadWeights
 from engine.ranks.reports import RankWeight
 from sessions.meta import WeightShare
 from sessions.text import clean
-from workbench.debugger.answers import Result, Table
+from workbench.debugger.answers import Result, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
@@ -21,7 +21,7 @@ from workbench.views.cached_lengths import expected_rows, runs, span
 from workbench.views.rank_weights import WEIGHT_COLUMNS, shape_text
 
 
-def ranks(debugger: Debugger) -> Table:
+def ranks(debugger: Debugger) -> TableResult:
     """Where each rank stands."""
     at = debugger.position
     tap = "between steps" if at.place is None else debugger.timeline.places.names[at.place]
@@ -33,10 +33,10 @@ def ranks(debugger: Debugger) -> Table:
     elif debugger.lost:
         standing = [debugger.lost] * debugger.timeline.ranks
     rows = [[rank, at.step, tap, pids[rank], standing[rank]] for rank in range(debugger.timeline.ranks)]
-    return Table("", ["rank", "step", "at", "pid", "engine"], rows)
+    return TableResult("", ["rank", "step", "at", "pid", "engine"], rows)
 
 
-def kv(debugger: Debugger) -> Table:
+def kv(debugger: Debugger) -> TableResult:
     """Rows of each sequence that each rank has cached, against its positions: neighbouring layers that hold as many
     are one line."""
     at = require_step(debugger)
@@ -49,10 +49,10 @@ def kv(debugger: Debugger) -> Table:
                 layers = "all" if len(lengths) == last - first + 1 else span(first, last)
                 fits = "" if expected in (None, length) else "MISALIGNED"
                 rows.append([told.seq, rank, layers, length, expected, fits])
-    return Table(f"step {step}", ["sequence", "rank", "layers", "cached", "positions", ""], rows)
+    return TableResult(f"step {step}", ["sequence", "rank", "layers", "cached", "positions", ""], rows)
 
 
-def blocks(debugger: Debugger) -> Table:
+def blocks(debugger: Debugger) -> TableResult:
     """Block tables and what the pool has left."""
     at = require_step(debugger)
     step = min(at.step, debugger.timeline.last(at.branch))
@@ -67,10 +67,10 @@ def blocks(debugger: Debugger) -> Table:
         else "the pool was not recorded"
     )
     title = f"step {step}: {pool}"
-    return Table(title, ["sequence", "blocks", "table"], rows)
+    return TableResult(title, ["sequence", "blocks", "table"], rows)
 
 
-def weights(debugger: Debugger, glob: str) -> Table:
+def weights(debugger: Debugger, glob: str) -> TableResult:
     """Every parameter's share on every rank, held against the checkpoint read anew: "equal", "different", or
     "absent" where the checkpoint has no such tensor. A live debugger keeps it in the session, by branch."""
     rows = [
@@ -78,7 +78,7 @@ def weights(debugger: Debugger, glob: str) -> Table:
         for s in _weights(debugger)
         if fnmatchcase(s.name, glob)
     ]
-    return Table("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
+    return TableResult("", WEIGHT_COLUMNS, rows, empty=f"no parameter is called {clean(glob, limit=60)}")
 
 
 def _weights(debugger: Debugger) -> tuple[WeightShare, ...]:
@@ -124,13 +124,15 @@ def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> N
         inferior.recorder.guard(lambda: writer.set_meta(weights=kept))
 
 
-def taps(debugger: Debugger, glob: str) -> Table:
+def taps(debugger: Debugger, glob: str) -> TableResult:
     """Every tap and its layout."""
     rows = [[t.index, t.name, t.layout] for t in debugger.session.taps if fnmatchcase(t.name, glob)]
-    return Table("", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}")
+    return TableResult(
+        "", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}"
+    )
 
 
-def toggles(debugger: Debugger) -> Table:
+def toggles(debugger: Debugger) -> TableResult:
     """Every rule, what it is now, what it could be, what that costs."""
     rules = debugger.timeline.line(debugger.position.branch).rules
     inferior = debugger.executor.inferior if debugger.executor is not None else None
@@ -139,10 +141,10 @@ def toggles(debugger: Debugger) -> Table:
         reason = fault.needs(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
         now = rules.get(fault.rule, DEFAULTS[fault.rule])
         rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
-    return Table("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
+    return TableResult("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
 
 
-def breakpoints(debugger: Debugger) -> Table:
+def breakpoints(debugger: Debugger) -> TableResult:
     """What stops the run, and how often it has."""
     rows = [
         [one.id, one.kind, one.what, one.condition or None, one.rank, one.enabled, one.ignore, one.hits,
@@ -150,19 +152,21 @@ def breakpoints(debugger: Debugger) -> Table:
         for one in debugger.breakpoints
     ]  # fmt: skip
     columns = ["number", "kind", "what", "condition", "rank", "enabled", "ignore", "hits", "commands"]
-    return Table("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
+    return TableResult("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
 
 
-def checkpoints(debugger: Debugger) -> Table:
+def checkpoints(debugger: Debugger) -> TableResult:
     """Positions to come back to."""
     rows = [
         [one.id, debugger.timeline.places.describe(one.position), clean(one.note)]
         for one in debugger.checkpoints
     ]
-    return Table("", ["checkpoint", "where", "note"], rows, empty="no checkpoints: `checkpoint` makes one")
+    return TableResult(
+        "", ["checkpoint", "where", "note"], rows, empty="no checkpoints: `checkpoint` makes one"
+    )
 
 
-_SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
+_SUBJECTS: dict[str, Callable[[Debugger], TableResult]] = {
     "ranks": ranks,
     "kv": kv,
     "blocks": blocks,
@@ -171,7 +175,7 @@ _SUBJECTS: dict[str, Callable[[Debugger], Table]] = {
     "checkpoints": checkpoints,
 }
 #: Long tables, which a glob makes shorter.
-_LISTS: dict[str, Callable[[Debugger, str], Table]] = {"weights": weights, "taps": taps}
+_LISTS: dict[str, Callable[[Debugger, str], TableResult]] = {"weights": weights, "taps": taps}
 
 
 @command(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.ranks.messages import LogitLens
 from engine.ranks.wire import WireArray, widen
-from workbench.debugger.answers import Position, Table
+from workbench.debugger.answers import Position, TableResult
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_tensor
 from workbench.debugger.core.motion import require_step
@@ -34,7 +34,7 @@ TOP = 10
     details="Takes the residual of the sequence's last position after each layer of this step. It is kept in the"
     " session; a replay shows what was kept. Once `golden` has run, the reference's own rows stand beside.",
 )  # fmt: skip
-def lens(debugger: Debugger, count: int) -> Table:
+def lens(debugger: Debugger, count: int) -> TableResult:
     """A layer a row: its best candidates, and how sure it is."""
     at = require_step(debugger)
     if at.step > debugger.timeline.last(at.branch):
@@ -53,7 +53,7 @@ def lens(debugger: Debugger, count: int) -> Table:
         for layer in lens_layers(found, debugger.texts, emitted)
     ]
     chosen = "nothing" if emitted is None else debugger.texts.label(emitted)
-    return Table(
+    return TableResult(
         f"step {at.step} → {chosen}", ["after", "would choose", "probability", "entropy", "golden"], rows
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sessions.text import clean
-from workbench.debugger.answers import Group, Message, Result, Table, TensorValue, number
+from workbench.debugger.answers import Group, Message, Result, TableResult, TensorValue, number
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command, find
 from workbench.debugger.core.tensors import check_rank, parts_of, select, whole_of
@@ -86,7 +86,7 @@ def examine(debugger: Debugger, what: str) -> Result:
     title = f"{value.tap}{value.index}{who}, step {value.step}, {value.array.dtype}"
     if value.array.size > _EXAMINED:
         title += f", the first {_EXAMINED} of {value.array.size}"
-    return Table(title, ["index", "value", "bits"], rows)
+    return TableResult(title, ["index", "value", "bits"], rows)
 
 
 @command(

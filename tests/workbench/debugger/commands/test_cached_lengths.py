@@ -15,7 +15,7 @@ from engine.ranks.reports import StepReport
 from sessions import Session
 from sessions.format import codec
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.debugger.answers import Stop, Table
+from workbench.debugger.answers import Stop, TableResult
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.host.replay import open_replay
 from workbench.debugger.stops.predicates import cached
@@ -25,7 +25,7 @@ SHARED = {"cache_layer": "shared"}
 
 def kv(debugger: Debugger) -> list[list[object]]:
     table = debugger.execute("info kv")
-    assert isinstance(table, Table)
+    assert isinstance(table, TableResult)
     return [list(row) for row in table.rows]
 
 

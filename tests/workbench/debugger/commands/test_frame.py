@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger.answers import Group, Table, TensorValue
+from workbench.debugger.answers import Group, TableResult, TensorValue
 from workbench.debugger.core import registry
 from workbench.debugger.errors import CommandError
 
@@ -32,8 +32,8 @@ def test_one_rank_or_all_of_them(live: Live) -> None:
     debugger.execute("next")
     whole = debugger.execute("frame layers.0.attn.q_proj")
     one = debugger.execute("frame layers.0.attn.q_proj rank 1")
-    assert isinstance(whole, Table)
-    assert isinstance(one, Table)
+    assert isinstance(whole, TableResult)
+    assert isinstance(one, TableResult)
     assert one.rows == [whole.rows[1]]
     each = debugger.execute("rank apply all print layers.0.attn.q_proj[0]")
     rebuilt = debugger.execute("print layers.0.attn.q_proj[0]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import Live, finish
-from workbench.debugger.answers import Table
+from workbench.debugger.answers import TableResult
 from workbench.debugger.errors import NotCaptured
 from workbench.debugger.host.replay import open_replay
 
@@ -18,7 +18,7 @@ def test_the_last_layer_chooses_as_the_step_did_and_a_replay_has_it(live: Live, 
     for step in (0, 2):
         debugger.execute(f"goto {step}")
         table = debugger.execute("lens")
-        assert isinstance(table, Table)
+        assert isinstance(table, TableResult)
         assert [row[0] for row in table.rows] == ["embed", *(f"layers.{i}" for i in range(layers))]
         event = debugger.session.events(kind="lens")[-1]
         last, told = event.data["layers"][-1], debugger.timeline.sequence(0, step)
@@ -46,7 +46,7 @@ def test_a_lens_of_a_shared_step_is_found_from_the_branch_too(live: Live) -> Non
 
 
 def _unequal(table: object) -> set[tuple[str, int, str]]:
-    assert isinstance(table, Table)
+    assert isinstance(table, TableResult)
     return {(row[0], row[1], row[-1]) for row in table.rows if row[-1] != "equal"}
 
 

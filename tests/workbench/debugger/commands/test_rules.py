@@ -9,7 +9,7 @@ import pytest
 
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger.answers import Stop, Table
+from workbench.debugger.answers import Stop, TableResult
 from workbench.debugger.commands.script import run_line, script_of
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.tensors import parts_of, whole_of
@@ -199,7 +199,7 @@ def test_diff_shows_a_tap_a_row_the_first_on_top(live: Live) -> None:
     debugger = live(tp=2)
     texts(debugger, "next 3", "toggle rope interleaved")
     table = debugger.execute("diff 0 1")
-    assert isinstance(table, Table)
+    assert isinstance(table, TableResult)
     assert "the first: layers.0.attn.q_rope at step 0" in table.title
     assert [row[0] for row in table.rows] == sorted(
         {row[0] for row in table.rows}, key=debugger.timeline.places.exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workbench.debugger.conftest import Live
-from workbench.debugger.answers import Message, Stop, Table
+from workbench.debugger.answers import Message, Stop, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import InternalError
@@ -16,7 +16,7 @@ def test_commands_with_an_argument_called_name_can_be_called(live: Live) -> None
     debugger = live()
     debugger.execute("next")
     assert isinstance(debugger.call("branch", name="main"), Stop)
-    assert isinstance(debugger.call("help", name="next"), Table)
+    assert isinstance(debugger.call("help", name="next"), TableResult)
 
 
 def test_an_interrupt_while_nothing_runs_is_for_nothing(live: Live) -> None:
