@@ -74,7 +74,7 @@ class Host:
     def run(self, start: Start) -> int:
         """Start the debugger (`start` is given what takes warnings) and serve until the client is gone; returns an
         exit code."""
-        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+        threading.Thread(target=self.listen, name="requests", daemon=True).start()
         try:
             self.debugger = start(self._warn)
         except Exception as error:
@@ -107,7 +107,7 @@ class Host:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Reads requests; interrupts are served here and now."""
         try:
             while True:
