@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -67,7 +66,7 @@ def attention(
     largest: int = LARGEST,
 ) -> LayerAttention:
     """The layer's `kind` ("probs" or "scores") at `where`, of all heads or of one. The rows of at most `rows` steps
-    before are gathered in, up to `largest` elements."""
+    before are gathered in, up to `largest` elements. SessionError where the file is damaged."""
     tap, found = f"layers.{layer}.attn.{kind}", LayerAttention(layer, where.step, where.seq, kind)
     values, first, missing = _gather(source, where, tap, rows, largest)
     if values is None:
@@ -75,12 +74,17 @@ def attention(
     count = len(values)
     if head is not None and not 0 <= head < count:
         return replace(found, missing=f"there is no head {head}: the layer has {count}")
-    golden, reference = None, source.golden(where)
-    if reference is not None:
-        theirs, _, _ = _gather(reference, replace(where, branch=0), tap, rows, largest)
-        golden = _matching(theirs, values.shape)
     heads = _heads(source, values, range(count) if head is None else (head,))
-    return replace(found, values=values, first_query=first, heads=heads, golden=golden)
+    return replace(found, values=values, first_query=first, heads=heads)
+
+
+def attention_and_golden(source: SessionSource, where: Where, layer: int, kind: str) -> LayerAttention:
+    """The same with the golden reference's rows beside, where there are any of the same tokens."""
+    found, reference = attention(source, where, layer, kind), source.golden(where)
+    if found.values is None or reference is None:
+        return found
+    theirs = attention(reference, replace(where, branch=0), layer, kind).values
+    return replace(found, golden=_matching(theirs, found.values.shape))
 
 
 def _heads(
@@ -112,22 +116,19 @@ def _gather(
     first = max(source.session.steps(where.branch).start, where.step - rows)
     blocks: list[NDArray[Any]] = []  # the present step's first
     shape, total = (0, 0), 0  # heads and keys, and the queries so far
-    try:
-        for step, found in source.back_from(tap, where, first):
-            array = found.array if found.array is not None and found.array.ndim == 3 else None
-            if not blocks and (array is None or 0 in array.shape):
-                return None, 0, found.note or "not captured"
-            shape = shape if array is None or blocks else (array.shape[0], array.shape[2])
-            if array is None or array.shape[0] != shape[0]:
-                break
-            blocks.append(array)
-            total += array.shape[1]
-            if not _is_whole(source, replace(where, step=step), array.shape[1]):
-                break  # what came before in that step is not known
-            if total * shape[0] * shape[1] > largest:
-                break
-    except SessionError as error:
-        return None, 0, str(error)
+    for step, found in source.back_from(tap, where, first):
+        array = found.array if found.array is not None and found.array.ndim == 3 else None
+        if not blocks and (array is None or 0 in array.shape):
+            return None, 0, found.note or "not captured"
+        shape = shape if array is None or blocks else (array.shape[0], array.shape[2])
+        if array is None or array.shape[0] != shape[0]:
+            break
+        blocks.append(array)
+        total += array.shape[1]
+        if not _is_whole(source, replace(where, step=step), array.shape[1]):
+            break  # what came before in that step is not known
+        if total * shape[0] * shape[1] > largest:
+            break
     return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, ""
 
 

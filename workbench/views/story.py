@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import RequestError
-from sessions import Branch, Session
+from sessions import Branch, Session, SessionError
 from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
 from workbench.views.branches import BranchLine, branch_lines
@@ -167,15 +167,11 @@ class _Teller:
         room = self.limits.heatmaps
         for layer, head in self.request.attention:
             at = Where(self.branch, step, seq)
-            one = attention(
-                self.source,
-                at,
-                layer,
-                "probs",
-                head,
-                self.limits.attention_rows,
-                self.limits.attention_elements,
-            )
+            rows, largest = self.limits.attention_rows, self.limits.attention_elements
+            try:
+                one = attention(self.source, at, layer, head=head, rows=rows, largest=largest)
+            except SessionError as error:  # a damaged tensor costs its figure, not the report
+                one = LayerAttention(layer, step, seq, "probs", missing=str(error))
             if len(one.heads) > room:
                 self.cut.append(f"the attention of {plural(len(one.heads), 'head')} of layer {layer}")
                 continue

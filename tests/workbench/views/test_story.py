@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestError
 from engine.faults.catalogue import FAULTS
-from sessions import STATISTICS, Session
+from sessions import STATISTICS, Session, SessionError
 from tests.workbench.export import made
+from workbench.views.attention import attention
 from workbench.views.request import Limits, Request
 from workbench.views.series import history
+from workbench.views.source import SessionSource
 from workbench.views.story import Story, tell
+from workbench.views.where import Where
 
 
 def _tell(path: Path, request: Request | None = None) -> Story:
@@ -193,3 +197,15 @@ def test_any_meta_has_a_story(tmp_path: Path, meta: dict[str, Any]) -> None:
     made.build(path, tokens=(10, 11), meta=meta)
     story = _tell(path, Request(attention=((0, None),), biases=(0,)))
     assert story.step == 1
+
+
+def test_a_damaged_tensor_costs_its_figure_and_not_the_report(tmp_path: Path) -> None:
+    path = made.build(tmp_path / "a.session")
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE blobs SET data = x'00'")
+    connection.close()
+    (one,) = _tell(path, Request(attention=((1, None),))).attention
+    assert (one.heads, bool(one.missing)) == ((), True)
+    with Session.open(path) as session, pytest.raises(SessionError):
+        attention(SessionSource(session), Where(step=4), 1)

@@ -22,7 +22,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.attention import LayerAttention, attention
+from workbench.views.attention import LayerAttention, attention_and_golden
 
 _MODES = ("heads", "head", "query")
 
@@ -82,7 +82,7 @@ both tokens and the value. Pixels take the strongest element under them.
 
     def question(self) -> tuple[Callable[..., LayerAttention], Sequence[object]]:
         """The layer of the present operation."""
-        return attention, (self.present_layer, self.kind)
+        return attention_and_golden, (self.present_layer, self.kind)
 
     @property
     def present_layer(self) -> int:
