@@ -126,7 +126,7 @@ class ForcedRun:
             writer.event(self.branch, event.steps - 1, KIND, event.words or event.verdict, plain(event))
 
     def _start_over(self) -> None:
-        """The reference's prompts, at their beginning, under the rules."""
+        """The reference's prompts, at their beginning, under the rules and without patches."""
         prompts = [one.prompt for one in self.reference.sequences]
         states = self.inferior.sequences.values()
         if [tuple(state.ids[: state.prompt_length]) for state in states] != prompts:
@@ -135,6 +135,7 @@ class ForcedRun:
             for prompt in prompts:
                 self.inferior.add(list(prompt))
         self.inferior.set_rules(self.rules)
+        self.inferior.set_patches([])
 
 
 def check_fits(prompts: Sequence[Sequence[int]], steps: int, context: int) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tests.workbench.debugger.conftest import Live, finish, texts
+from pathlib import Path
+
+from sessions import Session
+from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
+from workbench.checking.forced_run import check
+from workbench.checking.pipeline import Reference
 from workbench.debugger.host.replay import open_replay
+from workbench.references.golden import forced_onto, record_golden
 
 RULES = {"load_bias": "false", "mask": "additive"}
 LEDGER = (
@@ -63,3 +69,21 @@ def test_a_match_has_no_ledger(live: Live) -> None:
     told = debugger.execute("golden")
     assert told.to_text() == "golden: match over 2 steps"
     assert told.to_json()["faulty"] is None
+
+
+def test_check_leaves_the_same_event_of_the_same_run(live: Live, tmp_path: Path) -> None:
+    debugger = live(tp=2, rules=RULES, prompts=[PROMPT, [7, 8]])
+    debugger.execute("next 3")
+    asked = debugger.execute("golden").to_json()
+    (stored,) = debugger.session.events(kind="golden")
+    assert debugger.executor is not None
+    inferior = debugger.executor.inferior
+    path = Path(str(debugger.settings.golden))
+    finish(debugger)
+    floor = record_golden(inferior.path, forced_onto(path), 2, "float32")
+    reference = Reference(forced_onto(path), 2, path, floor)
+    result = check(inferior, reference, tmp_path / "check.session", rules=RULES)
+    with Session.open(result.engine_session) as session:
+        (event,) = session.events(kind="golden")
+    assert (event.text, event.step, event.data) == (stored.text, stored.step, stored.data)
+    assert {key: asked[key] for key in event.data} == event.data
