@@ -70,7 +70,7 @@ def first_not_finite(
     tap = int(found.any(axis=1).argmax())
     ranks = tuple(int(rank) for rank in np.flatnonzero(found[tap]))
     column = STATISTICS.index(statistic)
-    counts = ", ".join(f"rank {rank}: {int(stats[tap, rank, column])}" for rank in ranks[:_TOLD_RANKS])
+    counts = ", ".join(f"rank {rank}: {stats[tap, rank, column]:.0f}" for rank in ranks[:_TOLD_RANKS])
     return SentinelFinding(f"{_name(session, tap)} ({counts})", tap, ranks)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap
+from sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap
 from sessions.meta import SessionMeta
 from tests.workbench.export import made
 from workbench.debugger.core import sentinels as catching
@@ -104,3 +104,13 @@ def test_cache_lengths_are_told_alike(tmp_path: Path) -> None:
     pane, report = _watched(path)["cache"], _told(path)["cache"]
     assert (pane.step, pane.what, pane.ranks) == (report.step, report.what, report.ranks)
     assert pane.what == "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"
+
+
+def test_a_count_that_is_no_number_is_told(tmp_path: Path) -> None:
+    """A stranger's statistics: infinitely many NaN ended the pane and the report with an OverflowError."""
+
+    def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
+        stats[0, 0, STATISTICS.index("nan")] = np.inf
+
+    path = made.build(tmp_path / "a.session", change=change)
+    assert _watched(path)["nan"].what == _told(path)["nan"].what == "embed (rank 0: inf)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from engine.taps.names import count_layers, local_name
 from sessions.records import STATISTICS
 from workbench.debugger.answers import Position, Result
@@ -89,7 +91,7 @@ class _Search:
         bad = rows[:, _NAN] + rows[:, _INF]
         ranks = tuple(rank for rank, value in enumerate(bad) if value > 0)
         what = "NaN" if rows[:, _NAN].sum() > 0 else "inf"
-        return ranks, int(sum(bad[list(ranks)])) if ranks else 0, what
+        return ranks, int(np.nan_to_num(bad)[list(ranks)].sum()), what
 
     def dirty(self, tap: str, step: int) -> bool:
         """Whether a tap is wrong at a step."""
