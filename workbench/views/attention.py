@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,15 +154,17 @@ def _is_whole(source: SessionSource, where: Where, queries: int) -> bool:
 
 
 def row_figures(row: NDArray[np.floating[Any]]) -> RowFigures:
-    """The figures of one row [keys] of probabilities; hidden keys (-inf) count as 0."""
+    """The figures of one row [keys] of probabilities; hidden keys (-inf) count as 0. A row that is not finite has no
+    entropy: NaN."""
     values = np.where(np.isneginf(row), 0, row).astype(np.float64)
     finite = np.where(np.isfinite(values), np.maximum(values, 0), 0)
-    total = finite.sum()
-    share = finite / total if total > 0 else finite
+    mass = finite.sum()
+    share = finite / mass if mass > 0 else finite
     positive = share[share > 0]
+    total = float(values.sum())
     return RowFigures(
-        total=float(values.sum()),
-        entropy=float(-(positive * np.log(positive)).sum()),
+        total=total,
+        entropy=float(0.0 - (positive * np.log(positive)).sum()) if np.isfinite(total) else math.nan,
         keys=int(np.searchsorted(np.cumsum(np.sort(share)[::-1]), 0.99) + 1) if positive.size else 0,
         attended=int(positive.size),
         strongest=int(finite.argmax()) if row.size else 0,

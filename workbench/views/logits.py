@@ -51,7 +51,7 @@ def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | No
     golden = reference.sequence(where.step, 0, where.seq) if reference is not None else None
     ranks, theirs, chances = _ranks(before), _ranks(golden), probabilities(golden)
     found = candidates(told, source.texts)
-    known = [one.probability for one in found if one.probability is not None]
+    covered = sum(one.probability for one in found if one.probability is not None)
     first = max(steps.start, where.step - window + 1)
     return Logits(
         step=where.step,
@@ -63,7 +63,7 @@ def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | No
         entropy=told.entropy,
         forced=told.forced,
         emitted=source.texts.label(told.emitted) if told.emitted is not None else None,
-        covered=sum(known) if known else None,
+        covered=covered if covered > 0 else None,
         has_golden=bool(theirs),
         history=tuple(
             _figures(source.sequence(step, where.branch, where.seq)) for step in range(first, where.step + 1)

@@ -126,7 +126,7 @@ both tokens and the value. Pixels take the strongest element under them.
             (str(head), f"rank{one.rank % 4}"),
             (str(one.kv_head), "quiet"),
             ("NaN" if broken else f"{found.total:.4f}", "wrong" if broken or off else "quiet"),
-            (f"{found.entropy:.2f}", "text"),
+            ("NaN" if broken else f"{found.entropy:.2f}", "wrong" if broken else "text"),
             (str(found.keys), "text"),
             (f"{self.label(found.strongest)}", "text"),
         ]
