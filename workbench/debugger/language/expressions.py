@@ -13,54 +13,23 @@ what `engine.taps.predicate` evaluates beside the tap; nothing is ever given to 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from sessions.records import STATISTICS
 from workbench.debugger.errors import CommandError
+from workbench.debugger.language.lexer import Token, reference_words, tokenize, unescape
 
 Tree = Any  # float | ["string", str] | ["name", str] | ["tap", str, index] | ["list", …] | [operator, …]
 
 #: What a condition at a tap may speak of (see `engine.taps.pausing.Pauser`).
 CONDITION_NAMES = (*STATISTICS, "step", "rank", "token", "position", "kv_len")
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)"
-    r'|(?P<string>"(?:[^"\\]|\\.)*")'
-    r"|(?P<op><=|>=|==|!=|[-+*/<>()\[\],:]))"
-)
 _BINDING = {
     "or": 1, "and": 2, "<": 4, "<=": 4, ">": 4, ">=": 4, "==": 4, "!=": 4, "contains": 4,
     "+": 5, "-": 5, "*": 6, "/": 6,
 }  # fmt: skip
 _NOT, _MINUS, _DEEPEST = 3, 7, 30
-_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One word of an expression: what it is, its text, the column where it starts."""
-
-    kind: str  # "number" | "name" | "string" | "op" | "end"
-    text: str
-    at: int
-
-
-def tokenize(line: str) -> list[Token]:
-    """The words of a line, with an "end" after the last. CommandError at what is no word."""
-    tokens, at = [], 0
-    while line[at:].strip():
-        match = _TOKEN.match(line, at)
-        if match is None:
-            start = at + len(line[at:]) - len(line[at:].lstrip())
-            raise CommandError(f"unexpected {line[start]!r}", line, start)
-        kind = str(match.lastgroup)
-        tokens.append(Token(kind, match[kind], match.start(kind)))
-        at = match.end()
-    return [*tokens, Token("end", "", len(line.rstrip()))]
 
 
 def parse(line: str) -> Tree:
@@ -93,7 +62,7 @@ class _Parser:
 
     def __init__(self, line: str, partial: bool = False) -> None:
         self.line = line
-        self.tokens = _words_until_bracket(line) if partial else tokenize(line)
+        self.tokens = reference_words(line) if partial else tokenize(line)
         self.next = 0
 
     def peek(self) -> Token:
@@ -139,7 +108,7 @@ class _Parser:
         if token.kind == "number":
             return float(token.text)
         if token.kind == "string":
-            return ["string", _unescape(token.text)]
+            return ["string", unescape(token.text)]
         if token.kind == "name":
             return self._name(token, depth)
         if token.text == "-":
@@ -217,14 +186,6 @@ class _Parser:
         return sign * int(token.text)
 
 
-def _words_until_bracket(line: str) -> list[Token]:
-    """A reference's own words; what follows it is another's to read (`= golden`, `rank 1`)."""
-    match = re.match(r"\s*[A-Za-z_][\w.]*\s*(\[[^\]]*\])?", line)
-    head = line[: match.end()] if match else line
-    tokens = tokenize(head)
-    return [*tokens[:-1], Token("end", "", len(head))]
-
-
 def _check_names(tree: Tree, line: str, allowed: Collection[str]) -> None:
     if not isinstance(tree, list):
         return
@@ -238,10 +199,6 @@ def _check_names(tree: Tree, line: str, allowed: Collection[str]) -> None:
         raise CommandError(message, line, max(line.find(str(what)), 0))
     for child in tree[1:]:
         _check_names(child, line, allowed)
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1])
 
 
 def show(tree: Tree) -> str:
