@@ -122,7 +122,7 @@ class Inferior:
             meta=session_meta(self, told or SessionMeta()),
             overwrite=overwrite,
         )
-        tokenizer = find_tokenizer(self.path if self.path.is_dir() else self.path.parent)
+        tokenizer = find_tokenizer(self.path)
         self.recorder.writer, self.recorder.branch = writer, 0
         self.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
         return writer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.resolve import open_checkpoint, resolve
@@ -43,9 +43,7 @@ def open_model(name: str) -> OpenedModel:
     try:
         config, source = open_checkpoint(path)
         source.close()
-        directory = path if path.is_dir() else path.parent
-        tokenizer = find_tokenizer(directory)
+        found = OpenedModel(DEMO, path, config, find_tokenizer(path))
     except ConfigError as error:  # the files' fault, not the command line's
         raise CheckpointError(str(error)) from error
-    short = DEMO if path == MODEL_DIR else directory.resolve().name
-    return OpenedModel(short, path, config, tokenizer)
+    return found if path == MODEL_DIR else replace(found, name=found.directory.resolve().name)

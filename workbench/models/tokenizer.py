@@ -114,11 +114,12 @@ class TextStream:
         return new
 
 
-def find_tokenizer(directory: Path) -> Tokenizer | None:
-    """The tokenizer in a checkpoint's directory, None where there is none.
+def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint: in its directory, or beside its file. None where there is none.
 
     ConfigError for one that cannot be read.
     """
+    directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     config_file = directory / _CONFIG
     config = read_json(config_file) if config_file.is_file() else {}
     if (directory / _FILE).is_file():

@@ -126,6 +126,6 @@ def _tokenizer_at(checkpoint: Path | None) -> Tokenizer | None:
     from workbench.models.tokenizer import find_tokenizer
 
     try:
-        return find_tokenizer(checkpoint if checkpoint.is_dir() else checkpoint.parent)
+        return find_tokenizer(checkpoint)
     except ConfigError:
         return None  # the session's own texts are still shown
