@@ -15,12 +15,12 @@ def test_named_policies_are_what_they_are_called() -> None:
     assert parse_capture(["stats"], SPECS) == STATS
     assert parse_capture(["last"], SPECS) == LAST
     assert parse_capture(["full"], SPECS) == FULL
-    assert len(FULL.resolve(SPECS)["full"]) == len(SPECS)
+    assert len(FULL.resolve(SPECS).full) == len(SPECS)
 
 
 def test_globs_are_recorded_whole_beside_the_statistics_and_without_a_budget() -> None:
     capture = parse_capture(["layers.1.attn.*_proj"], SPECS)
-    names = [SPECS[i].name for i in capture.resolve(SPECS)["full"]]
+    names = [SPECS[i].name for i in capture.resolve(SPECS).full]
     assert names == [f"layers.1.attn.{part}_proj" for part in ("q", "k", "v", "o")]
     assert capture.statistics
     assert capture.budget_bytes is None
