@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import RequestError
-from sessions import Branch, Session, SessionError
+from sessions import Session, SessionError
 from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
 from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.identity import Identity, KnownRule, identify
+from workbench.views.identity import Identity, KnownRule, file_name, identify
 from workbench.views.journal import JournalEntry, journal_entries
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
@@ -20,7 +20,7 @@ from workbench.views.source import SessionSource
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
-from workbench.views.words import plural, said
+from workbench.views.words import plural
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +54,12 @@ class _Teller:
     def __init__(self, session: Session, request: Request) -> None:
         self.session, self.request, self.limits = session, request, request.limits
         self.cut: list[str] = []
-        self.name = said(session.path.name, 60)
-        self.all = {branch.id: branch for branch in session.branches()}
+        self.name = file_name(session)
         self.lines = {line.id: line for line in branch_lines(session)}
         failure = first_failed(judged_of(session))
         self.branch = request.branch if request.branch is not None else failure.branch if failure else 0
-        if self.branch not in self.all:
-            raise RequestError(f"{self.name} has no branch {self.branch}: it has 0 to {max(self.all)}")
+        if self.branch not in self.lines:
+            raise RequestError(f"{self.name} has no branch {self.branch}: it has 0 to {max(self.lines)}")
         self.shown = self._branches_shown()
         self.trail: Trail = follow(session, [branch.id for branch in self.shown])
         self.seqs = self._sequences()
@@ -96,27 +95,27 @@ class _Teller:
             cut=tuple(self.cut),
         )
 
-    def _sentinels(self, branch: Branch) -> list[Sentinel]:
+    def _sentinels(self, branch: BranchLine) -> list[Sentinel]:
         """Over the branch's own steps; those of a parent that is not looked at itself count as its own."""
         shared = branch.parent in {line.id for line in self.shown}
-        steps = range(branch.fork_step if shared else 0, len(self.session.steps(branch.id)))
+        steps = range(branch.fork_step if shared else 0, branch.steps)
         return scan_steps(
             self.session, self.trail, branch.id, steps, self.seqs, self.source.texts.label, self.limits.scan
         )
 
-    def _branches_shown(self) -> list[Branch]:
+    def _branches_shown(self) -> list[BranchLine]:
         """The branch in focus beside those it came from and those that left it, main first."""
-        lines = list(self.all.values())
+        lines = list(self.lines.values())
         if len(lines) <= self.limits.branches:
             return lines
         family = [self.branch]
-        while (parent := self.all[family[-1]].parent) is not None:
+        while (parent := self.lines[family[-1]].parent) is not None:
             family.append(parent)
         near = [line.id for line in lines if line.parent == self.branch]
-        order = [*family, *near, *self.all]
+        order = [*family, *near, *self.lines]
         kept = list(dict.fromkeys(order))[: self.limits.branches]
         self.cut.append(f"the tokens of {len(lines) - len(kept)} further branches")
-        return [self.all[branch] for branch in sorted(kept)]
+        return [self.lines[branch] for branch in sorted(kept)]
 
     def _sequences(self) -> list[int]:
         seqs = sorted({seq for told in self.trail.emitted.values() for seq in told})
@@ -139,7 +138,7 @@ class _Teller:
         return hit if hit is not None else steps.stop - 1 if steps else None
 
     def _tokens(self, step: int | None) -> tuple[SequenceTokens, ...]:
-        sides = [(branch.id, said(branch.name, 40)) for branch in self.shown]
+        sides = [(branch.id, branch.name) for branch in self.shown]
         marks = [] if step is None else [step]
         marks += [one.step for one in self.looked if one.step is not None]
         found = tuple(tokens_of(self.source, self.trail, seq, sides, marks, self.limits) for seq in self.seqs)
