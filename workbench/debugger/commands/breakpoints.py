@@ -24,8 +24,8 @@ WHERE = Argument(
     help="stop at taps",
     details="`break layers.3.attn.* if step >= 12 and absmax > 50`, `break logits rank 1`, `break layers.2`. The"
     " condition speaks of the tap's statistics (min max mean rms absmax nan inf zeros) and of step, rank, token,"
-    " position, kv_len (rows that the tap's layer has cached: `if kv_len != position + 1`); it is evaluated where the"
-    " tap is.",
+    " position, kv_len (rows that the tap's layer has cached: `if kv_len != position + 1`), of several prompts those"
+    " of the first; it is evaluated where the tap is.",
 )  # fmt: skip
 def break_(debugger: Debugger, where: str) -> Result:
     """A breakpoint."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from engine.errors import EngineError, RankError
+from engine.errors import RankError
 from sessions import Session, SessionWriter
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
@@ -249,8 +249,8 @@ class Debugger:
         goto = f"goto {at.step} {self.timeline.places.name(at.place)}".strip()
         return goto if at.branch == before.branch else f"{line}\n{goto}"
 
-    def _engine_lost(self, error: EngineError) -> None:
-        self.lost = str(error)
+    def _engine_lost(self, error: Exception) -> None:
+        self.lost = str(error) or type(error).__name__
         if self.executor is not None:
             self.executor.forget()
         self._leave_flight()
@@ -264,7 +264,7 @@ class Debugger:
         if self.live:
             try:
                 self.engine.reset()
-            except EngineError as lost:
+            except Exception as lost:  # whatever it is, the state of the ranks is not known
                 self.engine.inferior.close()
                 self._engine_lost(lost)
         self._leave_flight()
