@@ -29,6 +29,7 @@ from sessions import Session
 from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.host.replay import open_replay
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models.capture import NOTHING, STATS
 from workbench.models.opening import OpenedModel, open_model
 
@@ -49,7 +50,7 @@ def decode(
                     inferior.add([1, 2, 3, 4])
                 inferior.recorder.writer = None
                 if variant == "recorded":
-                    inferior.create_session(directory / f"{round}.session")
+                    create_session(inferior, directory / f"{round}.session")
                 inferior.step()
                 medians.append(statistics.median(_timed(inferior.step) for _ in range(steps)))
                 if inferior.recorder.writer is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sessions import slices
-from sessions.format.dtypes import widen
+from sessions.dtypes import widen
 from sessions.records import TensorRecord
 
 #: Taps whose last axis is the positions attended to: they may be thinned. Nothing else is ever cut.

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sessions import layouts, slices
 from sessions.alignment import matched_sequences
+from sessions.dtypes import widen
 from sessions.errors import LayoutError, SessionError
-from sessions.format.dtypes import widen
 from sessions.metrics import Metrics, coarser, metrics
 from sessions.records import Tap, TensorRecord
 from sessions.session import Session

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sessions.dtypes import widen
 from sessions.errors import LayoutError
-from sessions.format.dtypes import widen
 from sessions.records import TensorRecord
 
 _SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?\)")

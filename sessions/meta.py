@@ -76,13 +76,13 @@ class ConfigMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str = ""
     backend: str = ""
     block_size: Size | None = None
-    num_blocks: Size | None = None
-    max_sequences: Size | None = None
-    max_tokens: Size | None = None
-    chunk_tokens: Size | None = None
+    num_blocks: Count | None = None
+    max_sequences: Count | None = None
+    max_tokens: Count | None = None
+    chunk_tokens: Count | None = None
     load: str = ""
     timeout_seconds: float | None = None
-    threads: Size | None = None
+    threads: Count | None = None
     listen: str = ""
 
 
@@ -90,7 +90,7 @@ class SamplingMeta(Struct, frozen=True, kw_only=True):
     """How tokens were chosen; temperature 0 is greedy."""
 
     temperature: float = 0.0
-    top_k: Count = 0
+    top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
 

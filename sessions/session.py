@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts
+from sessions import dtypes, layouts
 from sessions.errors import SessionError
-from sessions.format import captures, dtypes, migrate, read_rows
+from sessions.format import captures, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sessions.errors import SessionError
-from sessions.format import codec, dtypes
+from sessions.format import blobs, codec
 from sessions.format.archive import Archive
 from sessions.session import Session
 
@@ -104,8 +104,8 @@ def _blobs(archive: Archive) -> Iterator[str]:
         for identity, name, dtype, shape, data in found:
             where = f"blob {identity}"
             try:
-                kind, dims = dtypes.parse_shape(shape, dtype, where)
-                if dtypes.tensor_hash(codec.decode(data, kind, dims, where), dtype) != name:
+                kind, dims = blobs.parse_shape(shape, dtype, where)
+                if blobs.tensor_hash(codec.decode(data, kind, dims, where), dtype) != name:
                     yield f"{where}: its content does not have its hash"
             except SessionError as error:
                 yield str(error)

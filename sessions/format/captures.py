@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.format import codec, dtypes, read_rows
+from sessions.format import blobs, codec, read_rows
 from sessions.format.archive import Archive
 from sessions.records import Tap, TensorKey, TensorRecord
 
@@ -49,6 +49,6 @@ def one(
         return None
     slice_, dtype, shape, data = found[0]
     where = f"tensor {tap.name[:80]!r} of step {step}, rank {rank}"
-    kind, dims = dtypes.parse_shape(shape, dtype, where)
+    kind, dims = blobs.parse_shape(shape, dtype, where)
     array = codec.decode(data, kind, dims, where)
     return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sessions.errors import broken
-from sessions.format import codec, dtypes
+from sessions.format import blobs, codec
 from sessions.format.json_text import parse_json
 from sessions.format.schema import MAX_LAYERS
 from sessions.layouts import parse as parse_layout
@@ -144,7 +144,7 @@ def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int
         raise broken(where, f"no tap {tap}")
     if not 0 <= integer(rank, where) < ranks:
         raise broken(where, f"no rank {rank}")
-    _, dims = dtypes.parse_shape(shape, dtype, where)
+    _, dims = blobs.parse_shape(shape, dtype, where)
     return TensorKey(known[tap].name, step, rank, integer(seq, where), text(part, where), dtype, dims)
 
 

@@ -7,7 +7,8 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from sessions.format import chunks, codec, dtypes
+from sessions import dtypes
+from sessions.format import blobs, chunks, codec
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
 from sessions.records import SequenceStep, StepRecord, TensorRecord
@@ -96,7 +97,7 @@ def insert_tensors(
 def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
     """The id of the tensor's blob, written if no blob has this content yet."""
     array = dtypes.stored(tensor.array, tensor.dtype)
-    name = dtypes.tensor_hash(array, tensor.dtype)
+    name = blobs.tensor_hash(array, tensor.dtype)
     row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
     if row is not None:
         return int(row[0])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sessions import STATISTICS, SequenceStep, StepRecord, TensorRecord
-from sessions.format.dtypes import STORED_AS
+from sessions.dtypes import STORED_AS
 from tests.sessions.samples import TAPS
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)

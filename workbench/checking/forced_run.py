@@ -20,6 +20,7 @@ from sessions.meta import ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import CheckResult, Reference, check_run
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models.capture import FULL
 from workbench.models.opening import OpenedModel
 from workbench.references.golden import forced_onto, record_golden, record_pair
@@ -102,7 +103,7 @@ class ForcedRun:
         what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
         named = ModelMeta(name="" if self.model is None or corrected is not None else self.model.name)
         told = SessionMeta(source="lockstep check", model=named)
-        with inferior.create_session(path, told, overwrite=True):
+        with create_session(inferior, path, told, overwrite=True):
             for step in range(reference.steps + 1):
                 if corrected is not None:
                     inferior.set_patches(corrected(step))

@@ -17,6 +17,7 @@ from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models import requests
 from workbench.models.capture import NOTHING
 from workbench.models.opening import OpenedModel, open_model
@@ -76,7 +77,7 @@ def generate(
             told = SessionMeta(
                 source="lockstep generate", model=ModelMeta(name=opened.name), prompts=tuple(prompt or ())
             )
-            inferior.create_session(target, told, overwrite=True)
+            create_session(inferior, target, told, overwrite=True)
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
-from sessions.format.dtypes import widen
+from sessions.dtypes import widen
 
 #: How the file's dtypes lie in numpy, which has no bfloat16.
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}

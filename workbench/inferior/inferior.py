@@ -33,17 +33,12 @@ from engine.ranks.wire import WireArray
 from engine.run.sampling import Sampling
 from engine.taps.breaks import Pause, PauseSpec
 from engine.taps.names import TapSpec, tap_specs
-from sessions import SessionWriter
-from sessions.meta import SessionMeta
 from sessions.records import StepRecord
-from workbench.inferior.identity import session_meta
 from workbench.inferior.patches import Patch
 from workbench.inferior.recorder import StepRecorder
 from workbench.inferior.state import Paused, SequenceState
-from workbench.inferior.step_record import misaligned, step_record, taps_of
-from workbench.inferior.token_recorder import TokenRecorder
+from workbench.inferior.step_record import misaligned, step_record
 from workbench.models.capture import STATS, Capture
-from workbench.models.tokenizer import find_tokenizer
 
 #: The rank program: it knows the whole fault catalogue.
 RANK_PROGRAM = "engine.faults.rank"
@@ -109,23 +104,6 @@ class Inferior:
     def close(self) -> None:
         """End the engine. The session stays open: it is its owner's."""
         self.client.close()
-
-    def create_session(
-        self, path: Path, told: SessionMeta | None = None, *, overwrite: bool = False
-    ) -> SessionWriter:
-        """Start a session at `path` with all that a replay needs to know, and record to it. `told`: what else it is to
-        say of itself (`source`, the model's name, prompts)."""
-        writer = SessionWriter.create(
-            path,
-            taps=taps_of(self.specs),
-            ranks=self.config.tp,
-            meta=session_meta(self, told or SessionMeta()),
-            overwrite=overwrite,
-        )
-        tokenizer = find_tokenizer(self.path)
-        self.recorder.writer, self.recorder.branch = writer, 0
-        self.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
-        return writer
 
     def watch(self, capture: Capture) -> None:
         """Set what every further pass leaves behind."""

@@ -21,6 +21,7 @@ from workbench.debugger.host.launch import DebugTarget, start
 from workbench.debugger.stops.locations import Places
 from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 
 PROMPT = [3, 14, 15, 92, 65]
 
@@ -89,7 +90,7 @@ def live(engines: Engines, tmp_path: Path) -> Iterator[Live]:
         for ids in prompts or [PROMPT]:
             inferior.add(ids, sampling)
         path = tmp_path / f"live-{len(made)}.session"
-        writer = inferior.create_session(path)
+        writer = create_session(inferior, path)
         places = Places([spec.name for spec in inferior.specs])
         timeline = Timeline(Session.open(path), places, tp, inferior.rules)
         made.append(Debugger(timeline, Executor(inferior, timeline), writer=writer))

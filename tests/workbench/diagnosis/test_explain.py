@@ -20,6 +20,7 @@ from workbench.diagnosis.explain import explain
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models.capture import FULL
 from workbench.references.golden import forced_onto
 
@@ -38,7 +39,7 @@ class Bench:
         """The session of a teacher-forced run under `rules`."""
         self.inferior.set_rules(rules)
         path = self.root / "engine.session"
-        with self.inferior.create_session(path, overwrite=True):
+        with create_session(self.inferior, path, overwrite=True):
             forced = forced_onto(self.case.floor.path)
             for step in range(STEPS + 1):
                 self.inferior.step({seq: plan.forced[step] for seq, plan in enumerate(forced) if plan.forced})

@@ -15,6 +15,7 @@ from workbench.debugger.core.executor import Executor
 from workbench.debugger.core.timeline import Timeline
 from workbench.debugger.stops.locations import Places
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import Tokenizer
 from workbench.views.token_texts import TokenTexts
@@ -43,7 +44,7 @@ def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: 
     try:
         for ids in target.prompts:
             inferior.add(list(ids), target.sampling)
-        writer = inferior.create_session(target.session, target.meta, overwrite=target.overwrite)
+        writer = create_session(inferior, target.session, target.meta, overwrite=target.overwrite)
         session = Session.open(target.session)
     except BaseException:
         inferior.close()

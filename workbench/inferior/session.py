@@ -1,0 +1,61 @@
+"""Recording an inferior: its session, with all that a replay needs to run it again from the start."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from msgspec import convert
+from msgspec.structs import replace
+
+from sessions import SessionWriter
+from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from workbench.inferior.identity import checkpoint_digest, versions
+from workbench.inferior.inferior import Inferior
+from workbench.inferior.step_record import taps_of
+from workbench.inferior.token_recorder import TokenRecorder
+from workbench.models.tokenizer import find_tokenizer
+
+
+def create_session(
+    inferior: Inferior, path: Path, known: SessionMeta | None = None, *, overwrite: bool = False
+) -> SessionWriter:
+    """Start a session at `path` and record the inferior's further passes to it. `known`: what its owner knows of the
+    run and the inferior does not (`source`, the model's name, prompts)."""
+    writer = SessionWriter.create(
+        path,
+        taps=taps_of(inferior.specs),
+        ranks=inferior.config.tp,
+        meta=session_meta(inferior, known or SessionMeta()),
+        overwrite=overwrite,
+    )
+    tokenizer = find_tokenizer(inferior.path)
+    inferior.recorder.writer, inferior.recorder.branch = writer, 0
+    inferior.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
+    return writer
+
+
+def session_meta(inferior: Inferior, known: SessionMeta) -> SessionMeta:
+    """`known`, with the model, configuration, rules, sequences and versions of a run."""
+    model = replace(
+        convert(asdict(inferior.model), ModelMeta),
+        name=known.model.name,
+        path=str(inferior.path),
+        checkpoint=checkpoint_digest(inferior.path),
+    )
+    sequences = {
+        seq: SequenceMeta(
+            prompt_ids=tuple(state.ids[: state.prompt_length]),
+            sampling=SamplingMeta(**asdict(state.sampling)),
+        )
+        for seq, state in inferior.sequences.items()
+    }
+    return replace(
+        known,
+        model=model,
+        config=replace(convert(asdict(inferior.config), ConfigMeta), backend=inferior.client.backend),
+        rules=dict(inferior.rules),
+        capture=CaptureMeta(**asdict(inferior.capture)),
+        sequences=sequences,
+        versions=versions(),
+    )
