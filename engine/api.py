@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RequestError
-from engine.parallel.shards import kv_replicas
 from engine.ranks.client import Client
 from engine.ranks.messages import AddSequence, RemoveSequence, ReplaceRules, RunStep, WatchTaps
 from engine.ranks.reports import LoadReport, StepReport
+from engine.run.memory import check_loadable
 from engine.run.results import SequenceResult
 from engine.run.sampling import Sampling
-from engine.taps.names import TapSpec, tap_specs
+from engine.taps.names import TapSpec, model_taps
 
 
 class Pass:
@@ -107,14 +106,8 @@ class Engine:
     def load(self, path: str | Path, rules: Mapping[str, str] | None = None) -> list[LoadReport]:
         """Load a checkpoint: each rank reads its shards only, and reports."""
         path = Path(path)
-        self.model, source = open_checkpoint(path)
-        source.close()
-        config = self.client.config
-        self.specs = self.client.specs = tap_specs(
-            num_layers=self.model.num_layers,
-            qk_norm=self.model.qk_norm,
-            kv_replicas=kv_replicas(self.model, config.tp),
-        )
+        self.model = check_loadable(path, self.client.config)
+        self.specs = self.client.specs = model_taps(self.model, self.client.config.tp)
         self._next = 0
         return self.client.load(path, rules)
 

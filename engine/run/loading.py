@@ -14,7 +14,7 @@ from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, sh
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.checkpoint.verify import verify
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.model import Decoder
 from engine.parallel import shards
@@ -37,7 +37,7 @@ class Loader:
 
     def __init__(self, path: Path, config: EngineConfig, comm: Comm) -> None:
         self.path, self.config, self.comm = path, config, comm
-        self.model = check_loadable(path, config, [comm.rank])
+        self.model = check_loadable(path, config, comm.rank)
 
     def __call__(self, decoder: Decoder, rules: Rules) -> Loaded:
         """Fill every parameter that `rules` let through; one that has no tensor is an error."""
@@ -91,10 +91,3 @@ def _fill(name: str, parameter: Tensor, tensor: Tensor) -> None:
             f"{name}: the shard is {list(tensor.shape)}, this rank holds {list(parameter.shape)}"
         )
     parameter.copy_(tensor)
-
-
-def model_config(path: Path) -> ModelConfig:
-    """The configuration of a checkpoint, its headers validated."""
-    model, source = open_checkpoint(path)
-    source.close()
-    return model

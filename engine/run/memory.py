@@ -22,15 +22,17 @@ from engine.parallel import shards
 from engine.text import bytes_text
 
 
-def check_loadable(path: Path, config: EngineConfig, ranks: Sequence[int]) -> ModelConfig:
+def check_loadable(path: Path, config: EngineConfig, rank: int | None = None) -> ModelConfig:
     """The model of a checkpoint that can be split as `config` says, whose headers fit its config.json, and for
-    whose `ranks` (those on this machine) there is memory. ConfigError or CheckpointError otherwise."""
+    which there is memory: for the share of `rank`, or (None) of all ranks that are started on this machine.
+    ConfigError or CheckpointError otherwise."""
     model, source = open_checkpoint(path)
     with source:
         check_fit(model, config)
         verify(source, model)
     if not config.device.startswith("cuda"):
-        _check_memory(model, config, ranks)
+        started_here = range(0 if config.listen else config.tp)
+        _check_memory(model, config, started_here if rank is None else [rank])
     return model
 
 

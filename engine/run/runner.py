@@ -29,7 +29,7 @@ from engine.run.sampler import choose
 from engine.run.sampling import Sampling
 from engine.run.sequences import Sequence, StepResult
 from engine.taps.hub import CapturePolicy, TapHub
-from engine.taps.names import tap_specs
+from engine.taps.names import model_taps
 
 
 class Runner:
@@ -45,8 +45,7 @@ class Runner:
     ) -> None:
         self.model, self.config, self.comm = model, config, comm
         self._load = load
-        replicas = shards.kv_replicas(model, config.tp)
-        self.specs = tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=replicas)
+        self.specs = model_taps(model, config.tp)
         self.hub = TapHub(model, self.specs, comm)
         self.context = context_length(model, config)
         self._widths = [shards.vocab(model.vocab_size, config.tp, r).size for r in range(config.tp)]

@@ -19,6 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.config import ModelConfig
+from engine.parallel import shards
+
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
 #: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.
 STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
@@ -90,6 +93,12 @@ def tap_specs(*, num_layers: int, qk_norm: bool, kv_replicas: int) -> tuple[TapS
         specs += [TapSpec(f"layers.{i}.{name}", layout) for name, layout in block.items()]
     specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", TapLayout("shard", 1))]
     return tuple(specs)
+
+
+def model_taps(model: ModelConfig, tp: int) -> tuple[TapSpec, ...]:
+    """Every tap of `model` split over `tp` ranks, in execution order."""
+    replicas = shards.kv_replicas(model, tp)
+    return tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=replicas)
 
 
 def layer_of(tap: str) -> int | None:

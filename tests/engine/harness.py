@@ -16,16 +16,15 @@ import numpy as np
 import torch
 
 import engine as public
+from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig, ModelConfig
 from engine.faults.resolve import resolve
 from engine.parallel.comm import Comm
-from engine.parallel.shards import kv_replicas
 from engine.ranks.client import Client
 from engine.ranks.reports import LoadReport
 from engine.run.loading import Loader
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling
-from engine.taps.names import TapSpec, tap_specs
 
 PROGRAM = "engine.faults.rank"
 
@@ -70,9 +69,11 @@ class Engine(public.Engine):
             self.client = Client(self.first_config, program=PROGRAM)
 
 
-def specs_of(model: ModelConfig, tp: int) -> tuple[TapSpec, ...]:
-    """The taps of a model."""
-    return tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=kv_replicas(model, tp))
+def model_config(path: Path) -> ModelConfig:
+    """The configuration of a checkpoint."""
+    model, source = open_checkpoint(path)
+    source.close()
+    return model
 
 
 def local_runner(path: Path, rules: Mapping[str, str] | None = None, **config: Any) -> Runner:

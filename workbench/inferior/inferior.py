@@ -12,7 +12,6 @@ from pathlib import Path
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError, RequestError
 from engine.faults.catalogue import check_rules
-from engine.parallel import shards
 from engine.ranks.client import Client
 from engine.ranks.messages import (
     AbandonStep,
@@ -32,7 +31,7 @@ from engine.ranks.reports import PauseReport, StepOutcome, StepReport
 from engine.ranks.wire import WireArray
 from engine.run.sampling import Sampling
 from engine.taps.breaks import Pause, PauseSpec
-from engine.taps.names import TapSpec, tap_specs
+from engine.taps.names import TapSpec, model_taps
 from sessions.records import StepRecord
 from workbench.inferior.patches import Patch
 from workbench.inferior.recorder import StepRecorder
@@ -60,11 +59,7 @@ class Inferior:
         self.rules = dict(rules or {})
         self.faults = check_rules(self.rules, model, config.tp)
         self.capture = capture
-        self.specs: tuple[TapSpec, ...] = tap_specs(
-            num_layers=model.num_layers,
-            qk_norm=model.qk_norm,
-            kv_replicas=shards.kv_replicas(model, config.tp),
-        )
+        self.specs: tuple[TapSpec, ...] = model_taps(model, config.tp)
         self.sequences: dict[int, SequenceState] = {}
         self.step_number = 0
         self.recorder = StepRecorder(on_warning)

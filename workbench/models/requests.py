@@ -9,10 +9,9 @@ from typing import cast
 from engine.config import DType, EngineConfig, ModelConfig, check_fit
 from engine.errors import ConfigError, RequestError
 from engine.faults.catalogue import check_rules, parse_rule
-from engine.parallel import shards
 from engine.run.memory import check_loadable
 from engine.run.prompts import check_prompt
-from engine.taps.names import tap_specs
+from engine.taps.names import model_taps
 from workbench.demo import DEFAULT_PROMPT
 from workbench.models.capture import STATS, Capture, parse_capture
 from workbench.models.opening import OpenedModel
@@ -95,7 +94,7 @@ def plan(
     planned = replace(
         config, max_tokens=min(longest + max_tokens, context), max_sequences=max(1, len(prompts))
     )
-    check_loadable(model.path, planned, () if config.listen else range(config.tp))
+    check_loadable(model.path, planned)
     return planned
 
 
@@ -108,11 +107,7 @@ def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:
 
 def capture_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> Capture:
     """What to record: statistics, unless words say more. RequestError for a glob that selects no tap."""
-    specs = tap_specs(
-        num_layers=model.config.num_layers,
-        qk_norm=model.config.qk_norm,
-        kv_replicas=shards.kv_replicas(model.config, tp),
-    )
+    specs = model_taps(model.config, tp)
     return parse_capture(words, specs) if words else STATS
 
 

@@ -18,12 +18,11 @@ from engine.faults.fault import Fault
 from engine.faults.resolve import resolve
 from engine.ranks.messages import RebindRules
 from engine.rules import CORRECT, Rules
-from engine.run.loading import model_config
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
-from tests.engine.harness import Engine, local_runner
+from tests.engine.harness import Engine, local_runner, model_config
 
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the window (8)
 FORCED = [9, 110, 23]  # the same continuation, right or wrong

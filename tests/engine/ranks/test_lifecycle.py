@@ -32,10 +32,10 @@ from engine.ranks.messages import (
     SetSampling,
 )
 from engine.ranks.reports import PauseReport
-from engine.run.loading import model_config
 from engine.run.sampling import Sampling
 from engine.taps.breaks import PauseSpec
-from tests.engine.harness import specs_of
+from engine.taps.names import model_taps
+from tests.engine.harness import model_config
 
 ROOT = Path(__file__).parents[3]
 PAUSED = RunStep(pause=PauseSpec("operation"))
@@ -61,7 +61,7 @@ def start(own_tmp: Path, variant: Callable[[str], Path]) -> Iterator[Callable[..
 
     def go(**trouble: str) -> Client:
         path = variant("qwen2-tied")
-        specs = specs_of(model_config(path), 2)
+        specs = model_taps(model_config(path), 2)
         client = Client(EngineConfig(tp=2, threads=1), specs, program="tests.engine.troubled_rank")
         clients.append(client)
         pids.extend(client.pids)

@@ -40,9 +40,9 @@ from engine.ranks.progress import ProgressBoard, Standing
 from engine.ranks.remote import RemoteRank, accept_ranks
 from engine.ranks.reports import StepReport
 from engine.ranks.wire import Connection
-from engine.run.loading import model_config
 from engine.taps.breaks import PauseSpec
-from tests.engine.harness import Engine, Pass, specs_of
+from engine.taps.names import model_taps
+from tests.engine.harness import Engine, Pass, model_config
 from tests.engine.ranks.test_lifecycle import O_PROJ, reach
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def torchrun(address: str) -> Iterator[subprocess.Popen[str]]:
 def connected(address: str, path: Path, **trouble: str) -> Client:
     """The host's side, with a model and a prompt."""
     config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=30)
-    client = Client(config, specs_of(model_config(path), 2), program=PROGRAM)
+    client = Client(config, model_taps(model_config(path), 2), program=PROGRAM)
     client.load(path, trouble)
     client.call(AddSequence(0, PROMPT))
     return client

@@ -67,31 +67,33 @@ def test_a_config_that_its_tensors_contradict_is_refused_by_their_headers(
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"layer_types": None} | sizes))
     with pytest.raises(CheckpointError, match=message):
-        check_loadable(path, EngineConfig(), [0])
+        check_loadable(path, EngineConfig())
     with pytest.raises(EngineError):  # neither does a tensor parallelism that does not fit take its time
-        check_loadable(path, EngineConfig(tp=5), range(5))
+        check_loadable(path, EngineConfig(tp=5))
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_the_numbers(
     variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, config = variant("qwen2-tied"), EngineConfig()
-    model = check_loadable(path, config, [0])
+    model = check_loadable(path, config)
     with pytest.raises(
         CheckpointError, match=r"needs .* TiB in float32: .* KiB of weights, .* TiB of KV cache"
     ):
-        check_loadable(path, EngineConfig(num_blocks=2**40), [0])
+        check_loadable(path, EngineConfig(num_blocks=2**40))
     needed = weight_bytes(model, config, 0) + cache_bytes(model, config, 0)
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()._replace(free=0)
     monkeypatch.setattr(psutil, "swap_memory", lambda: swap)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=needed))
-    check_loadable(path, config, [0])
+    check_loadable(path, config)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=needed - 1))
     with pytest.raises(CheckpointError, match="are free: use a smaller dtype"):
-        check_loadable(path, config, [0])
-    check_loadable(path, config, [])  # no rank on this machine
+        check_loadable(path, config)
+    with pytest.raises(CheckpointError, match="are free"):
+        check_loadable(path, config, rank=0)
+    check_loadable(path, EngineConfig(listen="localhost:29600"))  # its ranks are elsewhere
 
 
 def test_a_split_that_cannot_be_made_is_refused_first(variant: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="tp=3 does not divide"):
-        check_loadable(variant("qwen2-tied"), EngineConfig(tp=3), range(3))
+        check_loadable(variant("qwen2-tied"), EngineConfig(tp=3))
