@@ -56,7 +56,9 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_the_ranks_usable(
     config = (path / "config.json").read_text()
     (path / "config.json").write_text(config.replace('"intermediate_size": 96', '"intermediate_size": 90'))
     with pytest.raises(CheckpointError, match=r"gate_proj\.weight is \[96, 64\].*expects \[90, 64\]"):
-        engine.load(path, load=load)
+        engine.load(path, load=load)  # refused by the host
+    with pytest.raises(CheckpointError, match=r"gate_proj\.weight is \[96, 64\].*expects \[90, 64\]"):
+        engine.client.load(path)  # refused by the ranks
     with pytest.raises(RequestError, match="no model is loaded"):
         engine.step()
     (path / "config.json").write_text(config.replace('"qwen2"', '"gpt9"'))
@@ -71,7 +73,7 @@ def test_a_tensor_parallelism_that_does_not_fit_is_refused_by_the_ranks_too(
 ) -> None:
     path = tiny_checkpoint(tmp_path, "llama", hidden_size=72, num_attention_heads=9, num_key_value_heads=9)
     with pytest.raises(ConfigError, match="tp=2 does not divide 9 attention heads: use 1 or 3"):
-        engine_of(2).load(path)
+        engine_of(2).client.load(path)
 
 
 def test_a_reload_under_other_rules_and_back_restores_every_bit(
@@ -97,9 +99,9 @@ def test_the_old_weights_are_gone_before_the_new_ones_come(
     weights = 2 * 40_000 * 256 * 4  # embedding and head
     engine = Engine(1)
     try:
-        first = engine.load(path)[0]["peak_bytes"]
+        first = engine.load(path)[0].peak_bytes
         engine.rules({"rope": "twice"}, reload=True)
         engine.rules({}, reload=True)
-        assert engine.load(path)[0]["peak_bytes"] - first < weights // 4
+        assert engine.load(path)[0].peak_bytes - first < weights // 4
     finally:
         engine.close()
