@@ -99,7 +99,9 @@ def misaligned(session: Session, sequences: Iterable[SequenceStep]) -> SentinelF
 
 def repeated_phrase(tokens: Sequence[int]) -> int:
     """The length of the phrase that the tokens end in over and over; 0 where they do not."""
-    for length in range(1, LONGEST_PHRASE + 1):
+    for length in range(1, min(LONGEST_PHRASE, len(tokens) - 1) + 1):
+        if tokens[-1] != tokens[-1 - length]:
+            continue
         span = length * max(REPEATS, math.ceil(SPAN / length))
         tail = tokens[-span:]
         if len(tail) == span and all(tail[i] == tail[i - length] for i in range(length, span)):
