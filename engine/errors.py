@@ -20,7 +20,7 @@ class RequestError(EngineError, ValueError):
 
 
 class RankError(EngineError):
-    """A rank raised, died, hung or fell out of step. Named by rank, with where each rank stood."""
+    """A rank raised, died, hung or fell out of step; the message names it and the operation each rank was at."""
 
 
 class RankTimeout(RankError):

@@ -26,7 +26,7 @@ from engine.taps.measure import tensor_checksum
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading did on this rank: bytes of tensor data read, parameters left as they were."""
+    """The result of loading on this rank: bytes of tensor data read, and parameters that were not filled."""
 
     bytes_read: int
     skipped: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be loaded at all, told from headers and arithmetic before anything is allocated.
+"""Whether a checkpoint can be loaded at all: decided from headers and arithmetic before anything is allocated.
 
 Torch-free: the host asks before it starts a rank.
 """

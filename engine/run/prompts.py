@@ -1,4 +1,4 @@
-"""What a prompt must be to be served (torch-free: the host can tell before any rank is started)."""
+"""Validation of prompts. Torch-free: the host validates before it starts a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass tells of its sequences (torch-free: these very values travel from a rank to its host)."""
+"""The result of a forward pass for each sequence. Torch-free: ranks send these values to the host as they are."""
 
 from __future__ import annotations
 

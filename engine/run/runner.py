@@ -1,7 +1,7 @@
 """The runner of one rank: sequences, cache and taps around a decoder, one forward pass at a time.
 
-Every rank runs the same runner on the same requests and so makes the same plan; only the choice of
-tokens is rank 0's, which broadcasts it.
+Every rank runs the same runner on the same requests and so computes the same schedule without communication;
+only tokens are chosen by rank 0 and broadcast.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Runner:
         self.decoder.bind(self.rules, self.hub.tap, self.hub.places)
 
     def watch(self, policy: CapturePolicy) -> None:
-        """Set what every step leaves behind."""
+        """Set what is recorded of every step."""
         self.hub.policy = policy
         self.rebind()
 
@@ -189,7 +189,7 @@ class Runner:
     @torch.inference_mode()
     def lens(self, rows: Tensor, top: int) -> list[TokenChoice]:
         """Rank 0: what each residual row [L, H] would choose if the final norm and the head came next; the
-        others have a part in it and nothing to tell."""
+        others take part in the collective and return nothing."""
         rows = rows.to(self.decoder.device, self.decoder.dtype)
         logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
         return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
@@ -250,7 +250,7 @@ class Runner:
     def _advance(
         self, plan: dict[int, list[int]], batch: Batch, logits: Tensor | None, forced: dict[int, int]
     ) -> list[SequenceResult]:
-        """Choose on rank 0, tell all, and move every sequence on."""
+        """Choose tokens on rank 0, broadcast them, and advance every sequence."""
         chosen = self._choose(plan, logits, forced)
         tokens = self.comm.broadcast(self._tensor([token for token, _ in chosen])).tolist()
         results = []

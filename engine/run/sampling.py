@@ -1,4 +1,4 @@
-"""How a sequence's tokens are to be chosen (torch-free: the host speaks of it as well)."""
+"""Sampling parameters of a sequence. Torch-free: the host uses them as well."""
 
 from __future__ import annotations
 

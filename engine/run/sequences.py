@@ -1,4 +1,4 @@
-"""What a runner keeps of each request, and what a forward pass tells of it."""
+"""The runner's state of each sequence, and the result of a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one forward pass left behind on this rank."""
+    """The result of one forward pass on this rank."""
 
     phase: Phase
     sequences: list[SequenceResult]

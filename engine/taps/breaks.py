@@ -1,4 +1,4 @@
-"""Where a pass is to stop, and where it has stopped (torch-free: host and ranks speak of it in these values)."""
+"""Where a pass is to stop, and where it has stopped. Torch-free: host and ranks exchange these values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PauseSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why and where a rank stands still."""
+    """Why and where a rank has paused."""
 
     place: int
     reason: Literal["step", "breakpoint", "interrupt"]
@@ -45,11 +45,11 @@ class Pause:
     names: Mapping[str, float] = field(default_factory=dict)  # the tap's statistics on this rank, and more
 
 
-#: What a condition may speak of: the tap's statistics on the rank that asks, and where that rank stands.
+#: Names that a condition may use: the tap's statistics on the rank that evaluates it, and that rank's position.
 NAMES = (*STATISTICS, "step", "rank", "position", "token", "kv_len")
 
 
 def check_condition(when: Any) -> None:
-    """RequestError for a condition that is malformed or speaks of unknown names."""
+    """RequestError for a condition that is malformed or uses unknown names."""
     if when is not None:
         evaluate(when, dict.fromkeys(NAMES, 1.0))

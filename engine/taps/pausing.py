@@ -22,7 +22,7 @@ from engine.taps.predicate import evaluate
 
 
 class Abandon(Exception):
-    """The paused pass is to be broken off."""
+    """Raised at a tap to abort the paused pass."""
 
 
 class Pauser:
@@ -89,7 +89,7 @@ class Pauser:
         return Pause(place, "step", (), ()) if stepped else None
 
     def _interrupted(self, place: int) -> bool:
-        """Whether any rank was told to pause. Asked once a layer: it takes a collective."""
+        """Whether the host has asked any rank to pause. Checked once per layer, because it takes a collective."""
         if self._comm.size == 1:
             return self._comm.interrupted
         layer = layer_path(self._specs[place].name)
@@ -118,7 +118,7 @@ class Pauser:
         return one.when is None or bool(evaluate(one.when, self._names(place)))
 
     def _names(self, place: int) -> dict[str, float]:
-        """What a condition may speak of at this tap: its statistics on this rank, and where it stands."""
+        """The names that a condition may use at this tap: its statistics on this rank, and the rank's position."""
         seen = {key: x for key, x in self.live.items() if key[0] == place}
         parts = torch.cat([measure(x.reshape(1, -1)) for x in seen.values()]).cpu().numpy()
         table = statistics(merge(unmask(parts, [self._masked[key] for key in seen]))[None])[0]
