@@ -9,7 +9,8 @@ import pytest
 from tests.workbench.tui.conftest import press, settle, text_of
 from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
-from workbench.tui.screens.home import HomeScreen, machine_lines
+from workbench.tui.screens.home import HomeScreen
+from workbench.tui.screens.machine import machine_lines
 from workbench.tui.screens.workbench import WorkbenchScreen
 
 

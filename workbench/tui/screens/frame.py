@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.widget import Widget
+
 from workbench.tui.reader import Reader
 from workbench.tui.screens.status import status_facts, step_facts
 from workbench.tui.screens.token_rows import TokenRows
+from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.inspector import Inspector
+from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.message_line import MessageLine
 from workbench.tui.widgets.model_tree import ModelTree
+from workbench.tui.widgets.painted import PaintedWidget
+from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.views.operations import operations
 from workbench.views.overview import Overview, Present, present
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
+
+
+class Body(Horizontal, PaintedWidget):
+    """The model tree, the panes and the inspector beside each other."""
 
 
 class Frame:
@@ -27,6 +39,20 @@ class Frame:
         self.tokens = TokenRows(reader, token_colour)
         self.tree, self.inspector = ModelTree(id="tree"), Inspector(id="inspector")
         self.message = MessageLine(id="message")
+
+    def compose(self, panes: Widget, command_line: Widget) -> ComposeResult:
+        """The widgets from top to bottom, with the panes in their middle."""
+        yield from (self.status, self.rules, self.tokens.strip, self.tokens.beside)
+        yield Divider(id="under-tokens")
+        yield PaneTabs(id="tabs")
+        with Body(id="body"):
+            yield self.tree
+            yield panes
+            yield self.inspector
+        yield self.tokens.timeline
+        yield self.message
+        yield command_line
+        yield KeyBar(id="keys")
 
     async def show(self, overview: Overview, where: Where, state: Fact | None) -> AsyncIterator[TokenLine]:
         """Read and show a place. Yields the tokens as far as they were read: a long session's come in parts."""

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -21,6 +16,7 @@ from textual.screen import Screen
 from engine.text import printable
 from workbench.paths import sessions_directory
 from workbench.tui import settings
+from workbench.tui.screens.machine import examined, machine_lines
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
@@ -148,21 +144,7 @@ class HomeScreen(Screen[None]):
         """`lockstep doctor`, in a process of its own: it loads torch, this one must not."""
         shown = self.query_one("#machine", TextBlock)
         shown.show([[("looking at the machine …", "quiet")]])
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "workbench.cli", "doctor", "--json"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            process_group=0,  # to be ended with all that it started
-        )
-        os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first
-        try:
-            out, _ = await process.communicate()
-        except asyncio.CancelledError:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        shown.show(machine_lines(out))
+        shown.show(machine_lines(await examined()))
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
@@ -248,22 +230,6 @@ def _completions(text: str) -> list[str]:
     from workbench.models.identify import completions
 
     return completions(text)
-
-
-def machine_lines(out: bytes) -> list[TextLine]:
-    """What `doctor --json` found, as far as it needs saying."""
-    try:
-        findings = json.loads(out)
-    except ValueError:
-        return [[("machine  ", "quiet"), ("could not be examined: lockstep doctor says more", "wrong")]]
-    bad = [f for f in findings if isinstance(f, dict) and f.get("level") == "bad"]
-    if not bad:
-        return [[("machine  ", "quiet"), ("everything that is needed is here", "quiet")]]
-    lines: list[TextLine] = []
-    for finding in bad[:6]:
-        what, found, advice = (printable(finding.get(key, ""), 100) for key in ("what", "found", "advice"))
-        lines.append([("✗ ", "wrong"), (f"{what}: {found}", "text"), (f"  {advice}", "quiet")])
-    return lines
 
 
 _COLUMNS = (

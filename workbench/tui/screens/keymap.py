@@ -12,6 +12,7 @@ from textual.screen import Screen
 from workbench.debugger.core.registry import Command
 from workbench.tui import keys
 from workbench.tui.drivers.port import Driver
+from workbench.tui.panes import TITLES
 from workbench.tui.widgets.key_bar import KeyHint
 
 
@@ -55,12 +56,14 @@ class Keymap:
         return [replace(hint, why_not=self.why_not(hint.press)) for hint in (*own, *rest)]
 
     def palette(self) -> Iterator[SystemCommand]:
-        """Every key as an entry of the palette."""
+        """Every pane and every key as an entry of the palette."""
+        for number, title in enumerate(TITLES, 1):
+            yield SystemCommand(title, f"pane {number}", lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
             if key.press not in ("ctrl+c", "colon"):
                 told = f"{key.shown}   {self.why_not(key.press) or key.line}".rstrip()
-                yield SystemCommand(key.what.capitalize(), told, lambda k=key: self.act(k.action))
+                yield SystemCommand(key.what.capitalize(), told, lambda k=key: self._act(k.action))
 
-    def act(self, action: str) -> None:
+    def _act(self, action: str) -> None:
         """Carry out an action of the screen, once what is open over it has closed."""
         self.screen.app.call_later(self.screen.run_action, action)

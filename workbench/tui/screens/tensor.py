@@ -15,25 +15,22 @@ from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
 from textual.screen import Screen
 
-from workbench.export.numbers import count, number
 from workbench.export.table import Table
 from workbench.tui import screenshots
 from workbench.tui.reader import Reader
 from workbench.tui.screens.exporter import Exporter
+from workbench.tui.screens.tensor_text import figure_lines, number_lines
 from workbench.tui.screenshots import Screenshot
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyBar, KeyHint
-from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.overview import Overview
 from workbench.views.rank_weights import shape_text
-from workbench.views.tensor import Tensor, plane, tensor, tensor_figures
+from workbench.views.tensor import Tensor, plane, tensor
 from workbench.views.where import Where
-
-_CELL = 10  # cells that a number takes
 
 
 class TensorScreen(Screen[None]):
@@ -180,52 +177,25 @@ class TensorScreen(Screen[None]):
         return plane(array, self._index)
 
     def _show_figures(self, array: NDArray[np.float32]) -> None:
-        """The statistics of the slice and of the whole."""
-        found = tensor_figures(self._plane(array))
+        """The statistics of the slice."""
         lines: list[TextLine] = []
         if self._index:
             place = ", ".join(map(str, self._index))
-            lines += [
-                [("slice  ", "quiet"), (f"[{place}, :, :]", "strong"), (f" of {array.shape[0]}", "quiet")],
-                [],
-            ]
-        for name, value in (
-            ("min", found.minimum),
-            ("max", found.maximum),
-            ("mean", found.mean),
-            ("rms", found.rms),
-        ):
-            lines.append([(f"{name:<7}", "quiet"), (number(value, 4), "text")])
-        for name, many in (("NaN", found.nan), ("Inf", found.inf)):
-            lines.append([(f"{name:<7}", "quiet"), (count(many), "wrong" if many else "quiet")])
-        lines.append([("zeros  ", "quiet"), (f"{count(found.zeros)} of {count(found.count)}", "quiet")])
-        lines.append([])
-        lines += [[(line, "trace")] for line in bars(squeeze([c**0.5 for c in found.counts], 28), 4)]
-        lines.append([(f"{number(found.minimum)} … {number(found.maximum)}", "quiet")])
+            slice_: TextLine = [
+                ("slice  ", "quiet"), (f"[{place}, :, :]", "strong"), (f" of {array.shape[0]}", "quiet")
+            ]  # fmt: skip
+            lines += [slice_, []]
+        lines += figure_lines(self._plane(array))
         if self.snapshot is not None and self.snapshot.note:
             lines += [[], [(self.snapshot.note, "wrong")]]
         self.query_one("#figures", TextBlock).show(lines)
 
     def _show_numbers(self) -> None:
         """The numbers around the cursor, the one under it marked."""
-        heatmap, lines = self.query_one(Heatmap), self.query_one("#numbers", TextBlock)
-        if heatmap.matrix is None:
-            return
-        values = heatmap.matrix.values
-        row, column = heatmap.cursor
-        across = max(1, (heatmap.size.width - 8) // _CELL)
-        down = 5
-        top = max(0, min(row - down // 2, values.shape[0] - down))
-        left = max(0, min(column - across // 2, values.shape[1] - across))
-        columns = range(left, min(left + across, values.shape[1]))
-        shown: list[TextLine] = [[(" " * 7, "quiet"), *((f"{c:>{_CELL}}", "quiet") for c in columns)]]
-        for r in range(top, min(top + down, values.shape[0])):
-            cells = [
-                (f"{number(float(values[r, c]), 4):>{_CELL}}", _role(values[r, c], (r, c) == (row, column)))
-                for c in columns
-            ]
-            shown.append([(f"{r:>6} ", "quiet"), *cells])
-        lines.show(shown)
+        heatmap = self.query_one(Heatmap)
+        if heatmap.matrix is not None:
+            lines = number_lines(heatmap.matrix.values, heatmap.cursor, heatmap.size.width)
+            self.query_one("#numbers", TextBlock).show(lines)
 
     @on(Heatmap.Pointed)
     def _pointed(self) -> None:
@@ -261,9 +231,3 @@ class TensorScreen(Screen[None]):
     def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
         """A clicked hint is its key."""
         self.app.simulate_key(event.hint.press)
-
-
-def _role(value: float, here: bool) -> str:
-    if here:
-        return "present"
-    return "text" if np.isfinite(value) else "wrong"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import ClassVar
 from textual import events, on, work
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
 from textual.reactive import var
 from textual.screen import Screen
 
@@ -24,27 +22,21 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.panes.switcher import PaneSwitcher
 from workbench.tui.reader import Reader
 from workbench.tui.screens.command_desk import CommandDesk
+from workbench.tui.screens.follower import Follower
 from workbench.tui.screens.frame import Frame
 from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.runner import CommandRunner
 from workbench.tui.screens.view_actions import ViewActions
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.model_tree import ModelTree
-from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.overview import Overview, Present, overview
-from workbench.views.source import SessionSource
 from workbench.views.where import Where
-
-
-class Body(Horizontal, PaintedWidget):
-    """The model tree, the panes and the inspector beside each other."""
 
 
 class WorkbenchScreen(Screen[None]):
@@ -69,27 +61,16 @@ class WorkbenchScreen(Screen[None]):
         self.frame = Frame(reader, token_colour)
         self.navigator = Navigator(reader)
         self.keymap = Keymap(self, driver)
-        self.runner = CommandRunner(driver, lambda: self.where, self.follow, self.tell)
+        self.follower = Follower(self, reader, driver, self.navigator)
+        self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap)
         self.commands = CommandDesk(self, reader, self.runner, self.keymap, self.actions)
-        self._behind = False  # steps were told of that were not looked at yet
-        self._following = asyncio.Lock()
         driver.listener = self
 
     def compose(self) -> ComposeResult:
         """The frame; panes are made when they are first shown."""
-        frame = self.frame
-        yield from (frame.status, frame.rules, frame.tokens.strip, frame.tokens.beside)
-        yield Divider(id="under-tokens")
-        yield PaneTabs(id="tabs")
-        with Body(id="body"):
-            yield frame.tree
-            yield PaneSwitcher(self.reader, id="panes")
-            yield frame.inspector
-        yield frame.tokens.timeline
-        yield frame.message
-        yield CommandLine(self.commands.complete, id="command")
-        yield KeyBar(id="keys")
+        line = CommandLine(self.commands.complete, id="command")
+        yield from self.frame.compose(PaneSwitcher(self.reader, id="panes"), line)
 
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
@@ -177,25 +158,13 @@ class WorkbenchScreen(Screen[None]):
 
     # --- the debugger --------------------------------------------------------------------------------
 
-    async def follow(self) -> None:
-        """Read what was written and look at where the debugger stands. One at a time: the last word is the latest."""
-        async with self._following:
-            self._behind = False
-            if self.driver.live:
-                await self.reader.ask(SessionSource.refresh)
-                self.overview = await self.reader.ask(overview)
-            if self.driver.at is not None and self.overview is not None:
-                self.look(await self.navigator.of_debugger(self.driver.at, self.where, self.overview))
-            if self.front is None:
-                await self.show_pane(self.pane)
-
     async def _tick(self) -> None:
         """Long work shows that it goes on. However fast the engine runs, it is looked at this often: nobody reads
         faster, and the ranks need the processor more."""
         if not self.frame.status.is_attached:
             return  # a timer outlives the screen's widgets by a moment when the app quits
-        if self._behind:
-            await self.follow()
+        if self.follower.behind:
+            await self.follower.follow()
         if self.runner.busy:
             self.frame.show_state(self._state())
             self.tell(f"{self.driver.running}   {self.runner.elapsed:.0f} s   ctrl+c interrupts")
@@ -205,7 +174,7 @@ class WorkbenchScreen(Screen[None]):
 
     @on(Progressed)
     def _progressed(self) -> None:
-        self._behind = True
+        self.follower.behind = True
 
     @on(Said)
     def _said(self, event: Said) -> None:
@@ -234,11 +203,7 @@ class WorkbenchScreen(Screen[None]):
 
     def palette(self) -> Iterator[SystemCommand]:
         """The panes and the keys, for the palette."""
-        for number, title in enumerate(TITLES, 1):
-            yield SystemCommand(
-                title, f"pane {number}", lambda n=number: self.keymap.act(f"view('pane', {n})")
-            )
-        yield from self.keymap.palette()
+        return self.keymap.palette()
 
     @on(KeyBar.Pressed)
     def _pressed(self, event: KeyBar.Pressed) -> None:

@@ -1,0 +1,47 @@
+"""What is wrong with the machine, as the home screen says it: `lockstep doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from engine.text import printable
+from workbench.tui.widgets.text_block import TextLine
+
+
+async def examined() -> bytes:
+    """What `lockstep doctor --json` prints, from a process of its own: it loads torch, this one must not."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "workbench.cli", "doctor", "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        process_group=0,  # to be ended with all that it started
+    )
+    os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first
+    try:
+        out, _ = await process.communicate()
+    except asyncio.CancelledError:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return out
+
+
+def machine_lines(out: bytes) -> list[TextLine]:
+    """What `doctor --json` found, as far as it needs saying."""
+    try:
+        findings = json.loads(out)
+    except ValueError:
+        return [[("machine  ", "quiet"), ("could not be examined: lockstep doctor says more", "wrong")]]
+    bad = [f for f in findings if isinstance(f, dict) and f.get("level") == "bad"]
+    if not bad:
+        return [[("machine  ", "quiet"), ("everything that is needed is here", "quiet")]]
+    lines: list[TextLine] = []
+    for finding in bad[:6]:
+        what, found, advice = (printable(finding.get(key, ""), 100) for key in ("what", "found", "advice"))
+        lines.append([("✗ ", "wrong"), (f"{what}: {found}", "text"), (f"  {advice}", "quiet")])
+    return lines
