@@ -1,5 +1,5 @@
-"""The cached rows themselves: their norms by layer, rank and position, their error to golden's, and what is odd about
-them: slots that hold nothing, that were overwritten, that hold another slot's row or another head's.
+"""The rows of the KV cache: norms by layer, rank and position, errors against golden's rows, and anomalies: slots that
+are empty, overwritten or stale, or that hold the row of another slot or head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workbench.views.cached_lengths import runs, span
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
-#: Findings that are told in words; the map marks all of them.
+#: The most findings that are listed; the map marks all of them.
 _TOLD = 12
 
 Rows = NDArray[np.float32]  # [positions, heads, head_dim] of one layer on one rank
@@ -35,7 +35,7 @@ class CacheRows:
 
 @dataclass(slots=True)
 class _Findings:
-    """What was found, gathered: the same words once, for all layers that they are true of."""
+    """Anomalies: each wording once, with the layers that it holds for."""
 
     layers: dict[str, list[int]] = field(default_factory=dict)
     marks: set[tuple[int, int]] = field(default_factory=set)
