@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -138,3 +139,11 @@ def tiny_variant(directory: Path, name: str, **options: Any) -> Path:
     """The checkpoint of one of VARIANTS."""
     family, overrides = VARIANTS[name]
     return tiny_checkpoint(directory, family, **(overrides | options))
+
+
+def put_nan(path: Path, name: str) -> None:
+    """Make one element of a checkpoint's tensor NaN."""
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, file, {"format": "pt"})

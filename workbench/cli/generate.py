@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -86,6 +87,7 @@ def generate(
     done = list(sequences.values())
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))
+    _say_nan(done)
     _say_speed(done, speed)
 
 
@@ -97,6 +99,7 @@ def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: 
                 "ids": one.ids,
                 "text": None if model.tokenizer is None else model.tokenizer.decode(one.ids),
                 "finish_reason": one.finish_reason,
+                "first_bad_tap": None if one.first_bad_tap is None else asdict(one.first_bad_tap),
             }
             for one in sequences
         ],
@@ -105,6 +108,17 @@ def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: 
         "gigabytes_per_second": speed.bandwidth / 1e9,
         "prefill_seconds": speed.prefill_seconds,
     }
+
+
+def _say_nan(sequences: Sequence[Generated]) -> None:
+    """Once, however many sequences have met NaN: where the first did."""
+    bad = [one.first_bad_tap for one in sequences if one.finish_reason == "nan"]
+    if bad:
+        first = min((tap for tap in bad if tap is not None), key=lambda tap: tap.step, default=None)
+        where = (
+            "" if first is None else f": {first.tap} of step {first.step} is the first tap with NaN or Inf"
+        )
+        _warn(f"the logits of {len(bad)} of {len(sequences)} sequences hold NaN{where}")
 
 
 def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:

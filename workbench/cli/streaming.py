@@ -22,8 +22,8 @@ class Display(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def token(self, seq: int, token: int, finished: str | None) -> None:
-        """Sequence `seq` has emitted `token`; `finished` says why it ended, if it has."""
+    def token(self, seq: int, token: int | None, finished: str | None) -> None:
+        """Sequence `seq` has emitted `token` (None: nothing, and it has ended); `finished` says why it ended."""
         ...
 
 
@@ -36,7 +36,7 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         return
 
-    def token(self, seq: int, token: int, finished: str | None) -> None:
+    def token(self, seq: int, token: int | None, finished: str | None) -> None:
         """Nothing to show."""
 
 
@@ -52,7 +52,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self._write("\n")
 
-    def token(self, seq: int, token: int, finished: str | None) -> None:
+    def token(self, seq: int, token: int | None, finished: str | None) -> None:
         """Write what is final of the text."""
         self._write(self._text.push(token, finished is not None))
 
@@ -71,7 +71,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         return
 
-    def token(self, seq: int, token: int, finished: str | None) -> None:
+    def token(self, seq: int, token: int | None, finished: str | None) -> None:
         """Keep the text, and write it when it is whole."""
         self._parts[seq] += self._texts[seq].push(token, finished is not None)
         if finished:
@@ -94,7 +94,7 @@ class Panels:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def token(self, seq: int, token: int, finished: str | None) -> None:
+    def token(self, seq: int, token: int | None, finished: str | None) -> None:
         """Paint the text grown by this token."""
         self._parts[seq] += self._texts[seq].push(token, finished is not None)
         if finished:
@@ -124,10 +124,10 @@ class _Text:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._stream = None if tokenizer is None else TextStream(tokenizer)
 
-    def push(self, token: int, last: bool) -> str:
+    def push(self, token: int | None, last: bool) -> str:
         if self._stream is None:
-            return f"{token}" if last else f"{token} "
-        text = self._stream.push(token)
+            return "" if token is None else f"{token}" if last else f"{token} "
+        text = "" if token is None else self._stream.push(token)
         return clean(text + self._stream.finish() if last else text, newlines=True)
 
 

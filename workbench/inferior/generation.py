@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.run.sampling import Sampling
-from sessions.records import StepRecord
+from sessions.records import STATISTICS, SequenceStep, StepRecord
 from workbench.inferior.inferior import Inferior
 
-FinishReason = Literal["eos", "length"]
+FinishReason = Literal["eos", "length", "nan"]
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+@dataclass(frozen=True, slots=True)
+class NonFiniteTap:
+    """The first tap of a step, in execution order, whose tensor holds NaN or an infinity that no mask explains."""
+
+    tap: str
+    step: int
+
+
 @dataclass(slots=True)
 class Generated:
-    """One sequence: `ids` are the new tokens, an end-of-sequence token included."""
+    """One sequence: `ids` are the new tokens, an end-of-sequence token included. It ends with "nan" where its logits
+    hold NaN: no token is chosen from those, and `first_bad_tap` tells where the step went wrong."""
 
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    first_bad_tap: NonFiniteTap | None = None
 
 
 @dataclass(slots=True)
@@ -57,11 +68,12 @@ def run_to_end(
     inferior: Inferior,
     sequences: dict[int, Generated],
     max_tokens: int,
-    on_token: Callable[[int, int, FinishReason | None], None] = lambda seq, token, finished: None,
+    on_token: Callable[[int, int | None, FinishReason | None], None] = lambda seq, token, finished: None,
 ) -> Speed:
-    """Decode until every sequence has met an end-of-sequence token, `max_tokens` or the end of the context.
+    """Decode until every sequence has met an end-of-sequence token, `max_tokens`, the end of the context or NaN.
 
-    `on_token(seq, token, finished)` is called as each token comes. A sequence that has ended leaves the batch.
+    `on_token(seq, token, finished)` is called as each token comes, without one at NaN. A sequence that has ended leaves
+    the batch. RankError where a cache does not hold what was run.
     """
     context = inferior.loaded[0].context
     speed = Speed(bytes_per_step=_bytes_per_step(inferior))
@@ -69,21 +81,40 @@ def run_to_end(
     while running:
         started = time.perf_counter()
         record = inferior.step()
+        inferior.check_aligned()
         _count(speed, record, time.perf_counter() - started)
+        bad = _first_bad_tap(inferior, record) if any(map(_has_nan, record.sequences)) else None
         for told in record.sequences:
+            token = None if _has_nan(told) else told.emitted
             if told.emitted is None:  # inside a chunked prefill
                 continue
             sequence = running[told.seq]
-            sequence.ids.append(told.emitted)
-            if told.emitted in inferior.model.eos_ids:
-                sequence.finish_reason = "eos"
-            elif len(sequence.ids) >= min(max_tokens, max(1, context - len(sequence.prompt_ids))):
-                sequence.finish_reason = "length"
-            on_token(told.seq, told.emitted, sequence.finish_reason)
+            if token is None:
+                sequence.finish_reason, sequence.first_bad_tap = "nan", bad
+            else:
+                sequence.ids.append(token)
+                if token in inferior.model.eos_ids:
+                    sequence.finish_reason = "eos"
+                elif len(sequence.ids) >= min(max_tokens, max(1, context - len(sequence.prompt_ids))):
+                    sequence.finish_reason = "length"
+            on_token(told.seq, token, sequence.finish_reason)
             if sequence.finish_reason is not None:
                 del running[told.seq]
                 inferior.remove(told.seq)
     return speed
+
+
+def _has_nan(told: SequenceStep) -> bool:
+    """Whether the logits that a token was chosen from hold NaN: so does their normaliser then."""
+    return told.emitted is not None and told.logsumexp is not None and math.isnan(told.logsumexp)
+
+
+def _first_bad_tap(inferior: Inferior, record: StepRecord) -> NonFiniteTap | None:
+    """From the statistics of the pass that is just over; without any it is run again for them."""
+    stats = record.stats if record.stats is not None else inferior.measure_again(record).stats
+    assert stats is not None, "statistics were asked for"
+    bad = (stats[:, :, [STATISTICS.index("nan"), STATISTICS.index("inf")]] > 0).any(axis=(1, 2))
+    return NonFiniteTap(inferior.specs[int(bad.argmax())].name, record.step) if bad.any() else None
 
 
 def _count(speed: Speed, record: StepRecord, seconds: float) -> None:

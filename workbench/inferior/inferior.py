@@ -130,6 +130,20 @@ class Inferior:
         assert isinstance(outcome, StepRecord), "a pass without a pause specification cannot pause"
         return outcome
 
+    def measure_again(self, record: StepRecord) -> StepRecord:
+        """The pass that is just over, run once more with the statistics of all taps; it is not recorded again."""
+        usual, branch = self.capture, self.recorder.branch
+        self.rewind(record.step)
+        self.recorder.branch = None
+        self.watch(Capture(statistics=True, last=()))
+        try:
+            return self.step(
+                {told.seq: told.emitted for told in record.sequences if told.emitted is not None}
+            )
+        finally:
+            self.recorder.branch = branch
+            self.watch(usual)
+
     def begin_step(
         self,
         forced: Mapping[int, int] | None,

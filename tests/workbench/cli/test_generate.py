@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sessions import Session, clean
-from tests.checkpoints import tiny_checkpoint, tiny_model
+from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model
 from tests.workbench.models.test_tokenizer import write_tokenizer
 from workbench.cli.main import run
 from workbench.models.tokenizer import find_tokenizer, need_tokenizer
@@ -52,6 +52,22 @@ def greedy(prompt: list[int], count: int, **overrides: Any) -> list[int]:
     reference = tiny_model("qwen2", **overrides)
     out = reference.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
     return out[0, len(prompt) :].tolist()
+
+
+def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> None:
+    """Two sequences, one warning: it names the tap, and JSON says why each ended."""
+    path = tiny_checkpoint(tmp_path, "qwen2")
+    put_nan(path, "model.layers.1.mlp.up_proj.weight")
+    done = lockstep("generate", str(path), "--ids", "1,2,3", "--ids", "4", "--max-tokens", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    bad = {"tap": "layers.1.mlp.up", "step": 0}
+    told = [
+        (one["ids"], one["finish_reason"], one["first_bad_tap"])
+        for one in json.loads(done.stdout)["sequences"]
+    ]
+    assert told == [([], "nan", bad)] * 2
+    assert done.stderr.count("warning") == 1
+    assert "layers.1.mlp.up of step 0 is the first tap with NaN or Inf" in done.stderr
 
 
 def test_json_of_a_ragged_batch_equals_transformers(model: Path, tmp_path: Path) -> None:
