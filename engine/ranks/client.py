@@ -42,10 +42,15 @@ _ERRORS: dict[str, type[EngineError]] = {
 
 
 class Client:
-    """A running engine: starts the ranks of `program`, or awaits those of torchrun at `config.listen`.
-    Use as a context manager: leaving it ends every rank."""
+    """A running engine: starts ranks that run the module `program`, or awaits those of torchrun at `config.listen`
+    (`command` is what torchrun is to be told, where that is not `-m program`).
 
-    def __init__(self, config: EngineConfig, specs: Sequence[TapSpec] = (), *, program: str) -> None:
+    Use as a context manager: leaving it ends every rank.
+    """
+
+    def __init__(
+        self, config: EngineConfig, specs: Sequence[TapSpec] = (), *, program: str, command: str = ""
+    ) -> None:
         self.config = config
         self.specs = specs
         self.board = ProgressBoard.create(config.tp)
@@ -53,7 +58,7 @@ class Client:
         self._selector = selectors.DefaultSelector()
         try:
             if config.listen:
-                self._ranks += accept_ranks(config, self.board, program)
+                self._ranks += accept_ranks(config, self.board, command or f"-m {program}")
             else:
                 self._ranks += start_ranks(config, self.board, program)
             for rank in self._ranks:

@@ -84,8 +84,11 @@ def _joined(argument: str) -> RankEnvironment:
     except KeyError as error:
         raise ConfigError(f"{error} is not set: start this program with torchrun") from None
     address, key = address_of(argument), shared_key()
-    host, told = join(address, key, rank, size, Role.COMMANDS)
-    line, _ = join(address, key, rank, size, Role.BOARD)
+    try:
+        host, told = join(address, key, rank, size, Role.COMMANDS)
+        line, _ = join(address, key, rank, size, Role.BOARD)
+    except Disconnected as error:
+        raise ConfigError(f"rank {rank} could not join at {argument}: {error}") from error
     board = ProgressBoard.create(size)
     _in_background("board", lambda: _carry(Connection(line, PAUSES), board, rank))
     return RankEnvironment(

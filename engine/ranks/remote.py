@@ -103,8 +103,9 @@ class RemoteRank:
         return f"its connection from {self.where} broke; torchrun's output there tells more"
 
 
-def accept_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RemoteRank]:
-    """Wait at `config.listen` for every rank of `program`; RankTimeout names those that have not come."""
+def accept_ranks(config: EngineConfig, board: ProgressBoard, command: str) -> list[RemoteRank]:
+    """Wait at `config.listen` for every rank; RankTimeout names those that have not come, and that torchrun is to be
+    told `command`."""
     key = shared_key()
     try:
         listener = socket.create_server(address_of(config.listen), backlog=config.tp * 2)
@@ -117,7 +118,7 @@ def accept_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> li
             listener.settimeout(_LOOK_SECONDS)
             while len(joined) < 2 * config.tp:
                 if time.monotonic() > deadline:
-                    raise RankTimeout(_absent(config, joined, program))
+                    raise RankTimeout(_absent(config, joined, command))
                 _accept(listener, config, key, joined)
                 _forget_the_gone(joined)
     except BaseException:
@@ -176,9 +177,9 @@ def _at_its_end(sock: socket.socket) -> bool:
         return True
 
 
-def _absent(config: EngineConfig, joined: Joined, program: str) -> str:
+def _absent(config: EngineConfig, joined: Joined, command: str) -> str:
     missing = [str(rank) for rank in range(config.tp) if (rank, Role.BOARD) not in joined]
     return (
         f"rank {', '.join(missing)} did not come to {config.listen} within {JOIN_SECONDS:g} s: start them with "
-        f"torchrun … -m {program} {config.listen}"
+        f"torchrun … {command} {config.listen}"
     )

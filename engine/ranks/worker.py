@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import torch
 
@@ -25,17 +26,20 @@ from engine.ranks.wire import Connection, Disconnected, MalformedMessage
 _COLLECTIVE_PATIENCE = 10
 
 
-def serve(resolve: Resolve, argument: str | None = None) -> None:
-    """Run one rank to its end. `argument`: its description by the host, or the host's address under torchrun (None:
-    this program's only argument)."""
-    if argument is None:
-        if len(sys.argv) != 2:
-            sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
-        argument = sys.argv[1]
+def serve(resolve: Resolve) -> NoReturn:
+    """Run one rank to its end. This program's only argument is its description by the host, or the host's address
+    under torchrun."""
+    if len(sys.argv) != 2:
+        sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
     try:
-        here = rank_environment(argument)
-    except (EngineError, Disconnected) as error:
+        here = rank_environment(sys.argv[1])
+    except EngineError as error:
         sys.exit(f"lockstep rank: {error}")
+    run(here, resolve)
+
+
+def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
+    """Meet the other ranks, serve the host's commands, and end the process."""
     torch.set_num_threads(here.threads)
     try:
         comm = _meet(here)

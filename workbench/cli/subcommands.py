@@ -16,5 +16,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),
     "toggles": ("workbench.cli.toggles", "List the known bugs that --rule switches on."),
+    "rank": ("workbench.cli.rank", "One rank that torchrun starts, for a host that listens."),
     "doctor": ("workbench.cli.doctor", "Check that this machine has what is needed."),
 }

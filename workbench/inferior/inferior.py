@@ -41,6 +41,8 @@ from workbench.models.capture import STATS, Capture
 
 #: The rank program: it knows the whole fault catalogue.
 RANK_PROGRAM = "engine.faults.rank"
+#: The same under torchrun. A program of its own: `-m` would import from the working directory.
+RANK_COMMAND = "--no-python lockstep rank"
 
 
 class Inferior:
@@ -72,7 +74,7 @@ class Inferior:
 
     def start(self) -> None:
         """Start the ranks and load the model (again, after a rank was lost)."""
-        self.client = Client(self.config, self.specs, program=RANK_PROGRAM)
+        self.client = Client(self.config, self.specs, program=RANK_PROGRAM, command=RANK_COMMAND)
         try:
             self.loaded = self.client.load(self.path, self.rules)
             self.watch(self.capture)

@@ -66,9 +66,11 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def torchrun(address: str) -> Iterator[subprocess.Popen[str]]:
-    """torchrun with two ranks that look for the host; no process of it may be left."""
-    arguments = ["--nproc-per-node", "2", "--master-port", str(free_port()), "-m", PROGRAM, address]
+def torchrun(address: str, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """torchrun with two ranks that look for the host, of the program given or a troubled one; no process of it may be
+    left."""
+    program = getattr(request, "param", ["-m", PROGRAM])
+    arguments = ["--nproc-per-node", "2", "--master-port", str(free_port()), *program, address]
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -118,6 +120,27 @@ def test_torchrun_computes_what_local_ranks_do(
         client.close(patience=10)
     output, _ = torchrun.communicate(timeout=30)
     assert torchrun.returncode == 0, output
+
+
+LOCKSTEP = [sys.executable, "-P", "-m", "workbench.cli"]
+
+
+@pytest.mark.parametrize("torchrun", [["--no-python", *LOCKSTEP, "rank"]], indirect=True)
+def test_lockstep_rank_knows_the_catalogue(
+    address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
+) -> None:
+    config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=60)
+    with Client(config, program="engine.faults.rank") as client:
+        client.load(variant("qwen2-tied"), {"load_bias": "false"})
+    output, _ = torchrun.communicate(timeout=60)
+    assert torchrun.returncode == 0, output
+
+
+def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_says_so(address: str) -> None:
+    for where, said in ((address, "start this program with torchrun"), ("nowhere", "HOST:PORT")):
+        done = subprocess.run([*LOCKSTEP, "rank", where], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
 
 
 def test_a_rank_of_torchrun_that_dies_is_named_and_the_others_end(
@@ -257,7 +280,7 @@ def test_a_rank_that_comes_without_key_host_or_torchrun_says_so(
 
 def test_the_host_names_the_ranks_that_did_not_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "JOIN_SECONDS", 0.1)
-    with pytest.raises(RankTimeout, match=f"rank 0, 1 did not come.*-m prog {address}"):
-        accept_ranks(EngineConfig(tp=2, listen=address), ProgressBoard.create(2), "prog")
+    with pytest.raises(RankTimeout, match=f"rank 0, 1 did not come.*torchrun … -m prog {address}"):
+        accept_ranks(EngineConfig(tp=2, listen=address), ProgressBoard.create(2), "-m prog")
     with socket.create_server(address_of(address)), pytest.raises(ConfigError, match="cannot listen"):
         accept_ranks(EngineConfig(tp=1, listen=address), ProgressBoard.create(1), "prog")

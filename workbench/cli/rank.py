@@ -1,0 +1,31 @@
+"""`lockstep rank`: one rank of a host elsewhere, as torchrun starts it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from engine.ranks.environment import rank_environment
+from engine.ranks.joining import address_of
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def rank(
+    host: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where the host listens.", show_default=False)
+    ],
+) -> None:
+    """Be one rank of a host that was started with --listen.
+
+    On each machine: torchrun … --no-python lockstep rank HOST:PORT. Both sides hold the same secret in LOCKSTEP_KEY.
+    """
+    address_of(host)
+    here = rank_environment(host)
+    # Imported here: torch takes seconds, which a wrong address need not wait for.
+    from engine.faults.resolve import resolve
+    from engine.ranks.worker import run
+
+    run(here, resolve)
