@@ -13,6 +13,7 @@ from sessions import Session
 from tests.checkpoints import put_nan, tiny_checkpoint
 from workbench.inferior.generation import NonFiniteTap, add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.session import create_session
 from workbench.models.capture import NOTHING, STATS, Capture
 from workbench.models.opening import open_model
 
@@ -25,7 +26,7 @@ def test_nan_ends_a_sequence_and_its_first_tap_is_named(capture: Capture, tmp_pa
     model, heard = open_model(str(path)), []
     with Inferior(path, model.config, EngineConfig(threads=1), capture=capture) as inferior:
         sequences = add_prompts(inferior, [[1, 2, 3]], Sampling())
-        with inferior.create_session(tmp_path / "run.session"):
+        with create_session(inferior, tmp_path / "run.session"):
             run_to_end(inferior, sequences, 8, lambda seq, token, why: heard.append((seq, token, why)))
         assert inferior.capture == capture
         assert not inferior.sequences
