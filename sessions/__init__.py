@@ -1,5 +1,5 @@
-"""The recording: one file a session. Functions on whole sessions are in the modules of their names: `diff`, `verify`,
-`compact`, `metrics`. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
+"""Recordings of runs, one file each. Functions on whole sessions are in the modules of their names: `sessions.diff`,
+`verify`, `compact`, `metrics`. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
 
 from sessions.diff import Absent, Diff, TapDiff
 from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError

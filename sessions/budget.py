@@ -1,4 +1,4 @@
-"""Fitting a step's captured tensors into a byte budget; what is left out is said in words."""
+"""Fitting a step's captured tensors into a byte budget. Everything that is cut or left out is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Group = list[TensorRecord]  # one tap of one sequence on all ranks: kept, cut or
 
 
 def fit(tensors: Sequence[TensorRecord], budget_bytes: int) -> tuple[list[TensorRecord], list[str]]:
-    """The tensors that fit into `budget_bytes` (before compression), and what was dropped, in words.
+    """The tensors that fit into `budget_bytes` (before compression), and a line for each thing that was dropped.
 
     Each of these only while the budget is exceeded: attention rows become float16; of each attention tensor
     only the strongest positions stay, the same on every rank, so that the whole can still be rebuilt;

@@ -1,4 +1,4 @@
-"""Making a session small to keep or hand over: one file, without log, gaps or tensors that nothing refers to."""
+"""Compacting a finished session: one file without a log, free pages or unreferenced tensors."""
 
 from __future__ import annotations
 

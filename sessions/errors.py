@@ -1,10 +1,10 @@
-"""The errors of this room: each says what is wrong, where, and what to do next."""
+"""Errors of reading and writing sessions: each message says what is wrong, where, and what to do next."""
 
 from __future__ import annotations
 
 
 class SessionError(Exception):
-    """A session that cannot be read (foreign, broken, hostile), or a question that it cannot answer."""
+    """A session that cannot be read (foreign, broken, hostile), or a request for something that it does not hold."""
 
 
 class SessionWriteError(SessionError):
@@ -16,7 +16,7 @@ class LayoutError(SessionError, ValueError):
 
 
 class IdsMismatch(SessionError):
-    """Two sessions were not fed the same token ids at the same positions: no diff of them means anything."""
+    """Two sessions were not fed the same token ids at the same positions: a diff of them is meaningless."""
 
 
 def broken(where: str, what: str) -> SessionError:

@@ -44,7 +44,7 @@ class Rebuilt:
     """A global tensor. `array` is None when the ranks that answered do not suffice (`missing_ranks`).
 
     `disagreeing_ranks` differ, bit for bit, from the replicas they should equal: from the majority, or from
-    the lowest rank when there is none. `note` says all of it in words, "" when there is nothing to say.
+    the lowest rank when there is none. `note` describes both for people, "" when there is neither.
     `slice` is the part of the whole that was captured ("" = whole).
     """
 

@@ -1,4 +1,4 @@
-"""What a session says of itself: one schema, whoever recorded it (the engine, transformers, a foreign run).
+"""A session's metadata: one schema for every recorder (the engine, transformers, a foreign run).
 
 Every field of `SessionMeta` is a row of the meta table, as JSON. All of them may be missing: "", None or an empty
 container mean "not known". Strings are as they were recorded: clean what reaches a terminal.
@@ -18,7 +18,7 @@ Size = Annotated[int, Meta(ge=1, lt=2**53)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Scalar = None | bool | int | float | str
 
-#: The fields of `ModelMeta` that a Hugging Face `config.json` tells, by its names.
+#: Keys of a Hugging Face `config.json`, and the fields of `ModelMeta` that they give.
 HUGGING_FACE = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -34,7 +34,7 @@ HUGGING_FACE = {
 
 
 class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The model: what it is called, where its checkpoint lay, and its shape.
+    """The model: name, location of the checkpoint, and shape.
 
     `path` is a directory or a file ("demo": the embedded model), `checkpoint` the digest of its tensors, `dtype`
     what they are stored in. `windows[layer]` is a sliding window in tokens, None where a layer sees all.
@@ -68,8 +68,8 @@ class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ConfigMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the model was run. `dtype` is what it computed in, `backend` what joined its ranks ("nccl", "gloo",
-    "none"); the rest are the engine's options."""
+    """How the model was run. `dtype` is that of the computation, `backend` that of the process group ("nccl",
+    "gloo", "none"); the rest are options of the engine."""
 
     tp: Size | None = None
     device: str = ""
@@ -141,9 +141,9 @@ class WeightShare(Struct, frozen=True, array_like=True):
 
 
 class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a session says of itself. `Session.ranks` is apart: it fixes the shape of every step's arrays.
+    """All metadata of a session except the number of ranks, `Session.ranks`, which shapes every step's arrays.
 
-    `source` names what recorded it ("lockstep run", "transformers"), `notes` tell how, in words. `rules` are those
+    `source` names the recorder ("lockstep run", "transformers"), `notes` describe its method. `rules` are those
     of the main branch. `absent` gives the reason for each tap that the recorder cannot have, `biases` whole biases
     as little-endian float64, `weights` by branch what `info weights` found on the ranks.
     """
@@ -165,5 +165,5 @@ class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def model_label(self) -> str:
-        """What the model is called, or where it lay; "" where neither is known."""
+        """The model's name, or else its path; "" if neither is known."""
         return self.model.name or self.model.path

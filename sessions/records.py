@@ -36,7 +36,7 @@ class SequenceStep:
     known); `block_table` names the pool's blocks in order;
     `emitted` is the token chosen from the last row (None inside a chunked prefill); `forced` says that it
     was given, not sampled; top-k are ids and raw logits, descending; `logsumexp` is the natural-log normaliser
-    of those logits, so probabilities can be told.
+    of those logits, from which probabilities follow.
     """
 
     seq: int
@@ -93,7 +93,7 @@ class StepRecord:
     tensors: Sequence[TensorRecord] = ()
     free_blocks: int | None = None
     used_blocks: int | None = None
-    dropped: Sequence[str] = ()  # what the capture budget left out, in words
+    dropped: Sequence[str] = ()  # a line for each thing that the capture budget left out
 
 
 @dataclass(frozen=True, slots=True)

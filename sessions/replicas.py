@@ -1,4 +1,4 @@
-"""Which ranks must hold the same bits of a tap, and which of them do not, told from checksums."""
+"""Which ranks must hold the same bits of a tap, and which of them do not, by their checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def replica_groups(layout: Layout | str, ranks: int) -> list[range]:
 
 
 class Replicas:
-    """The replica groups of every tap of a session, to be held against the checksums of a step."""
+    """The replica groups of every tap of a session, compared with the checksums of a step."""
 
     def __init__(self, layouts: Sequence[str], ranks: int) -> None:
         self.groups: tuple[list[range], ...] = tuple(replica_groups(layout, ranks) for layout in layouts)

@@ -1,4 +1,4 @@
-"""Reading a session: finished or still growing, our own or a stranger's."""
+"""Reading a session: finished or still growing, trusted or not."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Session:
 
     @classmethod
     def open(cls, path: Path) -> Session:
-        """The session at `path`; `SessionError` says what is wrong with a file that is none."""
+        """Open the session at `path`; `SessionError` if it is not a valid session."""
         return cls(path)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._archive.close()
 
     def __enter__(self) -> Session:
@@ -75,7 +75,7 @@ class Session:
         self.close()
 
     def refresh(self) -> bool:
-        """Take notice of what was written since; whether there was anything. Cheap when there was not."""
+        """Read what was written since; True if anything was. Cheap when nothing was."""
         if self._archive.state() == self._state:
             return False
         self._load()
@@ -109,12 +109,12 @@ class Session:
 
     @property
     def meta(self) -> SessionMeta:
-        """What it says of itself: model, configuration, rules, prompts, versions, …"""
+        """Metadata: model, configuration, rules, prompts, versions, …"""
         return self._meta.meta
 
     @property
     def meta_problems(self) -> list[str]:
-        """What of the meta table does not validate, and reads as not known."""
+        """The fields of the metadata that did not validate, and are treated as unknown."""
         return self._meta.problems
 
     @property
@@ -123,7 +123,7 @@ class Session:
         return self._archive.growing
 
     def branches(self) -> list[Branch]:
-        """Every line of history, 0 ("main") first."""
+        """Every branch, 0 ("main") first."""
         return list(self._history.branches.values())
 
     def steps(self, branch: int = 0) -> range:
@@ -215,7 +215,7 @@ class Session:
     def stored(
         self, tap: str, *, first: int, stop: int, seq: int = 0, branch: int = 0
     ) -> dict[int, Hashable]:
-        """By step, what tells whether anything else of a tap is stored there than when it was last read."""
+        """By step, a value that changes when other tensors of the tap are stored for it: a cache key."""
         return {
             step: parts
             for owner, begin, end in self._history.segments(branch)
@@ -283,7 +283,6 @@ class Session:
 
 
 def _where(**columns: int | str | None) -> tuple[str, list[int | str]]:
-    """A condition on every column that is asked for, and its values: an index finds those, where it would not
-    serve `? IS NULL OR …`."""
+    """An SQL condition on the given columns, and its values. `? IS NULL OR …` would be shorter but use no index."""
     asked = {name: value for name, value in columns.items() if value is not None}
     return "".join(f" AND {name} = ?" for name in asked), list(asked.values())

@@ -79,7 +79,7 @@ def _structure(archive: Archive) -> Iterator[str]:
 
 
 def _records(session: Session) -> Iterator[str]:
-    """Read everything once, the way a user would."""
+    """Read everything once through the public interface."""
     for branch in session.branches():
         own = range(branch.fork_step, max(branch.fork_step, session.steps(branch.id).stop))
         for step in own:

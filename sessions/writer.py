@@ -99,7 +99,7 @@ class SessionWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> SessionWriter:
-        """Go on writing a session of ours; what a killed writer left in its log is taken in first."""
+        """Continue a session of this format version; what a killed writer left in its log is recovered first."""
         path = Path(path)
         with Session.open(path) as session:  # what does not read back must not be written on
             version = session.version
@@ -135,7 +135,7 @@ class SessionWriter:
         return branch
 
     def next_step(self, branch: int) -> int:
-        """The step that the branch goes on with."""
+        """The number of the branch's next step."""
         if branch not in self._next_step:
             raise ValueError(f"the session has no branch {branch}; it has {sorted(self._next_step)}")
         return self._next_step[branch]

@@ -13,7 +13,7 @@ from sessions.format import database, files
 
 
 class Archive:
-    """Queries on one session file; whatever SQLite complains about becomes a `SessionError`."""
+    """Queries on one session file; SQLite's errors become `SessionError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class Archive:
             return self._connections, int(version)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._closed:
                 return
@@ -80,7 +80,7 @@ class Archive:
                 database.tidy(self.path)
 
     def _end(self) -> None:
-        """End the read transaction; even that can stumble over a damaged file."""
+        """End the read transaction; even that can fail on a damaged file."""
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -94,7 +94,7 @@ class Archive:
         self._grew |= self.growing
 
     def _follow(self) -> None:
-        """No connection outlives its file's replacement, and an immutable one no change of it."""
+        """Reconnect when the file was replaced, or, if opened as immutable, when it changed."""
         stamp = self._file_stamp()
         self._grew = self._grew or self.growing
         replaced = stamp[0] != self._stamp[0]

@@ -47,7 +47,7 @@ def encode(array: NDArray[Any], *, dense: bool = False) -> bytes:
 
 
 def encode_many(arrays: NDArray[Any], *, dense: bool = False) -> list[bytes]:
-    """`encode` of each of `arrays` (the first axis), turned into planes at once."""
+    """`encode` of each of `arrays` (the first axis), encoded together."""
     count, itemsize = len(arrays), arrays.dtype.itemsize
     flat = np.ascontiguousarray(arrays, dtype=arrays.dtype.newbyteorder("<")).reshape(-1)
     planes = flat.view(np.uint8).reshape(count, flat.size // max(1, count), itemsize)
@@ -79,15 +79,15 @@ def decode(data: object, dtype: np.dtype[Any], shape: Sequence[int], where: str)
 def decode_many(
     blobs: Sequence[object], dtype: np.dtype[Any], shape: Sequence[int], where: str
 ) -> NDArray[Any]:
-    """Several arrays of one shape, [len(blobs), *shape]: turned back at once, which is far quicker."""
+    """Several arrays of one shape, [len(blobs), *shape]: decoded together, which is far quicker."""
     return from_planes(planes_of(blobs, dtype, shape, where), dtype)
 
 
 def planes_of(
     blobs: Sequence[object], dtype: np.dtype[Any], shape: Sequence[int], where: str
 ) -> NDArray[np.uint8]:
-    """The byte planes of several arrays of one shape, [len(blobs), itemsize, *shape]: for who wants a few
-    elements of each, and would not turn back the rest."""
+    """The byte planes of several arrays of one shape, [len(blobs), itemsize, *shape]: for reading a few
+    elements of each without decoding the rest."""
     size = math.prod(shape) * dtype.itemsize
     raw = b"".join([decompress(data, size, where) for data in blobs])
     return np.frombuffer(raw, np.uint8).reshape((len(blobs), dtype.itemsize, *shape))

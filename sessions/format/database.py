@@ -38,7 +38,7 @@ _SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
 
 
 def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A distrustful read-only connection, and whether it is immutable.
+    """A hardened read-only connection, and whether it is immutable.
 
     A finished file is read without writing anything beside it. One that was left in log mode without a log
     (a copy of the main file alone) has to be declared immutable for that; such a connection sees no change.
@@ -137,7 +137,7 @@ def tidy(path: Path) -> None:
 
 
 def unreadable(path: Path, error: Exception) -> SessionError:
-    """SQLite's complaint about a file, as ours."""
+    """SQLite's error on a file as a `SessionError`."""
     log, complaint = files.wal_of(path), clean(str(error), limit=200)
     if files.exists(log) and "unable to open" in complaint:
         return SessionError(
@@ -160,7 +160,7 @@ def _connect(path: Path, options: str, timeout: float | None = None) -> sqlite3.
 def _authorize(
     action: int, first: str | None, second: str | None, database: str | None, via: str | None
 ) -> int:
-    """Allow reads of our tables only; `via` names the view or trigger that asks, of which there are none."""
+    """Allow reads of our tables only; `via` names a view or trigger, of which a session has none."""
     allowed = (
         action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION)
         or (action == sqlite3.SQLITE_READ and (first in TABLES or first in _SCHEMA_TABLES))

@@ -1,4 +1,4 @@
-"""What lies on the disk: the session and SQLite's companions beside it, looked at before SQLite is.
+"""The files of a session: the database and SQLite's companions beside it, checked before SQLite opens them.
 
 A finished session is one file in rollback mode. While it grows (or after its writer was killed) a
 write-ahead log NAME.session-wal holds its newest steps.

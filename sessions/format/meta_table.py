@@ -1,6 +1,6 @@
 """The meta table: a JSON value for each field of `SessionMeta`, and "ranks". Token texts come in pages.
 
-A field that does not validate (damaged, or a stranger's) reads as not known; `MetaTable.problems` tells of it.
+A field that does not validate (damaged, or a stranger's) is treated as unknown and listed in `MetaTable.problems`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _TEXTS: Final = "token_texts"
 
 
 def rows_of(meta: SessionMeta) -> list[tuple[str, str]]:
-    """The rows (key, JSON) of all that `meta` tells."""
-    told = ((name, getattr(meta, name)) for name in _TYPES)
-    return [row(name, value) for name, value in told if value != getattr(_UNKNOWN, name)]
+    """The rows (key, JSON) of the fields of `meta` that are known."""
+    fields = ((name, getattr(meta, name)) for name in _TYPES)
+    return [row(name, value) for name, value in fields if value != getattr(_UNKNOWN, name)]
 
 
 def row(field: str, value: object) -> tuple[str, str]:
-    """The row of one field. ValueError for a field that there is not, or a value that is not of its type."""
+    """The row of one field. ValueError for an unknown field or a value of the wrong type."""
     if field not in _TYPES:
         raise ValueError(f"a session's meta has no field {field!r}; it has {', '.join(_TYPES)}")
     plain = msgspec.to_builtins(value, str_keys=True)
@@ -51,22 +51,22 @@ class MetaTable:
         self.meta = _UNKNOWN
         self.ranks: JSON = None
         self.problems: list[str] = []
-        self._parsed: dict[str, tuple[object, JSON]] = {}  # by key: the text, and what it says
-        self._fields: dict[str, tuple[JSON, Any]] = {}  # by key: what it says, and its value
+        self._parsed: dict[str, tuple[object, JSON]] = {}  # by key: the text and its JSON value
+        self._fields: dict[str, tuple[JSON, Any]] = {}  # by key: the JSON value and the typed one
 
     def read(self, rows: Mapping[str, object], version: int) -> None:
         """Take the rows (key, JSON text) of a file of that version. `SessionError` for what is no JSON."""
         self._parsed = {key: (text, self._parse(key, text)) for key, text in rows.items()}
-        told = {key: value for key, (_, value) in self._parsed.items()}
+        stored = {key: value for key, (_, value) in self._parsed.items()}
         if version == 1:
-            told = migrate.meta(told)
-        self.ranks, self.problems = told.get("ranks"), []
+            stored = migrate.meta(stored)
+        self.ranks, self.problems = stored.get("ranks"), []
         fields: dict[str, Any] = {}
-        for key in told:
+        for key in stored:
             name, _, page = key.partition(".")
             if name not in _TYPES or (page and name != _TEXTS):
                 continue  # of a later version, or a stranger's
-            value = self._field(key, name, told[key])
+            value = self._field(key, name, stored[key])
             fields[name] = {**fields.get(name, {}), **value} if name == _TEXTS else value
         self.meta = SessionMeta(**fields)
 
@@ -74,15 +74,15 @@ class MetaTable:
         before = self._parsed.get(key)
         return before[1] if before and before[0] == text else parse_json(text, f"meta {key[:40]!r}")
 
-    def _field(self, key: str, name: str, told: JSON) -> Any:
+    def _field(self, key: str, name: str, stored: JSON) -> Any:
         before = self._fields.get(key)
-        if before is None or before[0] is not told:
+        if before is None or before[0] is not stored:
             try:
-                value = _convert(told, _TYPES[name])
+                value = _convert(stored, _TYPES[name])
             except msgspec.ValidationError as error:
                 self.problems.append(f"meta {key[:40]!r}: {error}")
                 return getattr(_UNKNOWN, name)
-            before = self._fields[key] = told, value
+            before = self._fields[key] = stored, value
         return before[1]
 
 

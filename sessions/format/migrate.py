@@ -1,4 +1,4 @@
-"""Sessions of earlier versions, read as if they were of this one. The file is not changed.
+"""Sessions of earlier versions, converted while they are read. The file is not changed.
 
 Version 1 (Lockstep 0.1) had a meta that each recorder wrote in its own way: the engine `model_name`, `model_path`,
 `checkpoint`, `dtype`, `device`, `tp` and `backend` beside `model` and `config`; transformers the model's name as
@@ -19,25 +19,25 @@ _CONFIG = ("tp", "dtype", "device", "backend")
 _SHAPE, _FIGURES = 2, slice(4, 12)  # of a row of `weights`
 
 
-def meta(told: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The meta table of version 1 in the present form; what makes no sense is passed on, or left out."""
-    now = dict(told)
-    model, config = told.get("model"), told.get("config")
+def meta(old: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The meta table of version 1 in the present form; what is malformed is left as it is, or left out."""
+    now = dict(old)
+    model, config = old.get("model"), old.get("config")
     if isinstance(config, dict) and "num_hidden_layers" in config:
         name = {"name": model} if isinstance(model, str) else {}
         model = name | {ours: config[theirs] for theirs, ours in HUGGING_FACE.items() if theirs in config}
         config = {}
     elif isinstance(model, str):
         model = {"name": model}
-    now["model"] = _object(model) | {_MODEL[key]: told[key] for key in _MODEL if told.get(key)}
-    now["config"] = _object(config) | {key: told[key] for key in _CONFIG if told.get(key)}
-    if told.get("prompts") is None:
+    now["model"] = _object(model) | {_MODEL[key]: old[key] for key in _MODEL if old.get(key)}
+    now["config"] = _object(config) | {key: old[key] for key in _CONFIG if old.get(key)}
+    if old.get("prompts") is None:
         now.pop("prompts", None)
-    if isinstance(sequences := told.get("sequences"), list):
+    if isinstance(sequences := old.get("sequences"), list):
         now["sequences"] = {str(seq): _sequence(one) for seq, one in enumerate(sequences)}
-    if isinstance(weights := told.get("weights"), dict):
+    if isinstance(weights := old.get("weights"), dict):
         now["weights"] = {branch: _weights(rows) for branch, rows in weights.items()}
-    now["notes"] = [told[key] for key in ("attention", "batching") if told.get(key)]
+    now["notes"] = [old[key] for key in ("attention", "batching") if old.get(key)]
     return now
 
 

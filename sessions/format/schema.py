@@ -23,7 +23,7 @@ from __future__ import annotations
 
 APPLICATION_ID = 0x4C737470  # "Lstp"
 SCHEMA_VERSION = 2
-#: Versions that can be read; `sessions.format.migrate` tells how the earlier ones differ.
+#: Versions that can be read; see `sessions.format.migrate`.
 READABLE_VERSIONS = (1, SCHEMA_VERSION)
 
 #: 16 KiB pages hold the rows of `columns` without overflow pages.

@@ -1,4 +1,4 @@
-"""Records as rows of the file: the inverse of `rows`."""
+"""Records as rows of the file: the inverse of `read_rows`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
 
 
 def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> tuple[object, ...]:
-    """A row of `sequences`; `ValueError` when its lengths are not those of so many ranks."""
+    """A row of `sequences`; `ValueError` when its cached lengths are not of that many ranks."""
     return (
         branch,
         step,
@@ -47,8 +47,8 @@ def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> 
 
 
 def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
-    """Cached lengths [ranks][layers], rank after rank. All ranks have as many layers, or reading them back would
-    give them to others."""
+    """Cached lengths [ranks][layers], rank after rank. Every rank must have equally many layers: only then can its
+    lengths be told from the next one's when they are read back."""
     layers = {len(of_rank) for of_rank in sequence.kv_lens}
     if sequence.kv_lens and (
         len(sequence.kv_lens) != ranks or len(layers) > 1 or not 0 < max(layers) <= MAX_LAYERS
@@ -109,7 +109,7 @@ def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
 
 
 def real(value: float | None) -> float | str | None:
-    """SQLite turns NaN into NULL, which would read as "not recorded"; the text keeps it."""
+    """SQLite turns NaN into NULL, which would read as "not recorded"; a text keeps it."""
     return "nan" if value is not None and math.isnan(value) else value
 
 
