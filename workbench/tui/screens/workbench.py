@@ -59,6 +59,7 @@ class WorkbenchScreen(Screen[None]):
         self.reader, self.driver = reader, driver
         self.overview: Overview | None = None
         self.frame = Frame(reader, token_colour)
+        self.panes = PaneSwitcher(reader, id="panes")
         self.navigator = Navigator(reader)
         self.keymap = Keymap(self, driver)
         self.follower = Follower(self, reader, driver, self.navigator)
@@ -70,7 +71,7 @@ class WorkbenchScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """The frame; panes are made when they are first shown."""
         line = CommandLine(self.commands.complete, id="command")
-        yield from self.frame.compose(PaneSwitcher(self.reader, id="panes"), line)
+        yield from self.frame.compose(self.panes, line)
 
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
@@ -111,7 +112,7 @@ class WorkbenchScreen(Screen[None]):
     @property
     def front(self) -> Pane | None:
         """The pane in front."""
-        return self.query_one(PaneSwitcher).front
+        return self.panes.front
 
     def look(self, where: Where) -> None:
         """Look at a place; at the same one again, where more is known of it now."""
@@ -139,7 +140,7 @@ class WorkbenchScreen(Screen[None]):
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
-        pane = await self.query_one(PaneSwitcher).bring(number)
+        pane = await self.panes.bring(number)
         self.frame.message.forget_story()
         self.pane = self.query_one(PaneTabs).active = number
         if self.overview is not None:
