@@ -21,7 +21,7 @@ from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.switcher import PaneSwitcher
 from workbench.tui.reader import Reader
-from workbench.tui.screens.command_desk import CommandDesk
+from workbench.tui.screens.command_dispatcher import CommandDispatcher
 from workbench.tui.screens.follower import Follower
 from workbench.tui.screens.frame import Frame
 from workbench.tui.screens.keymap import Keymap
@@ -65,7 +65,7 @@ class WorkbenchScreen(Screen[None]):
         self.follower = Follower(self, reader, driver, self.navigator)
         self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap)
-        self.commands = CommandDesk(self, reader, self.runner, self.keymap, self.actions)
+        self.commands = CommandDispatcher(self, reader, self.runner, self.keymap, self.actions)
         driver.listener = self
 
     def compose(self) -> ComposeResult:

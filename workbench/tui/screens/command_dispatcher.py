@@ -17,7 +17,7 @@ from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.screens.view_actions import ViewActions
 
 
-class CommandDesk:
+class CommandDispatcher:
     """Takes command lines and command keys."""
 
     def __init__(
