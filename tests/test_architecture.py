@@ -1,4 +1,4 @@
-"""The rooms and the direction of imports: as contracts over the source, and as what a process really loads."""
+"""The packages and the direction of imports: as contracts over the source, and as what a process really loads."""
 
 from __future__ import annotations
 

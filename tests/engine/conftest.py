@@ -1,4 +1,4 @@
-"""Engines shared by the tests of this room: starting a rank costs seconds (it imports torch)."""
+"""Engines shared by the tests of this package: starting a rank costs seconds (it imports torch)."""
 
 from __future__ import annotations
 

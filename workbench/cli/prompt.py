@@ -18,7 +18,7 @@ from workbench.debugger.errors import CommandError, RunEnded
 from workbench.exit_codes import Exit
 from workbench.paths import data_directory
 from workbench.views.identity import model_name
-from workbench.views.words import plural
+from workbench.views.plain_text import plural
 
 #: Groups whose last command an empty line repeats.
 _REPEATED = ("running", "reversing")

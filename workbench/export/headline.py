@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.export.numbers import number
+from workbench.views.plain_text import plural
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged
-from workbench.views.words import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import percent, token_class, token_data, token_title
+from workbench.views.plain_text import plural
 from workbench.views.rank_weights import shape_text
 from workbench.views.request import Limits
 from workbench.views.sentinel_scan import Sentinel
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged, State, StepVerdict
-from workbench.views.words import plural
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -12,8 +12,8 @@ from sessions import Session
 from sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
 from workbench.demo import MODEL_DIR
 from workbench.views.branches import BranchLine, branch_lines
+from workbench.views.plain_text import plural, said
 from workbench.views.trail import Trail
-from workbench.views.words import plural, said
 
 
 class KnownRule(Protocol):

@@ -13,12 +13,12 @@ from engine.taps.names import local_name
 from sessions import Session, Tap
 from sessions.text import clean
 from workbench.views import sentinels
+from workbench.views.plain_text import plural
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from workbench.views.source import SessionSource
 from workbench.views.trail import Trail
 from workbench.views.verdicts import first_failed, judged_of
 from workbench.views.where import Where
-from workbench.views.words import plural
 
 #: Seconds that one question of the screen may take.
 _BUDGET = 0.03

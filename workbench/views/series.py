@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.taps.names import local_name
 from sessions import STATISTICS, Session, Tap
 from workbench.views.operations import agreement
-from workbench.views.words import said
+from workbench.views.plain_text import said
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"

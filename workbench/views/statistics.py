@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from engine.errors import RequestError
 from sessions import STATISTICS, Session, Tap
+from workbench.views.plain_text import said
 from workbench.views.verdicts import Judged, verdicts_at
-from workbench.views.words import said
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
 

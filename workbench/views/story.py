@@ -12,6 +12,7 @@ from workbench.views.biases import Bias, biases
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.identity import Identity, KnownRule, file_name, identify
 from workbench.views.journal import JournalEntry, journal_entries
+from workbench.views.plain_text import plural
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
 from workbench.views.sequence_tokens import SequenceTokens, tokens_of
@@ -20,7 +21,6 @@ from workbench.views.source import SessionSource
 from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
-from workbench.views.words import plural
 
 
 @dataclass(frozen=True, slots=True, eq=False)

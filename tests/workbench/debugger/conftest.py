@@ -1,4 +1,4 @@
-"""Debuggers shared by the tests of this room: starting ranks costs seconds (they import torch)."""
+"""Debuggers shared by the tests of this package: starting ranks costs seconds (they import torch)."""
 
 from __future__ import annotations
 

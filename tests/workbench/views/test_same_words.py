@@ -26,12 +26,12 @@ from workbench.export.json import dumps
 from workbench.export.report import render
 from workbench.views.golden_event import last_golden_event
 from workbench.views.journal import journal
-from workbench.views.judged_step import judged_step
 from workbench.views.operations import operations
 from workbench.views.overview import overview, present
 from workbench.views.request import Request
 from workbench.views.sentinel_scan import Sentinel, SentinelScan
 from workbench.views.source import SessionSource
+from workbench.views.step_verdicts import judged_step
 from workbench.views.story import Story, tell
 from workbench.views.token_line import TokenLine, TokenLines
 from workbench.views.where import Where

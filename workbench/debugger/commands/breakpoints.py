@@ -10,7 +10,7 @@ from workbench.debugger.core.tensors import rank_of
 from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
 from workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
-from workbench.views.words import plural
+from workbench.views.plain_text import plural
 
 NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
 WHERE = Argument(

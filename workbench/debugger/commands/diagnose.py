@@ -15,7 +15,7 @@ from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin, stand_at
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.views.golden_event import GoldenEvent, plain
-from workbench.views.words import plural
+from workbench.views.plain_text import plural
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
-from workbench.views.words import plural
+from workbench.views.plain_text import plural
 
 _ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
 _COUNTS = [STATISTICS.index("nan"), STATISTICS.index("inf")]

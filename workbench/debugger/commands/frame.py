@@ -14,7 +14,7 @@ from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, wh
 from workbench.debugger.errors import CommandError
 from workbench.views.attention import row_figures
 from workbench.views.candidates import candidates
-from workbench.views.words import plural
+from workbench.views.plain_text import plural
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")

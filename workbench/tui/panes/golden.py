@@ -19,7 +19,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
-from workbench.views.judged_step import GoldenTap, JudgedStep, judged_step, operations_of
+from workbench.views.step_verdicts import GoldenTap, JudgedStep, judged_step, operations_of
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _FLOOR = 1e-9
