@@ -90,7 +90,8 @@ def regular_size(path: Path) -> int:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-        raise CheckpointError(f"{path}: {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise CheckpointError(f"{path}: {kind}, not a file: put the file itself there")
     return status.st_size
 
 

@@ -128,7 +128,7 @@ def test_a_correct_engine_whose_layer_loses_rows_is_stopped(
 def test_a_debugger_stops_where_a_correct_engine_loses_rows(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen to fail: the engine was ended. A replay stops there as well, and the run goes on from there."""
+    """The engine is not ended; a replay stops there as well, and the run goes on from there."""
     debugger = live(tp=2)
     debugger.execute("next")
     client = debugger.engine.inferior.client

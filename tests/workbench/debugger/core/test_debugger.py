@@ -73,7 +73,7 @@ def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.
 
 
 def test_with_several_prompts_every_word_means_the_first(live: Live) -> None:
-    """Seen to fail: inside a step the last sequence was meant, between steps the first."""
+    """The first sequence is meant, inside a step and between steps."""
     debugger = live(tp=2, prompts=[[3, 14, 15, 92, 65], [7, 8]])
     debugger.execute("break layers.1.attn.context if position == 4 and token == 65 and kv_len == 5")
     for _ in ("while it runs", "as it was recorded"):

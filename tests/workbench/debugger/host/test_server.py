@@ -76,7 +76,7 @@ def fail(debugger: Debugger) -> None:
 def test_a_defect_in_a_command_does_not_end_the_host(
     served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Seen to fail: the host ended, and its ranks with it."""
+    """A defect is reported; neither the host nor its ranks end."""
     monkeypatch.setitem(registry._FUNCTIONS, "branches", fail)
     answer = served.ask(LineRequest("branches"))
     assert isinstance(answer, ErrorAnswer)
