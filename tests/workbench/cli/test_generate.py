@@ -243,10 +243,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: P
         assert session.stats(kept - 1) is not None
 
 
+def _interruptible() -> None:
+    """A suite that a shell started in the background ignores SIGINT, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt_ends_every_rank(model: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "workbench.cli", "generate", str(model), *LONG],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_interruptible,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)  # the first token is there, so the ranks are at work
