@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from engine.ranks.reports import LoadReport, StepReport
 from engine.run.memory import check_loadable
 from engine.run.results import SequenceResult
 from engine.run.sampling import Sampling
-from engine.taps.names import TapSpec, model_taps
+from engine.taps.names import TapSpec, matches, model_taps
 
 
 class Pass:
@@ -158,10 +157,6 @@ class Engine:
 
     def _places(self, globs: Sequence[str]) -> list[int]:
         for glob in globs:
-            if not any(fnmatchcase(spec.name, glob) for spec in self.specs):
+            if not any(matches(spec.name, [glob]) for spec in self.specs):
                 raise RequestError(f"no tap matches {glob!r}")
-        return [
-            place
-            for place, spec in enumerate(self.specs)
-            if any(fnmatchcase(spec.name, glob) for glob in globs)
-        ]
+        return [place for place, spec in enumerate(self.specs) if matches(spec.name, globs)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from engine.config import ModelConfig
@@ -122,3 +123,8 @@ def layer_path(tap: str) -> str:
 def count_layers(taps: Iterable[str]) -> int:
     """How many layers the taps belong to: 1 + the highest."""
     return 1 + max((layer for tap in taps if (layer := layer_of(tap)) is not None), default=-1)
+
+
+def matches(tap: str, globs: Iterable[str]) -> bool:
+    """Whether one of the globs (`layers.*.attn.probs`; case counts) selects a tap."""
+    return any(fnmatchcase(tap, glob) for glob in globs)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.run.sampling import Sampling
-from sessions.records import STATISTICS, SequenceStep, StepRecord
+from sessions.records import SequenceStep, StepRecord
 from workbench.inferior.inferior import Inferior
+from workbench.views.sentinels import not_finite
 
 FinishReason = Literal["eos", "length", "nan"]
 
@@ -113,7 +114,7 @@ def _first_bad_tap(inferior: Inferior, record: StepRecord) -> NonFiniteTap | Non
     """From the statistics of the pass that is just over; without any it is run again for them."""
     stats = record.stats if record.stats is not None else inferior.measure_again(record).stats
     assert stats is not None, "statistics were asked for"
-    bad = (stats[:, :, [STATISTICS.index("nan"), STATISTICS.index("inf")]] > 0).any(axis=(1, 2))
+    bad = not_finite(stats).any(axis=1)
     return NonFiniteTap(inferior.specs[int(bad.argmax())].name, record.step) if bad.any() else None
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 
 from msgspec import structs
 
 from engine.errors import RequestError
 from engine.ranks.messages import WatchTaps
-from engine.taps.names import TapSpec
+from engine.taps.names import TapSpec, matches
 from sessions.meta import CaptureMeta
 
 #: A step's tensors when nobody asked for a tensor whole: a 24-layer model keeps its attention rows to
@@ -29,8 +28,8 @@ class Capture:
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
         """What the ranks are told of it."""
-        full = [i for i, spec in enumerate(specs) if _any(spec.name, self.full)]
-        last = [i for i, spec in enumerate(specs) if _any(spec.name, self.last)]
+        full = [i for i, spec in enumerate(specs) if matches(spec.name, self.full)]
+        last = [i for i, spec in enumerate(specs) if matches(spec.name, self.last)]
         return WatchTaps(self.statistics, full, last)
 
 
@@ -52,7 +51,7 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
     for word in words:
         if word in _NAMED:
             capture = _NAMED[word]
-        elif any(fnmatchcase(spec.name, word) for spec in specs):
+        elif any(matches(spec.name, [word]) for spec in specs):
             globs.append(word)
         else:
             raise RequestError(
@@ -70,7 +69,3 @@ def words_of(told: CaptureMeta | None) -> list[str]:
         if structs.asdict(told) == asdict(capture):
             return [] if capture == STATS else [name]
     return list(told.full)
-
-
-def _any(name: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
+from engine.taps.names import local_name, matches
 from sessions import STATISTICS, Session, Tap
 from workbench.views.operations import agreement
 from workbench.views.plain_text import said
@@ -37,7 +36,7 @@ def choose(session: Session, globs: Sequence[str], also: Sequence[str], limit: i
     """The taps that the globs select (none given: the first divergence, some residuals, the logits), in execution
     order, and how many were left out."""
     if globs:
-        found = [tap for tap in session.taps if any(fnmatchcase(tap.name, glob) for glob in globs)]
+        found = [tap for tap in session.taps if matches(tap.name, globs)]
         return found[:limit], max(0, len(found) - limit)
     residuals = [tap for tap in session.taps if local_name(tap.name) == "mlp_residual"]
     picked = {residuals[i * (len(residuals) - 1) // 2].name for i in range(3)} if residuals else set()

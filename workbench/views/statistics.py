@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from engine.errors import RequestError
+from engine.taps.names import matches
 from sessions import STATISTICS, Session, Tap
 from workbench.views.plain_text import said
 from workbench.views.verdicts import Judged, verdicts_at
@@ -19,12 +19,12 @@ MOST_ROWS = 2_000_000
 def select(session: Session, globs: Sequence[str]) -> list[Tap]:
     """The taps that the globs select (none given: all). RequestError for a glob that selects none."""
     for glob in globs:
-        if not any(fnmatchcase(tap.name, glob) for tap in session.taps):
+        if not any(matches(tap.name, [glob]) for tap in session.taps):
             names = ", ".join(said(tap.name, 40) for tap in session.taps[:3])
             raise RequestError(
                 f"no tap matches {said(glob, 80)!r}: {said(session.path.name, 60)} has {names}, …"
             )
-    return [t for t in session.taps if not globs or any(fnmatchcase(t.name, glob) for glob in globs)]
+    return [t for t in session.taps if not globs or matches(t.name, globs)]
 
 
 def rows(

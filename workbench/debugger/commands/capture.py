@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
+from engine.taps.names import matches
 from workbench.debugger.answers import Message
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import REPLAY_REASON, Argument, command
@@ -24,7 +23,7 @@ def capture(debugger: Debugger, what: str | None) -> Message:
     engine = debugger.engine
     inferior = engine.inferior
     words = (what or "").split()
-    globs = [word for word in words if any(fnmatchcase(spec.name, word) for spec in inferior.specs)]
+    globs = [word for word in words if any(matches(spec.name, [word]) for spec in inferior.specs)]
     if words:
         engine.land()
         kept = inferior.capture.full if globs == words else ()
@@ -44,11 +43,7 @@ def _again(debugger: Debugger, globs: list[str]) -> int:
         return 0
     debugger.session.refresh()
     there = {key.tap for key in debugger.session.captured(at.step, at.branch) if not key.slice}
-    places = [
-        i
-        for i, name in enumerate(timeline.places.names)
-        if name not in there and any(fnmatchcase(name, glob) for glob in globs)
-    ]
+    places = [i for i, name in enumerate(timeline.places.names) if name not in there and matches(name, globs)]
     if places:
         debugger.engine.recapture(at.branch, at.step, places)
     return len(places)
