@@ -9,7 +9,7 @@ those and no seam inside it is replaced; otherwise, and where `refusal` finds th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.batch import Batch
@@ -88,7 +87,7 @@ def attend(
     """
     shape = (-1, pages.page_size, *keys.shape[1:])
     own_kernel = current_flash_attention_impl() in (None, "FA2")
-    out = varlen_attn(
+    out = _kernel()(
         q.contiguous(),
         keys.view(shape),
         values.view(shape),
@@ -105,6 +104,15 @@ def attend(
     )
     assert isinstance(out, Tensor)
     return out
+
+
+@cache
+def _kernel() -> Callable[..., object]:
+    """`torch.nn.attention.varlen.varlen_attn`. Its module loads TorchDynamo: as long as torch itself takes, and of
+    use on a GPU only."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
 
 
 def refusal(

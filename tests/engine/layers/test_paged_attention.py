@@ -7,6 +7,8 @@ tables, lengths, windows and head groups are checked on every machine; with one,
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +68,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         calls.append(arguments[0].shape[0])
         return by_the_contract(*arguments, **options)
 
-    monkeypatch.setattr(paged_attention, "varlen_attn", counted)
+    monkeypatch.setattr(paged_attention, "_kernel", lambda: counted)
     monkeypatch.setattr(paged_attention, "DEVICES", {"cpu"})
     monkeypatch.setattr(paged_attention, "DTYPES", {torch.float32})
     paged_attention._self_test.cache_clear()
@@ -138,7 +140,7 @@ def test_a_kernel_that_is_missing_or_wrong_is_found_out(
         return by_the_contract(*arguments, **options | {"window_size": (-1, -1)})
 
     for wrong, words in ((missing, "divisible by 256"), (sees_the_future, "is off by")):
-        monkeypatch.setattr(paged_attention, "varlen_attn", wrong)
+        monkeypatch.setattr(paged_attention, "_kernel", lambda kernel=wrong: kernel)
         paged_attention._self_test.cache_clear()
         reason = paged_attention.refusal(CORRECT, device=CPU, dtype=torch.float32, **SHAPES)
         assert words in (reason or "")
@@ -170,3 +172,9 @@ def test_on_the_gpu_a_ragged_batch_gets_what_sdpa_gives(
     paged = run()
     monkeypatch.setattr(paged_attention, "DEVICES", set())
     torch.testing.assert_close(paged, run(), atol=0.1, rtol=0.02)  # logits of up to ~6 in bfloat16
+
+
+def test_a_rank_on_the_cpu_does_not_load_torch_dynamo() -> None:
+    """It would double the time that every rank takes to start."""
+    code = "import engine.ranks.commands, sys; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -105,7 +105,7 @@ def test_a_faultless_run_matches_before_and_after_the_faults(at_two: Check) -> N
     assert result.causes == ()
 
 
-@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize("tp", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_other_parallelisms_match(tp: int, model: OpenedModel, reference: Reference, tmp_path: Path) -> None:
     with engine(model, tp) as inferior:
         result = check(inferior, reference, tmp_path / "run.session")
