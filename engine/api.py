@@ -108,7 +108,7 @@ class Engine:
         self.model = check_loadable(path, self.client.config)
         self.specs = self.client.specs = model_taps(self.model, self.client.config.tp)
         self._next = 0
-        return self.client.load(path, rules)
+        return self.client.load(path, rules, self.model)
 
     def rules(self, rules: Mapping[str, str], *, reload: bool = False) -> None:
         """Put other rules in force, from an empty cache and without sequences; `reload` reads the weights anew."""

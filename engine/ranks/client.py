@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import (
     CheckpointError,
     ConfigError,
@@ -28,6 +28,7 @@ from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank, accept_ranks
 from engine.ranks.reports import Answer, CapturedTensor, CommandFailure, LoadReport, RankReady, StepReport
 from engine.ranks.wire import Disconnected, MalformedMessage
+from engine.run.memory import report_bytes
 from engine.taps.names import TapSpec
 
 A = TypeVar("A")
@@ -81,8 +82,13 @@ class Client:
         """Whether the engine can still be commanded."""
         return bool(self._ranks)
 
-    def load(self, path: Path, rules: Mapping[str, str] | None = None) -> list[LoadReport]:
-        """Load a checkpoint on every rank; answers tell bytes read and peak memory."""
+    def load(
+        self, path: Path, rules: Mapping[str, str] | None = None, model: ModelConfig | None = None
+    ) -> list[LoadReport]:
+        """Load a checkpoint on every rank; answers tell bytes read and peak memory. With `model`, what is in the
+        checkpoint, a rank that sends more than a tensor of it is lost."""
+        for rank in self._ranks:
+            rank.connection.most = None if model is None else report_bytes(model)
         return self.call(LoadModel(str(path), self.config, dict(rules or {})))
 
     def patch(self, patches: Iterable[Mapping[int, StagePatch]]) -> None:

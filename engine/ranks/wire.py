@@ -3,6 +3,9 @@
 frame    u32 little-endian length | one msgpack message, validated on arrival against the receiver's type
 array    a `WireArray` field: dtype, shape, raw bytes; bfloat16 as its 16 bits
 
+A length is only a claim: one beyond what the receiver expects of this sender is refused before anything is allocated,
+and below that memory grows with the bytes that arrive.
+
 `multiprocessing.connection` frames bytes as well, but is not used: its reads have no timeout, so a peer that stops
 within a frame would stop its reader; its listener authenticates inside `accept` without a deadline, so one silent
 stranger would keep the ranks out; its digest is HMAC-MD5 in Python 3.11; and `recv` unpickles. The handshake over
@@ -11,6 +14,7 @@ TCP (`engine.ranks.joining`) is mutual, as its own is.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from typing import Any, Generic, Literal, TypeVar
@@ -23,6 +27,13 @@ from numpy.typing import NDArray
 _LENGTH = struct.Struct("<I")
 #: Bytes of the largest frame. One frame holds one tensor at most.
 MAX_FRAME = (1 << 32) - 1
+#: Bytes that a frame may announce and get at once; a longer one gets as much again whenever they have come.
+_FIRST_BYTES = 1 << 16
+#: Dimensions that a tensor has at most (numpy 1.26 has no more).
+_MOST_DIMENSIONS = 32
+#: What msgspec raises on a frame that is no message: MemoryError and TypeError on what claims to be huge, or has a key
+#: that cannot be one.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError, TypeError)
 
 WireDType = Literal["float64", "float32", "float16", "bfloat16", "int64", "uint64"]
 #: How each dtype is held in numpy, which has no bfloat16.
@@ -43,10 +54,11 @@ class MalformedMessage(Disconnected):
 
 
 class Connection(Generic[Message]):
-    """One end of a socket: sends any Struct, receives what `decoder` accepts. Not thread-safe: one owner."""
+    """One end of a socket: sends any Struct, receives what `decoder` accepts in frames of at most `most` bytes (None:
+    MAX_FRAME). Not thread-safe: one owner."""
 
-    def __init__(self, sock: socket.socket, decoder: Decoder[Message]) -> None:
-        self.socket, self.decoder = sock, decoder
+    def __init__(self, sock: socket.socket, decoder: Decoder[Message], most: int | None = None) -> None:
+        self.socket, self.decoder, self.most = sock, decoder, most
 
     def fileno(self) -> int:
         """For selectors."""
@@ -64,17 +76,17 @@ class Connection(Generic[Message]):
             raise Disconnected(f"the other side is gone: {error}") from error
 
     def receive(self, most: int | None = None) -> Message:
-        """The next message, of at most `most` bytes (None: MAX_FRAME); blocks.
+        """The next message, of at most `most` bytes (None: what the connection allows); blocks.
 
         Disconnected at the end of the stream, MalformedMessage for a frame that is too long or does not validate.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        most = MAX_FRAME if most is None else most
+        most = min(limit for limit in (most, self.most, MAX_FRAME) if limit is not None)
         if length > most:
             raise MalformedMessage(f"a message of {length} bytes where at most {most} were expected")
         try:
             return self.decoder.decode(self._exactly(length))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise MalformedMessage(f"not a message of this protocol: {error}") from error
 
     def close(self) -> None:
@@ -82,11 +94,13 @@ class Connection(Generic[Message]):
         self.socket.close()
 
     def _exactly(self, count: int) -> bytearray:
-        buffer = bytearray(count)
-        view, got = memoryview(buffer), 0
+        buffer, got = bytearray(min(count, _FIRST_BYTES)), 0
         while got < count:
+            if got == len(buffer):
+                buffer.extend(bytes(min(got, count - got)))
             try:
-                received = self.socket.recv_into(view[got:])
+                with memoryview(buffer) as view:
+                    received = self.socket.recv_into(view[got:])
             except OSError as error:
                 raise Disconnected(f"the other side is gone: {error}") from error
             if received == 0:
@@ -103,11 +117,12 @@ class WireArray(msgspec.Struct, frozen=True):
     data: memoryview  # on arrival, a view of the frame: decoding copies nothing
 
     def __post_init__(self) -> None:
-        expected = np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
-        for size in self.shape:
-            if size < 0:
-                raise ValueError(f"an array of shape {self.shape}")
-            expected *= size
+        if len(self.shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"an array of {len(self.shape)} dimensions")
+        # An empty array's other sizes are multiplied by numpy as well, and must not overflow there.
+        if min(self.shape, default=0) < 0 or math.prod(filter(None, self.shape)) > MAX_FRAME:
+            raise ValueError(f"an array of shape {self.shape}")
+        expected = np.dtype(NUMPY_DTYPES[self.dtype]).itemsize * math.prod(self.shape)
         if self.data.nbytes != expected:
             raise ValueError(f"an array of {expected} bytes comes with {self.data.nbytes}")
 

@@ -21,6 +21,11 @@ from engine.kv.sizing import pool_blocks
 from engine.parallel import shards
 from engine.text import bytes_text
 
+#: Bytes of an element of the widest dtype that ranks report in.
+_WIDEST = 8
+#: Bytes of a report that are no tensor: statistics of all taps and weights, candidates, a traceback.
+_BESIDE_TENSORS = 64 << 20
+
 
 def check_loadable(path: Path, config: EngineConfig, rank: int | None = None) -> ModelConfig:
     """The model of a checkpoint that can be split as `config` says, whose headers fit its config.json, and for
@@ -64,3 +69,13 @@ def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     rows = pool_blocks(model, config) * config.block_size
     width = shards.kv_heads(model, config.tp, rank).size * model.head_dim
     return 2 * model.num_layers * rows * width * DTYPE_BITS[config.dtype] // 8
+
+
+def report_bytes(model: ModelConfig) -> int:
+    """Bytes that a rank's report may have: the largest tensor of the model, in the widest dtype, and what is told
+    beside it."""
+    context = model.max_position
+    width = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)
+    of_a_weight = width * max(model.hidden_size, model.vocab_size)
+    return _BESIDE_TENSORS + _WIDEST * max(of_a_tap, of_a_weight)

@@ -76,7 +76,7 @@ class Inferior:
         """Start the ranks and load the model (again, after a rank was lost)."""
         self.client = Client(self.config, self.specs, program=RANK_PROGRAM, command=RANK_COMMAND)
         try:
-            self.loaded = self.client.load(self.path, self.rules)
+            self.loaded = self.client.load(self.path, self.rules, self.model)
             self.watch(self.capture)
         except BaseException:
             self.close()

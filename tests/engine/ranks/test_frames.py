@@ -13,6 +13,7 @@ from engine import Engine, EngineConfig
 from engine.errors import RankError
 from engine.ranks import wire
 from engine.ranks.messages import Ping, StagePatch
+from engine.run.memory import report_bytes
 from tests.engine.small_frames_rank import MOST
 
 PROMPT = [random.Random(0).randrange(131) for _ in range(200)]
@@ -35,6 +36,7 @@ def engine(
 def test_a_full_capture_and_its_corrections_may_be_larger_than_a_frame(engine: Engine) -> None:
     """Every tap overwritten by what it gave, once it was recorded: the same bits follow."""
     plain = engine.step()
+    assert all(rank.connection.most == report_bytes(engine.model) for rank in engine.client._ranks)
     for report in plain.reports:
         assert len(report.tensors) == len(engine.specs)
         assert sum(len(one.value.data) for one in report.tensors) > 2 * MOST

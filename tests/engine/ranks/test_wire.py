@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from struct import pack
 
@@ -69,6 +71,11 @@ def test_bfloat16_is_widened() -> None:
         encode({"type": "lens", "top": 1, "rows": {"dtype": "float32", "shape": [2], "data": b"123"}}),
         encode({"type": "lens", "top": 1, "rows": {"dtype": "object", "shape": [1], "data": b"1234"}}),
         encode({"type": "lens", "top": 1, "rows": {"dtype": "float32", "shape": [-1, -1], "data": b"1234"}}),
+        encode({"type": "lens", "top": 1, "rows": {"dtype": "float32", "shape": [1] * 33, "data": b"1234"}}),
+        encode({"type": "lens", "top": 1, "rows": {"dtype": "float32", "shape": [0, 1 << 62], "data": b""}}),
+        b"\x82\xa4type\xa4ping\xa1x" + b"\x91" * 10_000 + b"\xc0",  # nested
+        b"\x83\xa4type\xa6rewind\xa4step\x00\xa7lengths\x81\x91\x01\x02",  # a list for a key
+        b"\x83\xa4type\xa3add\xa3seq\x00\xa3ids\xdd\xff\xff\xff\xff",  # four billion ids
         encode(TensorReport(WireArray.of(np.zeros(1, np.float32), "float32"))),  # an answer is no command
     ],
 )
@@ -95,3 +102,34 @@ def test_a_frame_is_bounded_on_both_sides(
     ends[0].close()
     with pytest.raises(Disconnected):
         Connection(ends[1].socket, COMMANDS).receive(3)
+
+
+def test_a_length_is_only_a_claim(ends: tuple[Connection[Command], Connection[Command]]) -> None:
+    """Memory grows with what arrives, not with what is announced."""
+    ends[0].socket.sendall(pack("<I", 0xFFFFFFFF) + b"x" * 200_000)
+    ends[0].close()
+    tracemalloc.start()
+    try:
+        with pytest.raises(Disconnected, match="closed"):
+            ends[1].receive()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_connection_allows_is_told_before_it_is_read(
+    ends: tuple[Connection[Command], Connection[Command]],
+) -> None:
+    ends[1].most = 3
+    ends[0].send(ReadTap(0))
+    with pytest.raises(MalformedMessage, match="at most 3"):
+        ends[1].receive()
+
+
+def test_a_long_message_arrives_whole(ends: tuple[Connection[Command], Connection[Command]]) -> None:
+    """Longer than what is allocated at first, in pieces as the socket has them."""
+    ids = list(range(300_000))
+    sender = threading.Thread(target=ends[0].send, args=(AddSequence(0, ids),))
+    sender.start()
+    assert ends[1].receive() == AddSequence(0, ids)
+    sender.join()

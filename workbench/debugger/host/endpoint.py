@@ -14,6 +14,8 @@ from engine.ranks.wire import Connection
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.messages import RequestFrame
 
+#: Bytes of the longest request: a command line.
+MOST_REQUEST = 1 << 20
 #: Seconds for the client to come.
 _PATIENCE = 30.0
 
@@ -36,7 +38,7 @@ def accept(path: Path) -> Connection[RequestFrame]:
                 client, _ = listener.accept()
                 if _same_user(client):
                     client.settimeout(None)
-                    return Connection(client, Decoder(RequestFrame))
+                    return Connection(client, Decoder(RequestFrame), MOST_REQUEST)
                 client.close()
         except TimeoutError:
             raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s") from None
