@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +24,9 @@ class Forked(Protocol):
 
 AnyBranch = TypeVar("AnyBranch", bound=Forked)
 
+#: Branches whose segments are kept: those of a long chain of forks are many.
+_KEPT = 8
+
 
 def owner_of(branches: Mapping[int, AnyBranch], branch: int, step: int) -> AnyBranch:
     """The branch that runs this step of `branch`: itself, or the ancestor that it shares the step with."""
@@ -33,7 +37,7 @@ def owner_of(branches: Mapping[int, AnyBranch], branch: int, step: int) -> AnyBr
 
 
 class BranchHistory:
-    """The branches of a session and the steps each of them has. Immutable."""
+    """The branches of a session and the steps each of them has. Takes time in proportion to their number."""
 
     def __init__(self, branches: Sequence[Branch], counts: Sequence[tuple[Any, ...]]) -> None:
         """`counts`: (branch, first, last, number) of each branch's own steps."""
@@ -45,51 +49,56 @@ class BranchHistory:
             if branch not in self.branches or last - first + 1 != number:
                 raise broken("steps", f"branch {branch} has {number} steps between {first} and {last}")
             self._own[branch] = range(first, last + 1)
-        self._segments: dict[int, list[tuple[int, int, int]]] = {}
-        for branch in self.branches.values():
-            self._segments[branch.id] = self._build(branch)
+        self._stops: dict[int, int] = {}  # by branch: the step after its last
+        for one in self.branches.values():
+            self._stops[one.id] = self._stop(one)
+        self._segments: dict[int, list[tuple[int, int, int]]] = {}  # of the branches asked for last
 
-    def _build(self, branch: Branch) -> list[tuple[int, int, int]]:
-        """(owner, first, stop) from step 0 on. A parent has a smaller id, so its list is there already."""
-        where = f"branch {branch.id}"
-        inherited: list[tuple[int, int, int]] = []
-        if branch.parent is not None:
-            if branch.parent not in self._segments:
-                raise broken(where, f"its parent {branch.parent} is no earlier branch")
-            for owner, first, stop in self._segments[branch.parent]:
-                if first < branch.fork_step:
-                    inherited.append((owner, first, min(stop, branch.fork_step)))
-        reached = inherited[-1][2] if inherited else 0
-        own = self._own.get(branch.id, range(branch.fork_step, branch.fork_step))
-        if reached != branch.fork_step or own.start != branch.fork_step:
-            raise broken(
-                where,
-                f"it forks at step {branch.fork_step}, inherits {reached} steps, goes on at {own.start}",
-            )
-        return [*inherited, (branch.id, own.start, own.stop)] if own else inherited
+    def _stop(self, branch: Branch) -> int:
+        """Where the branch ends, after checking that it goes on from its fork without a gap. A parent has a smaller
+        id, so where it ends is known."""
+        where, fork = f"branch {branch.id}", branch.fork_step
+        if branch.parent is not None and branch.parent not in self._stops:
+            raise broken(where, f"its parent {branch.parent} is no earlier branch")
+        inherits = 0 if branch.parent is None else max(0, min(self._stops[branch.parent], fork))
+        own = self._own.get(branch.id, range(fork, fork))
+        if inherits != fork or own.start != fork:
+            raise broken(where, f"it forks at step {fork}, inherits {inherits} steps, goes on at {own.start}")
+        return own.stop
 
     def segments(self, branch: int) -> list[tuple[int, int, int]]:
         """(owner, first, stop) in order: who recorded the steps that make up a branch."""
+        stop = self.steps(branch).stop
         if branch not in self._segments:
-            known = ", ".join(map(str, list(self.branches)[:20]))
-            raise SessionError(f"the session has no branch {branch}; it has {known}.")
+            found: list[tuple[int, int, int]] = []
+            at: Branch | None = self.branches[branch]
+            while at is not None and stop > 0:
+                if at.id in self._own and stop > at.fork_step:
+                    found.append((at.id, at.fork_step, stop))
+                stop = min(stop, at.fork_step)
+                at = None if at.parent is None else self.branches[at.parent]
+            while len(self._segments) >= _KEPT:
+                self._segments.pop(next(iter(self._segments)))
+            self._segments[branch] = found[::-1]
         return self._segments[branch]
 
     def steps(self, branch: int) -> range:
         """All steps of a branch."""
-        segments = self.segments(branch)
-        return range(segments[0][1], segments[-1][2]) if segments else range(0)
+        if branch not in self._stops:
+            known = ", ".join(map(str, list(self.branches)[:20]))
+            raise SessionError(f"the session has no branch {branch}; it has {known}.")
+        return range(self._stops[branch])
 
     def own_steps(self, branch: int) -> range:
         """The steps that a branch recorded itself, from its fork on."""
-        self.segments(branch)  # SessionError for a branch that there is not
-        fork = self.branches[branch].fork_step
-        return self._own.get(branch, range(fork, fork))
+        stop = self.steps(branch).stop
+        return range(self.branches[branch].fork_step, stop)
 
     def owner(self, branch: int, step: int) -> int:
         """The branch that recorded this step of `branch`."""
         steps = self.steps(branch)
         if step in steps:
-            return owner_of(self.branches, branch, step).id
+            segments = self.segments(branch)
+            return segments[bisect_right(segments, step, key=lambda one: one[1]) - 1][0]
         has = f"steps {steps.start} to {steps.stop - 1}" if steps else "no steps yet"
         raise SessionError(f"branch {branch} has no step {step}; it has {has}.")

@@ -95,9 +95,12 @@ class Session:
                     read_rows.branch(row)
                     for row in self._archive.query("SELECT id, name, parent, fork_step, rules FROM branches")
                 ],
-                self._archive.query(
-                    "SELECT branch, min(step), max(step), count(*) FROM steps GROUP BY branch"
-                ),
+                [
+                    tuple(read_rows.integer(value, "steps") for value in row)
+                    for row in self._archive.query(
+                        "SELECT branch, min(step), max(step), count(*) FROM steps GROUP BY branch"
+                    )
+                ],
             )
             self._state = state
         self.taps, self.ranks, self._history = taps, ranks, history
