@@ -11,6 +11,14 @@ class SessionWriteError(SessionError):
     """A session that cannot be written (full disk, no permission). It is intact up to its last commit."""
 
 
+class SessionBusy(SessionWriteError):
+    """Somebody else is writing the session."""
+
+
+class SessionMoved(SessionWriteError):
+    """The file that was being written has been deleted, moved or replaced."""
+
+
 class LayoutError(SessionError, ValueError):
     """Shards that cannot make up one tensor under the declared layout; the message gives the shapes."""
 

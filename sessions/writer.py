@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from sessions import layouts
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import chunks, database, files, meta_table, write_rows
 from sessions.format.json_text import json_text
+from sessions.format.recording_file import RecordingFile
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
@@ -29,10 +29,10 @@ class SessionWriter:
     when a record contradicts the session.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, file: RecordingFile) -> None:
         """Use `create` or `reopen`."""
-        self.path = path
-        self._connection = connection
+        self.path, self._file = file.path, file
+        connection = self._connection
         self._lock = threading.RLock()
         self._closed = False
         names = connection.execute("SELECT id, name FROM taps").fetchall()
@@ -50,6 +50,10 @@ class SessionWriter:
         ).fetchall()
         self._recent: dict[tuple[int, int], int] = {(branch, kind): count for branch, kind, count in recent}
 
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._file.connection
+
     @classmethod
     def create(
         cls,
@@ -63,14 +67,12 @@ class SessionWriter:
         """A new session at `path` with the branch 0, "main" (its rules from `meta.rules`).
 
         `taps` in execution order, indices from 0. `FileExistsError` if there is something by that name,
-        unless `overwrite`.
+        unless `overwrite`; `SessionBusy` if it is being recorded.
         """
         path = Path(path)
         _check_taps(taps)
         if ranks < 1:
             raise ValueError(f"ranks must be at least 1, not {ranks}")
-        if files.exists(path) and not overwrite:
-            raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
         rows: list[tuple[str, list[tuple[object, ...]]]] = [
             (
                 "INSERT INTO taps VALUES (?, ?, ?)",
@@ -85,21 +87,17 @@ class SessionWriter:
                 [(json_text(meta.rules),)],
             ),
         ]
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            fresh.unlink(missing_ok=True)
-            database.create_file(fresh, rows)
-            for stale in files.companions(path):  # another file's log must never be applied to this one
-                stale.unlink(missing_ok=True)
-            os.replace(fresh, path)
-            return cls(path, database.connect_writer(path))
-        except (sqlite3.Error, OSError) as error:
-            fresh.unlink(missing_ok=True)
+            return cls._on(RecordingFile.create(path, rows, overwrite=overwrite))
+        except FileExistsError:
+            raise
+        except (*database.ERRORS, OSError) as error:
             raise _unwritable(path, error) from error
 
     @classmethod
     def reopen(cls, path: Path) -> SessionWriter:
-        """Continue a session of this format version; what a killed writer left in its log is recovered first."""
+        """Continue a session of this format version; what a killed writer left in its log is recovered first.
+        `SessionBusy` if somebody else is recording it."""
         path = Path(path)
         with Session.open(path) as session:  # what does not read back must not be written on
             version = session.version
@@ -109,9 +107,17 @@ class SessionWriter:
                 "it can be read and replayed, not recorded on. Record a new session."
             )
         try:
-            return cls(path, database.connect_writer(path))
-        except database.ERRORS as error:
+            return cls._on(RecordingFile.reopen(path))
+        except (*database.ERRORS, OSError) as error:
             raise _unwritable(path, error) from error
+
+    @classmethod
+    def _on(cls, file: RecordingFile) -> SessionWriter:
+        try:
+            return cls(file)
+        except BaseException:
+            file.close()
+            raise
 
     def branch(
         self,
@@ -217,15 +223,13 @@ class SessionWriter:
                 return
             self._closed = True
             try:
-                database.fold(self._connection)
+                self._file.close()
             except sqlite3.Error as error:
                 raise SessionWriteError(
                     f"{self.path} is complete, but its newest steps are still in "
                     f"{files.wal_of(self.path).name} ({error}). Keep both files together; with room on the "
                     "disk, opening it for writing joins them."
                 ) from error
-            finally:
-                self._connection.close()
 
     def __enter__(self) -> SessionWriter:
         return self
@@ -245,6 +249,7 @@ class SessionWriter:
             if self._closed:
                 raise SessionWriteError(f"{self.path} has been closed; reopen it to record on.")
             try:
+                self._file.check_in_place()
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")

@@ -34,8 +34,9 @@ def sessions_directory() -> Path:
 
 
 def new_session_path(stem: str) -> Path:
-    """A name in `sessions_directory` that is not taken: STEM-DATE-TIME.session."""
-    named = f"{stem}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    """A name in `sessions_directory` that is not taken: STEM-DATE-TIME-PROCESS.session. Two processes that start in
+    the same second get two names."""
+    named = f"{stem}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     directory = sessions_directory()
     candidates = (
         directory / f"{named}{suffix}.session" for suffix in ("", *(f"-{n}" for n in range(2, 1000)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +87,7 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 def create_file(path: Path, rows: Iterable[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
     """A session at `path` with the given first rows: (INSERT statement, rows).
 
-    Nobody sees the file before it is complete, so no journal is kept, and it is forced to the disk once.
+    Nobody sees the file before it is complete, so no journal is kept; force it to the disk before it is shown.
     """
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -105,12 +104,11 @@ def create_file(path: Path, rows: Iterable[tuple[str, Iterable[tuple[object, ...
         connection.execute("COMMIT")
     finally:
         connection.close()
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
-def fold(connection: sqlite3.Connection) -> None:
-    """Move the log into the file, and leave log mode unless a reader is attached: then one file is left."""
+def fold(connection: sqlite3.Connection) -> bool:
+    """Move the log into the file, and leave log mode unless a reader is attached: then one file is left. Whether it
+    is."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute(f"PRAGMA busy_timeout = {int(_CLOSING_SECONDS * 1000)}")
     try:
@@ -118,7 +116,8 @@ def fold(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as error:
         if "locked" not in str(error):
             raise
-        # A reader is attached. It folds the (empty) log away when it closes; see `tidy`.
+        return False  # A reader is attached. It folds the (empty) log away when it closes; see `tidy`.
+    return True
 
 
 def tidy(path: Path) -> None:

@@ -13,7 +13,7 @@ from sessions.errors import SessionError
 from sessions.format.schema import APPLICATION_ID, READABLE_VERSIONS, SCHEMA_VERSION
 
 _HEADER_BYTES = 100  # https://www.sqlite.org/fileformat.html §1.3
-_MAGIC = b"SQLite format 3\0"
+MAGIC = b"SQLite format 3\0"
 
 
 def wal_of(path: Path) -> Path:
@@ -75,7 +75,7 @@ def in_log_mode(path: Path) -> bool:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
         raise SessionError(f"cannot read session {path}: {error.strerror}.") from error
-    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+    if len(header) < _HEADER_BYTES or not header.startswith(MAGIC):
         raise SessionError(
             f"{path} is no Lockstep session: it is no SQLite 3 database. Name a .session file."
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter, TensorRecord
+from sessions import Session, SessionError, SessionWriter, TensorRecord
 from sessions.compact import compact
+from sessions.errors import SessionBusy
 from sessions.format.schema import CHUNK_STEPS
 from sessions.verify import verify
 from tests.sessions.samples import create, record, write
@@ -40,13 +44,30 @@ def test_what_is_no_session_is_not_compacted(tmp_path: Path) -> None:
     assert (tmp_path / "a.session").read_bytes() == b"hello"
 
 
-def test_a_session_being_written_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessions.format.database.BUSY_SECONDS", 0.05)
+def test_a_session_being_written_is_left_alone(tmp_path: Path) -> None:
     with create(tmp_path / "a.session") as writer:
         writer.step(0, record(0))
-        writer._connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(SessionWriteError, match="cannot pack"):
+        with pytest.raises(SessionBusy, match="is being recorded by process"):
             compact(tmp_path / "a.session")
-        writer._connection.execute("ROLLBACK")
         writer.step(0, record(1))
     assert verify(tmp_path / "a.session") == []
+
+
+def test_a_pack_that_is_killed_leaves_a_whole_session(tmp_path: Path) -> None:
+    """Killed between the making of the compact one and its taking the other's place."""
+    path = write(tmp_path / "a.session", 5)
+    code = """
+import os, signal, sys
+from pathlib import Path
+from sessions import compact
+def killed(fresh, path):
+    os.kill(os.getpid(), signal.SIGKILL)
+compact.put_in_place = killed
+compact.compact(Path(sys.argv[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert verify(path) == []
+    compact(path)
+    assert verify(path) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["a.session"]

@@ -159,16 +159,6 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_second_writer_is_told_so(tmp_path: Path) -> None:
-    path = tmp_path / "a.session"
-    with create(path) as first, SessionWriter.reopen(path) as second:
-        first.step(0, record(0))
-        with pytest.raises(SessionWriteError, match="another process"):
-            second.step(0, record(0))
-        first.step(0, record(1))
-    assert verify(path) == []
-
-
 def test_a_closed_writer_says_so(tmp_path: Path) -> None:
     writer = create(tmp_path / "a.session")
     writer.close()

@@ -11,6 +11,7 @@ import typer
 
 from sessions import Session, SessionError, clean
 from sessions.compact import compact
+from sessions.remove import remove
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
@@ -83,8 +84,7 @@ def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do
         Session.open(path).close()
         if not yes and not _agreed(path):
             continue
-        for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
-            file.unlink(missing_ok=True)
+        remove(path)
         print(clean(f"removed {path}"))
 
 

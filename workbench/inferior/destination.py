@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 
 from sessions import Session, SessionError
+from sessions.lock import check_free
 
 
 def may_write(path: Path) -> Path:
     """`path`, if a session may be written there: it is free, or holds a session (which is replaced).
 
-    FileExistsError for any other file, so that a slip of the hand cannot cost a checkpoint.
+    FileExistsError for any other file, so that a slip of the hand cannot cost a checkpoint; `SessionBusy` while
+    somebody records there.
     """
+    check_free(path)
     if os.path.lexists(path):
         try:
             Session.open(path).close()

@@ -18,6 +18,8 @@ from pathlib import Path
 import msgspec
 
 from sessions import Session, SessionError
+from sessions.errors import SessionBusy
+from sessions.remove import remove
 from workbench.paths import golden_directory
 from workbench.references.request import GoldenRequest
 
@@ -50,7 +52,7 @@ def find(key: str) -> Path | None:
     if _usable(path):
         os.utime(path)  # used now: the last to be pruned
         return path
-    _remove(path)
+    remove(path)
     return None
 
 
@@ -63,7 +65,7 @@ def aside() -> Iterator[Path]:
     try:
         yield path
     finally:
-        _remove(path)
+        remove(path)
 
 
 def keep(key: str, recorded: Path) -> Path:
@@ -86,7 +88,10 @@ def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str =
     for path, stat in sorted(stats.items(), key=lambda item: item[1].st_mtime):
         if total <= limit:
             return
-        _remove(path)
+        try:
+            remove(path)
+        except SessionBusy:  # in use: the next one goes
+            continue
         total -= stat.st_size
 
 
@@ -98,9 +103,3 @@ def _usable(path: Path) -> bool:
             return len(session.steps(0)) > 0
     except SessionError:
         return False
-
-
-def _remove(path: Path) -> None:
-    """Delete a session with what SQLite may have left beside it."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)

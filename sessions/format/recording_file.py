@@ -1,0 +1,127 @@
+"""The file that a writer records to: locked for it alone, and known by device and inode, not only by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sessions.errors import SessionMoved, SessionWriteError
+from sessions.format import database, files
+from sessions.lock import WriterLock
+
+Rows = Iterable[tuple[str, Iterable[tuple[object, ...]]]]
+_Identity = tuple[int, int]  # device and inode
+
+
+class RecordingFile:
+    """A locked session file and the one connection that writes it. Close it.
+
+    Raises OSError and sqlite3.Error as they come, `SessionBusy` where somebody else is writing the file.
+    """
+
+    def __init__(self, path: Path, lock: WriterLock) -> None:
+        """Use `create` or `reopen`."""
+        self.path, self._lock = path, lock
+        self.connection = database.connect_writer(path)
+        self._file, self._log = _identity(path), _identity(files.wal_of(path))
+
+    @classmethod
+    def create(cls, path: Path, rows: Rows, *, overwrite: bool) -> RecordingFile:
+        """A new file with the given first rows, in one step: a reader sees what was there before, or all of it."""
+        lock = WriterLock.take(path)
+        try:
+            if files.exists(path) and not overwrite:
+                raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
+            with aside(path) as fresh:
+                database.create_file(fresh, rows)
+                put_in_place(fresh, path)
+            return cls(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def reopen(cls, path: Path) -> RecordingFile:
+        """The file at `path`, to be recorded on."""
+        lock = WriterLock.take(path)
+        try:
+            return cls(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def check_in_place(self) -> None:
+        """`SessionMoved` where the name does not lead to this file any more: what is written would be lost with it."""
+        now = _identity(self.path)
+        if now != self._file:
+            what = "deleted or moved away" if now is None else "replaced by another file"
+            raise SessionMoved(f"{self.path} was {what} while it was being recorded.")
+        log = _identity(files.wal_of(self.path))
+        if log is None and self._log is not None:
+            log = self._renewed_log()
+        self._log = log
+
+    def _renewed_log(self) -> _Identity | None:
+        """Somebody has deleted the log. Its content is to be had as long as it is open: it is folded into the file,
+        and another log begun. Not while a reader is attached: it would look for the new log's pages in the old one."""
+        if not database.fold(self.connection):
+            raise SessionMoved(f"{files.wal_of(self.path)} was deleted while it was being recorded.")
+        renewed = database.connect_writer(self.path)
+        self.connection.close()
+        self.connection = renewed
+        return _identity(files.wal_of(self.path))
+
+    def close(self) -> None:
+        """Fold the log into the file and let others write it. A file that is not in its place is only let go: what
+        goes by its name is somebody else's."""
+        try:
+            self.check_in_place()
+            database.fold(self.connection)
+        finally:
+            self.connection.close()
+            self._lock.release()
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """NAME-new, where the file that becomes `path` is made; removed again unless it was put in its place. The holder
+    of the lock alone makes such files, so one that is there already was left by a writer that was killed."""
+    fresh = path.with_name(path.name + "-new")
+    if files.exists(fresh) and not _half_made(fresh):
+        raise SessionWriteError(
+            f"{fresh} is in the way: it is not Lockstep's. Move it, or record to another name."
+        )
+    fresh.unlink(missing_ok=True)
+    try:
+        yield fresh
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def put_in_place(fresh: Path, path: Path) -> None:
+    """Rename `fresh` to `path`, whose lock the caller holds. What SQLite has left beside the old file goes with it:
+    another file's log must never be applied to this one."""
+    with fresh.open("rb+") as file:
+        os.fsync(file.fileno())
+    for stale in files.companions(path):
+        stale.unlink(missing_ok=True)
+    os.replace(fresh, path)
+
+
+def _half_made(file: Path) -> bool:
+    if not stat.S_ISREG(file.lstat().st_mode):
+        return False
+    with file.open("rb") as opened:
+        start = opened.read(len(files.MAGIC))
+    return start == files.MAGIC or not any(start)  # pages are not written in their order
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
