@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
 from enum import IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -21,3 +24,14 @@ class Exit(IntEnum):
 
 class UsageError(Exception):
     """A command line that asks for what cannot be; the message says what to write instead."""
+
+
+def ended_by(number: int, recorded: Sequence[tuple[Path, int]] = ()) -> str:
+    """What is said of a program that a signal has ended. `recorded`: the sessions it leaves, and each one's last step
+    (-1: none)."""
+    how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    kept = [
+        f"; {path} is recorded {f'up to step {last}' if last >= 0 else 'without a step'}"
+        for path, last in recorded
+    ]
+    return how + "".join(kept)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from sessions import clean
+from workbench.cli import ending
 from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
@@ -94,17 +95,27 @@ class Console:
     @contextmanager
     def interruptible(self, timeout: float | None, *, batch: bool) -> Iterator[None]:
         """Ctrl+c stops what is running, not the program (in a batch it then ends with 130); so does the
-        timeout, with 4."""
+        timeout, with 4. SIGTERM and SIGHUP end the program; what runs may come to an operation boundary first."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             self.interrupted = batch
             self.debugger.interrupt(ahead=batch)
 
+        def on_end(number: int, frame: FrameType | None) -> None:
+            if not self.debugger.interrupts.running:
+                ending.end(number)
+            ending.end_soon(number)
+            self.interrupted = True
+            self.debugger.interrupt(ahead=True)
+
         def on_timeout() -> None:
             self.timed_out = True
             self.debugger.interrupt(ahead=True)
 
-        before = signal.signal(signal.SIGINT, on_signal)
+        before = {signal.SIGINT: signal.signal(signal.SIGINT, on_signal)}
+        for number in ending.SIGNALS:
+            if signal.getsignal(number) is ending.end:  # else it is ignored
+                before[number] = signal.signal(number, on_end)
         timer = threading.Timer(timeout, on_timeout) if timeout is not None else None
         if timer is not None:
             timer.daemon = True
@@ -112,6 +123,9 @@ class Console:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            ending.stopped()
+            for number, handler in before.items():
+                if not ending.received():
+                    signal.signal(number, handler)
             if timer is not None:
                 timer.cancel()

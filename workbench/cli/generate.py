@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated
 
@@ -72,23 +73,31 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
-    with Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior:
+    with (
+        Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior,
+        ExitStack() as stack,
+    ):
         sequences = add_prompts(inferior, prompts, sampling)
         if target is not None:
             told = SessionMeta(
                 source="lockstep generate", model=ModelMeta(name=opened.name), prompts=tuple(prompt or ())
             )
             create_session(inferior, target, told, overwrite=True)
+            stack.callback(_fold, inferior)
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)
-        if inferior.recorder.writer is not None:
-            inferior.recorder.writer.close()
     done = list(sequences.values())
     if as_json:
         print(dumps(_report(opened, done, tp, speed)))
     _say_nan(done)
     _say_speed(done, speed)
+
+
+def _fold(inferior: Inferior) -> None:
+    """Close the session, unless it could not be written any more."""
+    if inferior.recorder.writer is not None:
+        inferior.recorder.writer.close()
 
 
 def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: Speed) -> dict[str, object]:

@@ -7,10 +7,13 @@ not even Typer.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from io import TextIOWrapper
 
+from workbench.cli import ending
 from workbench.cli.home import open_home
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import Exit
@@ -37,8 +40,7 @@ def run(arguments: list[str]) -> int:
         _complain(error.format_message())
         return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
-        print("lockstep: interrupted", file=sys.stderr)
-        return Exit.INTERRUPTED
+        return ending.say(signal.SIGINT)
     except SystemExit:  # Rich's answer to a closed pipe
         return Exit.PIPE_CLOSED
     except BrokenPipeError:
@@ -65,7 +67,12 @@ def main() -> None:
     if "stdout" in closed:
         _complain("stdout is closed: redirect it to /dev/null where its output is not wanted")
         sys.exit(Exit.USAGE)
-    sys.exit(run(sys.argv[1:]) if sys.argv[1:] or no_screens() else open_home())
+    ending.on_signals()
+    try:
+        code = run(sys.argv[1:]) if sys.argv[1:] or no_screens() else open_home()
+    except ending.Ended:
+        code = 0
+    sys.exit(ending.say(number) if (number := ending.received()) else code)
 
 
 def _closed_streams() -> list[str]:
@@ -79,4 +86,5 @@ def _closed_streams() -> list[str]:
 
 
 def _complain(message: str) -> None:
-    print(f"lockstep: error: {message}", file=sys.stderr)
+    with suppress(OSError):  # a terminal that is gone
+        print(f"lockstep: error: {message}", file=sys.stderr)

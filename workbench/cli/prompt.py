@@ -33,7 +33,7 @@ def interact(console: Console) -> Exit:
     )
     print(greeting(console.debugger))
     last = ""
-    while True:
+    while not console.interrupted:
         try:
             line = asking.prompt("(lockstep) ").strip() or last
             if line.split(maxsplit=1)[:1] == ["commands"]:
@@ -54,6 +54,7 @@ def interact(console: Console) -> Exit:
             print("the session is kept: `restart` starts the engine again")
         except Exception as error:  # a defect is reported like any error; the session goes on
             console.failed("", error)
+    return console.ended()
 
 
 def greeting(debugger: Debugger) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from engine.ranks.environment import rank_environment
 from engine.ranks.joining import address_of
+from workbench.cli import ending
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -23,6 +25,7 @@ def rank(
     On each machine: torchrun … --no-python lockstep rank HOST:PORT. Both sides hold the same secret in LOCKSTEP_KEY.
     """
     address_of(host)
+    ending.at_once(f"rank {os.environ.get('RANK', '?')}")
     here = rank_environment(host)
     # Imported here: torch takes seconds, which a wrong address need not wait for.
     from engine.faults.resolve import resolve

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 
 from msgspec import convert
 from msgspec.structs import replace
 
-from sessions import SessionWriter
+from sessions import Session, SessionError, SessionWriter
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from workbench.inferior.identity import checkpoint_digest, versions
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.step_record import taps_of
 from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.tokenizer import find_tokenizer
+
+#: What this process records, and has recorded: a signal ends it anywhere.
+_WRITERS: dict[Path, SessionWriter] = {}
 
 
 def create_session(
@@ -29,10 +33,24 @@ def create_session(
         meta=session_meta(inferior, known or SessionMeta()),
         overwrite=overwrite,
     )
+    _WRITERS[path] = writer
     tokenizer = find_tokenizer(inferior.path)
     inferior.recorder.writer, inferior.recorder.branch = writer, 0
     inferior.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
     return writer
+
+
+def fold_recordings() -> list[tuple[Path, int]]:
+    """Close what this process still records. Returns the sessions that it leaves, and each one's last step."""
+    kept = []
+    for path, writer in _WRITERS.items():
+        with contextlib.suppress(
+            SessionError
+        ):  # a temporary one is gone; a full disk keeps the log beside the file
+            writer.close()
+        with contextlib.suppress(SessionError), Session.open(path) as session:
+            kept.append((path, max(session.steps(branch.id).stop for branch in session.branches()) - 1))
+    return kept
 
 
 def session_meta(inferior: Inferior, known: SessionMeta) -> SessionMeta:

@@ -115,7 +115,9 @@ class Debugger:
     def __enter__(self) -> Debugger:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception) and self.executor is not None:
+            self.executor.inferior.client.close(patience=0)  # a signal: ranks in the middle of anything
         self.close()
 
     # --- commands ------------------------------------------------------------------------------------
