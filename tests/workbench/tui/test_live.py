@@ -116,6 +116,30 @@ async def test_keys_that_are_typed_ahead_all_act(model: Path, tmp_path: Path) ->
         assert screen.runner.waiting == 0
 
 
+async def test_keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        screen = _screen(pilot)
+        await press(pilot, "n", "n")
+        screen.commands.run("toggle load_bias false")  # reads weights again: longer than a step
+        await _until(lambda: screen.driver.running is not None and screen.runner.elapsed > 0.01, pilot)
+        await pilot.press("n", "n")
+        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+        await settle(pilot)
+        assert (screen.where.branch, screen.where.step) == (1, 4)
+
+
+async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, tp=1) as pilot:
+        screen = _screen(pilot)
+        screen.commands.run("next 3000")
+        await _until(lambda: screen.driver.running == "next 3000", pilot)
+        await pilot.press(*"nnnnnnnnn")
+        await _until(lambda: screen.runner.waiting == 8, pilot)
+        assert any("commands wait behind next 3000" in line for line in text_of(pilot))
+        await pilot.press("ctrl+c")
+        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+
+
 async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=1) as pilot:
         screen = _screen(pilot)

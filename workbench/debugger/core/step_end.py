@@ -39,10 +39,17 @@ def stop_after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None)
                 thread_id=found.ranks[0] if found.ranks else 0,
             )
     if goal.last == at.step or (inside and goal.stop in ("operation", "layer")):
-        return debugger.stop(goal.reason, f"step {at.step} is done")
+        beyond = "" if not _ended_before(debugger, at) else ", beyond the end of the text"
+        return debugger.stop(goal.reason, f"step {at.step} is done{beyond}")
     if not goal.quiet and sentinels.eos(debugger.timeline, at.branch, at.step, eos_ids(debugger)):
         return debugger.stop("end", "end of the text")
     return None
+
+
+def _ended_before(debugger: Debugger, at: Position) -> bool:
+    """Whether the step before ended the text: this one is the first of those that nobody would generate."""
+    timeline = debugger.timeline
+    return at.step > 0 and sentinels.eos(timeline, at.branch, at.step - 1, eos_ids(debugger)) is not None
 
 
 def _newly_misaligned(debugger: Debugger, at: Position) -> SentinelFinding | None:

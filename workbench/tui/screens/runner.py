@@ -12,8 +12,8 @@ from workbench.views.where import Where
 
 #: Seconds after which what runs is said to run.
 SAY_AFTER = 0.2
-#: Seconds for which a command is a short one, behind which others may wait, and how many.
-_SHORT, _MOST_WAITING = 0.5, 8
+#: How many commands may wait behind the one that runs.
+_MOST_WAITING = 8
 
 
 class CommandRunner:
@@ -48,12 +48,17 @@ class CommandRunner:
     async def run(self, line: str) -> Reply | None:
         """Carry out a command and show where that led. None: it was not, and why has been told.
 
-        While a short one runs the next may be given: keys are typed faster than steps are run. An interrupt takes
-        back those that wait.
+        While one runs the next may be given: keys are typed faster than steps are run and rules are changed. An
+        interrupt takes back those that wait.
         """
-        if self.driver.running is not None and (self.elapsed > _SHORT or self.waiting >= _MOST_WAITING):
-            self.tell(f"{self.driver.running} is still running: ctrl+c interrupts it", False)
+        running = self.driver.running
+        if running is not None and self.waiting >= _MOST_WAITING:
+            self.tell(
+                f"{line}: {self.waiting} commands wait behind {running} already; ctrl+c interrupts it", True
+            )
             return None
+        if running is not None and self.busy:
+            self.tell(f"{line} waits for {running}; ctrl+c interrupts it and takes back what waits", False)
         interrupts = self._interrupts
         self.waiting += 1
         try:
