@@ -135,7 +135,9 @@ async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) 
         await _until(lambda: screen.driver.running == "next 3000", pilot)
         await pilot.press(*"nnnnnnnnn")
         await _until(lambda: screen.runner.waiting == 8, pilot)
-        assert any("commands wait behind next 3000" in line for line in text_of(pilot))
+        await _until(
+            lambda: any("8 commands waiting (no more are taken)" in line for line in text_of(pilot)), pilot
+        )
         await pilot.press("ctrl+c")
         await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
 

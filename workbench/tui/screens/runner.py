@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from sessions.text import clean
 from workbench.tui.drivers.port import CommandFailed, Driver, Reply
+from workbench.views.plain_text import plural
 from workbench.views.where import Where
 
 #: Seconds after which what runs is said to run.
@@ -45,20 +46,22 @@ class CommandRunner:
         """Whether a command has been running for so long that it is said."""
         return self.elapsed > SAY_AFTER
 
+    @property
+    def progress(self) -> str:
+        """What runs, for how long, and how many commands wait behind it."""
+        full = " (no more are taken)" if self.waiting >= _MOST_WAITING else ""
+        waiting = f"   {plural(self.waiting, 'command')} waiting{full}" if self.waiting else ""
+        return f"{self.driver.running}   {self.elapsed:.0f} s{waiting}   ctrl+c interrupts"
+
     async def run(self, line: str) -> Reply | None:
         """Carry out a command and show where that led. None: it was not, and why has been told.
 
         While one runs the next may be given: keys are typed faster than steps are run and rules are changed. An
         interrupt takes back those that wait.
         """
-        running = self.driver.running
-        if running is not None and self.waiting >= _MOST_WAITING:
-            self.tell(
-                f"{line}: {self.waiting} commands wait behind {running} already; ctrl+c interrupts it", True
-            )
+        if self.waiting >= _MOST_WAITING:
+            self.tell(self.progress, True)
             return None
-        if running is not None and self.busy:
-            self.tell(f"{line} waits for {running}; ctrl+c interrupts it and takes back what waits", False)
         interrupts = self._interrupts
         self.waiting += 1
         try:

@@ -168,7 +168,7 @@ class WorkbenchScreen(Screen[None]):
             await self.follower.follow()
         if self.runner.busy:
             self.frame.show_state(self._state())
-            self.tell(f"{self.driver.running}   {self.runner.elapsed:.0f} s   ctrl+c interrupts")
+            self.tell(self.runner.progress)
 
     def _state(self) -> Fact | None:
         return self.driver.state(self.where, self.runner.busy)
