@@ -22,10 +22,11 @@ from engine.errors import (
     RankTimeout,
     RequestError,
 )
+from engine.ranks.accepting import accept_ranks
 from engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
 from engine.ranks.processes import RankProcess, start_ranks
 from engine.ranks.progress import ProgressBoard
-from engine.ranks.remote import RemoteRank, accept_ranks
+from engine.ranks.remote import RemoteRank
 from engine.ranks.reports import Answer, CapturedTensor, CommandFailure, LoadReport, RankReady, StepReport
 from engine.ranks.wire import Disconnected, MalformedMessage
 from engine.run.memory import report_bytes
@@ -44,13 +45,20 @@ _ERRORS: dict[str, type[EngineError]] = {
 
 class Client:
     """A running engine: starts ranks that run the module `program`, or awaits those of torchrun at `config.listen`
-    (`command` is what torchrun is to be told, where that is not `-m program`).
+    (`command` is what torchrun is to be told, where that is not `-m program`). `on_warning` hears of strangers that try
+    to join.
 
     Use as a context manager: leaving it ends every rank.
     """
 
     def __init__(
-        self, config: EngineConfig, specs: Sequence[TapSpec] = (), *, program: str, command: str = ""
+        self,
+        config: EngineConfig,
+        specs: Sequence[TapSpec] = (),
+        *,
+        program: str,
+        command: str = "",
+        on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config = config
         self.specs = specs
@@ -59,7 +67,7 @@ class Client:
         self._selector = selectors.DefaultSelector()
         try:
             if config.listen:
-                self._ranks += accept_ranks(config, self.board, command or f"-m {program}")
+                self._ranks += accept_ranks(config, self.board, command or f"-m {program}", on_warning)
             else:
                 self._ranks += start_ranks(config, self.board, program)
             for rank in self._ranks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
-from engine.ranks.joining import PAUSES, RELAY_SECONDS, PauseWish, Role, address_of, join, shared_key
+from engine.ranks.joining import PAUSES, RELAY_SECONDS, PauseWish, Role, address_of, join, shared_secret
 from engine.ranks.messages import COMMANDS, Command
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.wire import Connection, Disconnected
@@ -83,18 +84,15 @@ def _joined(argument: str) -> RankEnvironment:
         )
     except KeyError as error:
         raise ConfigError(f"{error} is not set: start this program with torchrun") from None
-    address, key = address_of(argument), shared_key()
-    try:
-        host, told = join(address, key, rank, size, Role.COMMANDS)
-        line, _ = join(address, key, rank, size, Role.BOARD)
-    except Disconnected as error:
-        raise ConfigError(f"rank {rank} could not join at {argument}: {error}") from error
+    address, secret = address_of(argument), shared_secret()
+    host, host_seals, told = join(address, secret, rank, size, Role.COMMANDS)
+    line, line_seals, _ = join(address, secret, rank, size, Role.BOARD)
     board = ProgressBoard.create(size)
-    _in_background("board", lambda: _carry(Connection(line, PAUSES), board, rank))
+    _in_background("board", lambda: _carry(Connection(line, PAUSES, seals=line_seals), board, rank))
     return RankEnvironment(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=told.device,
         timeout=told.timeout, threads=told.threads or max(1, (os.cpu_count() or 1) // local_size),
-        host=Connection(host, COMMANDS), board=board, store=None,
+        host=Connection(host, COMMANDS, seals=host_seals), board=board, store=None,
     )  # fmt: skip
 
 
@@ -109,7 +107,8 @@ def _carry(line: Connection[PauseWish], board: ProgressBoard, rank: int) -> None
             if at != told:
                 line.send(at)
                 told = at
-    except Disconnected:
+    except Disconnected as error:
+        print(f"lockstep rank: rank {rank} has lost its host: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 

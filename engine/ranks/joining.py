@@ -1,76 +1,67 @@
 """How a rank that its host did not start, and that host, prove themselves to each other over TCP (torch-free).
 
-    host → rank    Challenge
-    rank → host    JoinRequest: its proof, a challenge of its own, who it is
-    host → rank    Admission: the host's proof and how to run; or Refusal
+    host → rank    greeting: the protocol's name, a nonce
+    rank → host    claim: a nonce, its rank, the number of ranks, its role; the proof that it holds the secret
+    host → rank    Admission: how to run; or Refusal. Sealed, and so the host's own proof
 
-A proof is HMAC-SHA256(key, side + challenge). Each rank opens two connections: one for commands, one for its place on
-the progress board. Both sides hold the same key, in the environment. It keeps strangers out; what is sent afterwards
-is not encrypted.
+Greeting and claim have a fixed size: nothing that a stranger sends is decoded. The proof and the keys of all that
+follows (`engine.ranks.sealing`) are derived from the secret, both nonces and the claim. Each rank opens two
+connections: one for commands, one for its place on the progress board.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
 import socket
+import struct
 import time
-from enum import StrEnum
-from typing import Literal, NoReturn
+from dataclasses import dataclass
+from enum import IntEnum
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
 from engine.errors import ConfigError
 from engine.ranks.progress import Standing
+from engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
 from engine.ranks.wire import Connection, Disconnected
 
 KEY_VARIABLE = "LOCKSTEP_KEY"
-#: Bytes of a message that somebody may send who has not proven anything yet.
-MOST_UNPROVEN = 1024
-#: Seconds in which one who connects has to prove who it is.
-HANDSHAKE_SECONDS = 5.0
+#: What the secret has at least: characters, and different ones among them. 16 random bytes in hexadecimal have more.
+_KEY_CHARACTERS, _KEY_DIFFERENT = 32, 8
+#: Seconds for a whole handshake, however its bytes trickle in.
+HANDSHAKE_SECONDS = 10.0
+#: Seconds for which a machine may be out of reach before its ranks, or its host, count as lost.
+NETWORK_SECONDS = 20
 #: How often either side of the board's connection looks whether it has news for the other.
 RELAY_SECONDS = 0.02
-_CHALLENGE_BYTES = 32
+
+_PROTOCOL = b"lockstep ranks 2\n"
+_NONCE_BYTES = 32
+GREETING_BYTES = len(_PROTOCOL) + _NONCE_BYTES
+_CLAIM = struct.Struct(f"<{_NONCE_BYTES}sIII")
+CLAIM_BYTES = _CLAIM.size + TAG_BYTES
 
 
-class Role(StrEnum):
+class Role(IntEnum):
     """What a rank's connection carries."""
 
-    COMMANDS = "commands"
-    BOARD = "board"
-
-
-class Challenge(Struct, frozen=True, tag="challenge"):
-    """To be answered with a proof that one holds the key."""
-
-    challenge: bytes
-
-
-class JoinRequest(Struct, frozen=True, tag="join"):
-    """Who a rank is."""
-
-    proof: bytes
-    challenge: bytes
-    rank: int
-    size: int
-    role: Role
+    COMMANDS = 0
+    BOARD = 1
 
 
 class Admission(Struct, frozen=True, tag="admission"):
     """The rank belongs to the run. `threads`: of each rank, 0 for its share of the cores."""
 
-    proof: bytes
     device: str
     timeout: float
     threads: int
 
 
 class Refusal(Struct, frozen=True, tag="refusal"):
-    """The rank may not join."""
+    """The rank holds the secret, but may not join."""
 
     message: str
 
@@ -81,19 +72,19 @@ class PauseWish(Struct, frozen=True):
     wanted: bool
 
 
-_REQUESTS: Decoder[JoinRequest] = Decoder(JoinRequest)
-_REPLIES: Decoder[Challenge | Admission | Refusal] = Decoder(Challenge | Admission | Refusal)
+_REPLIES: Decoder[Admission | Refusal] = Decoder(Admission | Refusal)
 PAUSES: Decoder[PauseWish] = Decoder(PauseWish)
 STANDINGS: Decoder[Standing] = Decoder(Standing)
 
 
-def shared_key() -> bytes:
-    """The secret that host and ranks share; ConfigError where none is set."""
+def shared_secret() -> bytes:
+    """The secret that host and ranks share; ConfigError where none is set, or one that could be guessed: whoever
+    has watched a handshake, or has played one side of it, may try guesses as fast as a GPU can."""
     value = os.environ.get(KEY_VARIABLE, "")
-    if len(value) < 16:
+    if len(value) < _KEY_CHARACTERS or len(set(value)) < _KEY_DIFFERENT:
         raise ConfigError(
-            f"ranks that are started elsewhere need a secret: set {KEY_VARIABLE} to the same 16 or more "
-            "characters here and where torchrun is called"
+            f"ranks that are started elsewhere need a random secret of {_KEY_CHARACTERS} or more characters: set "
+            f"{KEY_VARIABLE} to the same output of `openssl rand -hex 32` here and where torchrun is called"
         )
     return value.encode()
 
@@ -106,53 +97,110 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    proof: bytes
+    to_host: bytes
+    to_rank: bytes
+
+    @classmethod
+    def of(cls, secret: bytes, host_nonce: bytes, claim: bytes) -> _Keys:
+        """`claim` is the rank's, without its proof. Every key is bound to all of it."""
+        nonces = host_nonce + claim[:_NONCE_BYTES]
+        return cls(*(derive(secret, nonces, _PROTOCOL + claim + use) for use in (b"proof", b"host", b"rank")))
+
+
 class Applicant:
-    """The host's side: one that has connected and is to prove itself. Disconnected where it does not."""
+    """The host's side of one connection that has not proved anything yet. Its socket never blocks."""
 
-    def __init__(self, sock: socket.socket, key: bytes) -> None:
-        self.socket, self._key = sock, key
-        self._connection = Connection(sock, _REQUESTS)
-        sock.settimeout(HANDSHAKE_SECONDS)
-        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-        self._connection.send(Challenge(challenge))
-        self.request = self._connection.receive(MOST_UNPROVEN)
-        if not hmac.compare_digest(self.request.proof, _proof(key, "rank", challenge)):
-            self.refuse(f"the key is not the host's: set {KEY_VARIABLE} alike on both sides")
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+        self.socket, self._secret = sock, secret
+        self.deadline = time.monotonic() + HANDSHAKE_SECONDS
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._heard = b""
+        sock.setblocking(False)
+        sock.send(_PROTOCOL + self._nonce)  # the first bytes of a connection: its buffer has room
 
-    def admit(self, device: str, timeout: float, threads: int) -> None:
-        """Let it in: it learns how to run."""
-        proof = _proof(self._key, "host", self.request.challenge)
-        self._connection.send(Admission(proof, device, timeout, threads))
-        tune(self.socket)
+    def hear(self) -> Member | None:
+        """Take what has arrived; a member once the claim is whole. Disconnected where it does not prove the secret."""
+        try:
+            data = self.socket.recv(CLAIM_BYTES - len(self._heard))
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Disconnected(str(error)) from error
+        if not data:
+            raise Disconnected("it left")
+        self._heard += data
+        if len(self._heard) < CLAIM_BYTES:
+            return None
+        claim, proof = self._heard[: _CLAIM.size], self._heard[_CLAIM.size :]
+        keys = _Keys.of(self._secret, self._nonce, claim)
+        _, rank, size, role = _CLAIM.unpack(claim)
+        if not hmac.compare_digest(proof, keys.proof) or role not in list(Role):
+            raise Disconnected("it does not hold the secret")
+        return Member(self.socket, Seals(Seal(keys.to_host), Seal(keys.to_rank)), rank, size, Role(role))
 
-    def refuse(self, why: str) -> NoReturn:
-        """Tell it why it may not join; always raises Disconnected."""
-        self._connection.send(Refusal(why))
-        raise Disconnected(why)
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One connection of a rank that has proved the secret, on the host's side."""
+
+    socket: socket.socket
+    seals: Seals
+    rank: int
+    size: int
+    role: Role
+
+    def answer(self, answer: Admission | Refusal) -> None:
+        """Say whether it may join. Disconnected where it is gone."""
+        tune(self.socket, self.role)
+        Connection(
+            self.socket, _REPLIES, seals=self.seals, deadline=time.monotonic() + HANDSHAKE_SECONDS
+        ).send(answer)
+        self.socket.settimeout(None)
 
 
 def join(
-    address: tuple[str, int], key: bytes, rank: int, size: int, role: Role, patience: float = 60.0
-) -> tuple[socket.socket, Admission]:
-    """The rank's side: a socket that the host has admitted, and what the host says of the run. The ranks
-    may be there before the host: for `patience` seconds they knock again."""
+    address: tuple[str, int], secret: bytes, rank: int, size: int, role: Role, patience: float = 60.0
+) -> tuple[socket.socket, Seals, Admission]:
+    """The rank's side: a socket whose other end has proved to be the host, its seals, and what the host says of the
+    run. The ranks may be there before the host: for `patience` seconds they knock again. ConfigError says why
+    a rank could not join."""
     sock = _connect(address, time.monotonic() + patience)
-    connection = Connection(sock, _REPLIES)
-    at = f"the host at {address[0]}:{address[1]}"
-    asked = connection.receive(MOST_UNPROVEN)
-    if not isinstance(asked, Challenge):
-        raise ConfigError(f"{at} does not speak this protocol")
-    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-    connection.send(JoinRequest(_proof(key, "rank", asked.challenge), challenge, rank, size, role))
-    answer = connection.receive(MOST_UNPROVEN)
+    try:
+        return prove(sock, f"{address[0]}:{address[1]}", secret, rank, size, role)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def prove(
+    sock: socket.socket, at: str, secret: bytes, rank: int, size: int, role: Role
+) -> tuple[socket.socket, Seals, Admission]:
+    """`join`, over a socket that is connected `at` some address."""
+    connection = Connection(sock, _REPLIES, 1 << 16, deadline=time.monotonic() + HANDSHAKE_SECONDS)
+    try:
+        greeting = bytes(connection.exactly(GREETING_BYTES))
+    except Disconnected as error:
+        raise ConfigError(f"nothing at {at} greets as a host of lockstep does: {error}") from error
+    if not greeting.startswith(_PROTOCOL):
+        raise ConfigError(f"what listens at {at} is no host of this version of lockstep")
+    claim = _CLAIM.pack(secrets.token_bytes(_NONCE_BYTES), rank, size, role)
+    keys = _Keys.of(secret, greeting[len(_PROTOCOL) :], claim)
+    connection.seals = Seals(Seal(keys.to_rank), Seal(keys.to_host))
+    try:
+        sock.sendall(claim + keys.proof)
+        answer = connection.receive()
+    except OSError as error:
+        raise ConfigError(
+            f"the host at {at} and rank {rank} did not prove the same secret to each other: set {KEY_VARIABLE} alike "
+            "on both sides"
+        ) from error
     if isinstance(answer, Refusal):
-        raise ConfigError(f"{at} refuses this rank: {answer.message}")
-    if not isinstance(answer, Admission) or not hmac.compare_digest(
-        answer.proof, _proof(key, "host", challenge)
-    ):
-        raise ConfigError(f"{at} does not hold the key: set {KEY_VARIABLE} alike on both sides")
-    tune(sock)
-    return sock, answer
+        raise ConfigError(f"the host at {at} refuses rank {rank}: {answer.message}")
+    tune(sock, role)
+    return sock, connection.seals, answer
 
 
 def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
@@ -165,15 +213,15 @@ def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
             time.sleep(0.2)
 
 
-def tune(sock: socket.socket) -> None:
-    """Send at once; no time limit on reading, but a peer whose machine is gone is noticed within half a minute."""
+def tune(sock: socket.socket, role: Role) -> None:
+    """Send at once; no time limit on reading, but a peer whose machine is out of reach is noticed. On the board's
+    connection also when something is under way to it: not on the commands', whose reader may be busy for long."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # not every system lets it be set
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _proof(key: bytes, side: Literal["rank", "host"], challenge: bytes) -> bytes:
-    return hmac.new(key, side.encode() + challenge, hashlib.sha256).digest()
+    options = {"TCP_KEEPIDLE": NETWORK_SECONDS // 4, "TCP_KEEPINTVL": NETWORK_SECONDS // 4, "TCP_KEEPCNT": 3}
+    if role == Role.BOARD:
+        options["TCP_USER_TIMEOUT"] = 1000 * NETWORK_SECONDS
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every system lets it be set
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,6 +1,7 @@
 """Length-prefixed messages over a socket: between host and ranks, and between host and UI (torch-free).
 
 frame    u32 little-endian length | one msgpack message, validated on arrival against the receiver's type
+sealed   length | its authentication code | message | code of both, 32 bytes each: over TCP (`engine.ranks.sealing`)
 array    a `WireArray` field: dtype, shape, raw bytes; bfloat16 as its 16 bits
 
 A length is only a claim: one beyond what the receiver expects of this sender is refused before anything is allocated,
@@ -14,15 +15,19 @@ TCP (`engine.ranks.joining`) is mutual, as its own is.
 
 from __future__ import annotations
 
+import hmac
 import math
 import socket
 import struct
+import time
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
+
+from engine.ranks.sealing import TAG_BYTES, Seals
 
 _LENGTH = struct.Struct("<I")
 #: Bytes of the largest frame. One frame holds one tensor at most.
@@ -55,10 +60,22 @@ class MalformedMessage(Disconnected):
 
 class Connection(Generic[Message]):
     """One end of a socket: sends any Struct, receives what `decoder` accepts in frames of at most `most` bytes (None:
-    MAX_FRAME). Not thread-safe: one owner."""
+    MAX_FRAME). Not thread-safe: one owner.
 
-    def __init__(self, sock: socket.socket, decoder: Decoder[Message], most: int | None = None) -> None:
+    With `seals` every frame is authenticated. Nothing is sent or received after `deadline` (of `time.monotonic`).
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        decoder: Decoder[Message],
+        most: int | None = None,
+        *,
+        seals: Seals | None = None,
+        deadline: float | None = None,
+    ) -> None:
         self.socket, self.decoder, self.most = sock, decoder, most
+        self.seals, self.deadline = seals, deadline
 
     def fileno(self) -> int:
         """For selectors."""
@@ -69,23 +86,38 @@ class Connection(Generic[Message]):
         data = _encode(message)
         if len(data) > MAX_FRAME:
             raise ValueError(f"a message of {len(data)} bytes does not fit a frame ({MAX_FRAME})")
+        header = _LENGTH.pack(len(data))
+        parts: tuple[bytes, ...] = (header, data)
+        if self.seals is not None:
+            code = self.seals.outgoing.next_frame(header)
+            header += code.digest()
+            code.update(data)
+            parts = (header, data, code.digest())
         try:
-            self.socket.sendall(_LENGTH.pack(len(data)))
-            self.socket.sendall(data)
+            for part in parts:
+                self._arm()
+                self.socket.sendall(part)
         except OSError as error:
             raise Disconnected(f"the other side is gone: {error}") from error
 
-    def receive(self, most: int | None = None) -> Message:
-        """The next message, of at most `most` bytes (None: what the connection allows); blocks.
+    def receive(self) -> Message:
+        """The next message; blocks.
 
         Disconnected at the end of the stream, MalformedMessage for a frame that is too long or does not validate.
         """
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        most = min(limit for limit in (most, self.most, MAX_FRAME) if limit is not None)
+        header = self.exactly(_LENGTH.size)
+        code = None if self.seals is None else self.seals.incoming.next_frame(header)
+        self._authenticate(code)
+        (length,) = _LENGTH.unpack(header)
+        most = MAX_FRAME if self.most is None else min(self.most, MAX_FRAME)
         if length > most:
             raise MalformedMessage(f"a message of {length} bytes where at most {most} were expected")
+        body = self.exactly(length)
+        if code is not None:
+            code.update(body)
+            self._authenticate(code)
         try:
-            return self.decoder.decode(self._exactly(length))
+            return self.decoder.decode(body)
         except _UNREADABLE as error:
             raise MalformedMessage(f"not a message of this protocol: {error}") from error
 
@@ -93,12 +125,14 @@ class Connection(Generic[Message]):
         """Close the socket."""
         self.socket.close()
 
-    def _exactly(self, count: int) -> bytearray:
+    def exactly(self, count: int) -> bytearray:
+        """The next so many bytes of the stream; Disconnected where it ends before."""
         buffer, got = bytearray(min(count, _FIRST_BYTES)), 0
         while got < count:
             if got == len(buffer):
                 buffer.extend(bytes(min(got, count - got)))
             try:
+                self._arm()
                 with memoryview(buffer) as view:
                     received = self.socket.recv_into(view[got:])
             except OSError as error:
@@ -107,6 +141,20 @@ class Connection(Generic[Message]):
                 raise Disconnected("the other side closed the connection")
             got += received
         return buffer
+
+    def _arm(self) -> None:
+        """Let the socket wait no longer than to the deadline: one for all, however often a byte trickles in."""
+        if self.deadline is not None:
+            if (left := self.deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            self.socket.settimeout(left)
+
+    def _authenticate(self, code: hmac.HMAC | None) -> None:
+        if code is not None and not hmac.compare_digest(code.digest(), self.exactly(TAG_BYTES)):
+            raise MalformedMessage(
+                "a message was altered, repeated, moved or left out on its way: something between host and rank "
+                "tampers with the connection"
+            )
 
 
 class WireArray(msgspec.Struct, frozen=True):

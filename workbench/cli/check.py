@@ -108,7 +108,7 @@ def check(
             floor=floor == "auto", device=device, progress=status.count,
         )  # fmt: skip
         status.say(f"starting {tp} rank{'s' * (tp > 1)}")
-        with Inferior(opened.path, opened.config, config, rules) as inferior:
+        with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:
             result = run_check(inferior, reference, target, rules=rules, model=opened, progress=status.count)
     if save is None:
         prune(sessions_directory(), keep=target, limit=UNNAMED_BYTES, names="check-*.session")

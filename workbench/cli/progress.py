@@ -27,6 +27,11 @@ class Status:
         """Show `text` until the next."""
         self._write(f"lockstep: {text}…")
 
+    def warn(self, text: str) -> None:
+        """Print a warning that stays."""
+        self.clear()
+        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far a recording has come."""
         self.say(f"{what}: {done} of {of}")

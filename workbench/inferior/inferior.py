@@ -64,6 +64,7 @@ class Inferior:
         self.specs: tuple[TapSpec, ...] = model_taps(model, config.tp)
         self.sequences: dict[int, SequenceState] = {}
         self.step_number = 0
+        self.on_warning = on_warning
         self.recorder = StepRecorder(on_warning)
         self.patched = False  # whether a patch is in force
         self.first_sampling: dict[int, Sampling] = {}
@@ -74,7 +75,9 @@ class Inferior:
 
     def start(self) -> None:
         """Start the ranks and load the model (again, after a rank was lost)."""
-        self.client = Client(self.config, self.specs, program=RANK_PROGRAM, command=RANK_COMMAND)
+        self.client = Client(
+            self.config, self.specs, program=RANK_PROGRAM, command=RANK_COMMAND, on_warning=self.on_warning
+        )
         try:
             self.loaded = self.client.load(self.path, self.rules, self.model)
             self.watch(self.capture)

@@ -98,10 +98,10 @@ def test_a_frame_is_bounded_on_both_sides(
         ends[1].receive()
     ends[0].send(ReadTap(0))
     with pytest.raises(MalformedMessage, match="at most 3"):
-        ends[1].receive(3)
+        Connection(ends[1].socket, COMMANDS, 3).receive()
     ends[0].close()
     with pytest.raises(Disconnected):
-        Connection(ends[1].socket, COMMANDS).receive(3)
+        ends[1].receive()
 
 
 def test_a_length_is_only_a_claim(ends: tuple[Connection[Command], Connection[Command]]) -> None:
