@@ -7,6 +7,10 @@ class SessionError(Exception):
     """A session that cannot be read (foreign, broken, hostile), or a request for something that it does not hold."""
 
 
+class SessionDamaged(SessionError):
+    """A place of a session whose content is not what was written there. Other places can be read."""
+
+
 class SessionWriteError(SessionError):
     """A session that cannot be written (full disk, no permission). It is intact up to its last commit."""
 
@@ -32,4 +36,12 @@ def broken(where: str, what: str) -> SessionError:
     return SessionError(
         f"broken session: {where}: {what}. It was damaged or not written by Lockstep; "
         "`lockstep sessions verify` lists all that is wrong with it, recording it again replaces it."
+    )
+
+
+def damaged(where: str, what: str) -> SessionDamaged:
+    """The error for a place whose content is not what was written."""
+    return SessionDamaged(
+        f"damaged session: {where}: {what}. The other places can be read; `lockstep sessions verify` lists all "
+        "damage; copy the file again from where it is whole, or record it again."
     )

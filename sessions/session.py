@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +16,8 @@ from sessions.format import captures, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
-from sessions.format.schema import CHECKSUMS, STATS
+from sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
+from sessions.format.totals import Totals
 from sessions.history import BranchHistory
 from sessions.layouts import Rebuilt
 from sessions.meta import SessionMeta
@@ -51,6 +52,7 @@ class Session:
         self.path = Path(path)
         self._archive = Archive(self.path)
         self._meta = MetaTable()
+        self._totals = Totals(self._archive)
         try:
             self._load()
         except BaseException:
@@ -83,25 +85,24 @@ class Session:
 
     def _load(self) -> None:
         """Read everything small: meta, taps, branches, which steps there are."""
-        with self._archive.snapshot():
-            state = self._archive.state()
-            (self.version,) = self._archive.one("PRAGMA user_version")
-            table = self._archive.query("SELECT key, value FROM meta")
-            self._meta.read({read_rows.text(key, "meta"): text for key, text in table}, self.version)
-            taps = read_rows.taps(self._archive.query("SELECT id, name, layout FROM taps ORDER BY id"))
+        archive, totals = self._archive, self._totals
+        with archive.snapshot():
+            state = archive.state()
+            self.version = archive.version
+            crcs = "sum(crc)" if self.protected else "0"
+            self._meta.read({read_rows.text(k, "meta"): v for k, v in totals.rows("meta")}, self.version)
+            taps = read_rows.taps(archive.rows("taps", "ORDER BY id"))
             ranks = read_rows.ranks(self._meta.ranks, len(taps))
-            history = BranchHistory(
-                [
-                    read_rows.branch(row)
-                    for row in self._archive.query("SELECT id, name, parent, fork_step, rules FROM branches")
-                ],
-                [
-                    tuple(read_rows.integer(value, "steps") for value in row)
-                    for row in self._archive.query(
-                        "SELECT branch, min(step), max(step), count(*) FROM steps GROUP BY branch"
-                    )
-                ],
+            branches = [read_rows.branch(row) for row in archive.rows("branches")]
+            found = archive.query(
+                f"SELECT branch, min(step), max(step), count(*), {crcs} FROM steps GROUP BY branch",
+                what="steps",
             )
+            counts = [tuple(read_rows.integer(value, "steps") for value in row[:4]) for row in found]
+            totals.expect("taps", len(taps))
+            totals.expect("branches", len({branch.id for branch in branches}))
+            totals.expect("steps", sum(row[3] for row in counts), sum(row[4] for row in found))
+            history = BranchHistory(branches, counts)
             self._state = state
         self.taps, self.ranks, self._history = taps, ranks, history
         self._by_name = {tap.name: tap for tap in taps}
@@ -119,6 +120,17 @@ class Session:
     def meta_problems(self) -> list[str]:
         """The fields of the metadata that did not validate, and are treated as unknown."""
         return self._meta.problems
+
+    @property
+    def protected(self) -> bool:
+        """Whether its rows carry checksums: damage to a file of an earlier version can go unnoticed."""
+        return self.version >= PROTECTED_SINCE
+
+    @property
+    def damage(self) -> list[str]:
+        """What was found damaged or missing of the tables that are read as a whole, so far. It is left out of what
+        they show. Damage to a step, a tensor or a verdict is an error where that is read."""
+        return [problem for problems in self._totals.problems.values() for problem in problems]
 
     @property
     def growing(self) -> bool:
@@ -157,16 +169,10 @@ class Session:
         """What happened at a step, without its arrays (`stats`, `checksums`, `tensor` read those)."""
         owner = self._history.owner(branch, step)
         with self._archive.snapshot():
-            head = self._archive.one(
-                "SELECT phase, wall_seconds, free_blocks, used_blocks, dropped FROM steps"
-                " WHERE branch = ? AND step = ?",
-                *(owner, step),
-            )
-            sequences = self._archive.query(
-                f"SELECT {read_rows.SEQUENCE_COLUMNS} FROM sequences WHERE branch = ? AND step = ? ORDER BY seq",
-                *(owner, step),
-            )
-        record = read_rows.step_record(step, owner, head, sequences, self.ranks)
+            heads = self._archive.rows("steps", "WHERE branch = ? AND step = ?", owner, step)
+            within = "WHERE branch = ? AND step = ? ORDER BY seq"
+            sequences = self._archive.rows("sequences", within, owner, step)
+        record = read_rows.step_record(step, owner, heads, sequences, self.ranks)
         return migrate.step_record(record, self.meta.model.num_layers) if self.version == 1 else record
 
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
@@ -265,27 +271,20 @@ class Session:
         self, *, branch: int | None = None, step: int | None = None, kind: str | None = None, after: int = 0
     ) -> list[Event]:
         """The journal in order, filtered; `after` an event's id gives the newer ones."""
-        where, values = _where(branch=branch, step=step, kind=kind)
-        found = self._archive.query(
-            f"SELECT id, branch, step, kind, text, data FROM events WHERE id > ?{where} ORDER BY id",
-            *(after, *values),
-        )
-        return [read_rows.event(row) for row in found]
+        found = self._totals.rows("events", "WHERE id > ? ORDER BY id", after, fewer=after)
+        asked = (branch, step, kind)
+        return [read_rows.event(row) for row in found if _is(row[1:4], asked)]
 
     def verdicts(
         self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
     ) -> list[Verdict]:
         """The judgements, by branch, step and (where the session knows the tap) execution order."""
-        where, values = _where(branch=branch, step=step, tap=tap)
-        found = self._archive.query(
-            f"SELECT branch, step, tap, verdict, detail FROM verdicts WHERE true{where}", *values
-        )
+        asked = (branch, step, tap)
+        verdicts = [read_rows.verdict(row) for row in self._totals.kept("verdicts") if _is(row[:3], asked)]
         order = {tap.name: tap.index for tap in self.taps}
-        verdicts = [read_rows.verdict(row) for row in found]
         return sorted(verdicts, key=lambda v: (v.branch, v.step, order.get(v.tap, len(order)), v.tap))
 
 
-def _where(**columns: int | str | None) -> tuple[str, list[int | str]]:
-    """An SQL condition on the given columns, and its values. `? IS NULL OR …` would be shorter but use no index."""
-    asked = {name: value for name, value in columns.items() if value is not None}
-    return "".join(f" AND {name} = ?" for name in asked), list(asked.values())
+def _is(found: Sequence[object], asked: Sequence[object]) -> bool:
+    """Whether the values of a row are those that were asked for; None: any."""
+    return all(want is None or want == value for want, value in zip(asked, found, strict=True))

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from sessions import layouts
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, files, meta_table, write_rows
+from sessions.format import chunks, database, files, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
 from sessions.format.recording_file import RecordingFile
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
@@ -73,22 +73,13 @@ class SessionWriter:
         _check_taps(taps)
         if ranks < 1:
             raise ValueError(f"ranks must be at least 1, not {ranks}")
-        rows: list[tuple[str, list[tuple[object, ...]]]] = [
-            (
-                "INSERT INTO taps VALUES (?, ?, ?)",
-                [(t.index, write_rows.utf8(t.name), t.layout) for t in taps],
-            ),
-            (
-                "INSERT INTO meta VALUES (?, ?)",
-                [*meta_table.rows_of(meta), ("ranks", json_text(ranks))],
-            ),
-            (
-                "INSERT INTO branches VALUES (0, 'main', NULL, 0, ?)",
-                [(json_text(meta.rules),)],
-            ),
-        ]
+        first: dict[str, list[rows.Row]] = {
+            "taps": [(t.index, write_rows.utf8(t.name), t.layout) for t in taps],
+            "meta": [*meta_table.rows_of(meta), ("ranks", json_text(ranks))],
+            "branches": [(0, "main", None, 0, json_text(meta.rules))],
+        }
         try:
-            return cls._on(RecordingFile.create(path, rows, overwrite=overwrite))
+            return cls._on(RecordingFile.create(path, first, overwrite=overwrite))
         except FileExistsError:
             raise
         except (*database.ERRORS, OSError) as error:
@@ -100,12 +91,14 @@ class SessionWriter:
         `SessionBusy` if somebody else is recording it."""
         path = Path(path)
         with Session.open(path) as session:  # what does not read back must not be written on
-            version = session.version
+            version, damage = session.version, session.damage
         if version != SCHEMA_VERSION:
             raise SessionError(
                 f"{path} has session format {version}, this Lockstep writes {SCHEMA_VERSION}: "
                 "it can be read and replayed, not recorded on. Record a new session."
             )
+        if damage:
+            raise SessionError(f"{path} is not recorded on: {damage[0]}")
         try:
             return cls._on(RecordingFile.reopen(path))
         except (*database.ERRORS, OSError) as error:
@@ -132,11 +125,9 @@ class SessionWriter:
         if not 0 <= fork_step <= there:
             raise ValueError(f"cannot fork at step {fork_step}: branch {parent} has the steps before {there}")
         with self._commit() as db:
-            cursor = db.execute(
-                "INSERT INTO branches (name, parent, fork_step, rules) VALUES (?, ?, ?, ?)",
-                (write_rows.utf8(name), parent, fork_step, json_text(dict(rules or {}))),
-            )
-            branch = int(cursor.lastrowid or 0)
+            branch = rows.next_id(db, "branches")
+            row = (branch, write_rows.utf8(name), parent, fork_step, json_text(dict(rules or {})))
+            rows.insert(db, "branches", [row])
         self._next_step[branch] = fork_step
         return branch
 
@@ -162,13 +153,11 @@ class SessionWriter:
             ]
             counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
             with self._commit() as db:
-                db.execute(
-                    "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", write_rows.step_row(branch, record)
-                )
-                db.executemany(f"INSERT INTO sequences VALUES ({', '.join('?' * 13)})", sequences)
-                self._insert_tensors(branch, record.step, record.tensors)
+                captured = self._insert_tensors(branch, record.step, record.tensors)
+                rows.insert(db, "steps", [write_rows.step_row(branch, record, arrays, captured)])
+                rows.insert(db, "sequences", sequences)
                 for kind, data in arrays.items():
-                    db.execute("INSERT INTO recent VALUES (?, ?, ?, ?)", (branch, kind, record.step, data))
+                    rows.insert(db, "recent", [(branch, kind, record.step, data)])
                     if counts[kind] >= CHUNK_STEPS:
                         chunks.to_columns(db, branch, kind, len(self._tap_index), self.ranks)
                         counts[kind] -= CHUNK_STEPS
@@ -180,29 +169,27 @@ class SessionWriter:
     ) -> None:
         """Add tensors to a step already recorded on this very branch: captured later, on demand."""
         with self._commit() as db:
-            row = db.execute(
-                "SELECT dropped FROM steps WHERE branch = ? AND step = ?", (branch, step)
-            ).fetchone()
-            if row is None:
+            found = rows.several(db, "steps", "WHERE branch = ? AND step = ?", branch, step)
+            if not found:
                 raise ValueError(f"branch {branch} has no step {step} of its own")
-            self._insert_tensors(branch, step, tensors)
-            words = json_text([*json.loads(row[0]), *dropped])
-            db.execute("UPDATE steps SET dropped = ? WHERE branch = ? AND step = ?", (words, branch, step))
+            *head, words, arrays, sequences, captured = found[0]
+            captured += self._insert_tensors(branch, step, tensors)
+            words = json_text([*json.loads(words), *dropped])
+            rows.insert(db, "steps", [(*head, words, arrays, sequences, captured)], replace=True)
 
     def event(self, branch: int, step: int, kind: str, text: str, data: JSON = None) -> int:
         """Append to the journal; returns the event's id."""
         row = (branch, step, kind, write_rows.utf8(text), json_text(data))
         with self._commit() as db:
-            cursor = db.execute(
-                "INSERT INTO events (branch, step, kind, text, data) VALUES (?, ?, ?, ?, ?)", row
-            )
-            return int(cursor.lastrowid or 0)
+            event = rows.next_id(db, "events")
+            rows.insert(db, "events", [(event, *row)])
+        return event
 
     def verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Record judgements; the newest of a tap at a step replaces an older one."""
-        rows = [(v.branch, v.step, v.tap, v.verdict, json_text(v.detail)) for v in verdicts]
+        judged = [(v.branch, v.step, v.tap, v.verdict, json_text(v.detail)) for v in verdicts]
         with self._commit() as db:
-            db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?)", rows)
+            rows.insert(db, "verdicts", judged, replace=True)
 
     def set_meta(self, **fields: object) -> None:
         """Replace fields of the session's meta. `ValueError` where one does not validate."""
@@ -212,9 +199,9 @@ class SessionWriter:
         """Write (or write again) one page of token texts; together the pages are `meta.token_texts`."""
         self._put_meta([meta_table.page_row(page, texts)])
 
-    def _put_meta(self, rows: Sequence[tuple[str, str]]) -> None:
+    def _put_meta(self, fields: Sequence[tuple[str, str]]) -> None:
         with self._commit() as db:
-            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+            rows.insert(db, "meta", fields, replace=True)
 
     def close(self) -> None:
         """Fold the log into the file, so that one file is left (once the last reader has gone too)."""
@@ -239,8 +226,11 @@ class SessionWriter:
     ) -> None:
         self.close()
 
-    def _insert_tensors(self, branch: int, step: int, tensors: Iterable[TensorRecord]) -> None:
-        write_rows.insert_tensors(self._connection, branch, step, tensors, self._tap_index, self.ranks)
+    def _insert_tensors(self, branch: int, step: int, tensors: Iterable[TensorRecord]) -> int:
+        """By how many tensors the step has more."""
+        return write_rows.insert_tensors(
+            self._connection, branch, step, list(tensors), self._tap_index, self.ranks
+        )
 
     @contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:

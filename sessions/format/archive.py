@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sessions.errors import SessionError, broken
-from sessions.format import database, files
+from sessions.errors import SessionDamaged, SessionError, broken
+from sessions.format import database, files, rows
+from sessions.format.rows import Row
 
 
 class Archive:
@@ -22,6 +23,7 @@ class Archive:
         self._grew = False
         self._closed = False
         self._connections = 0
+        self.version = 0  # of the file's format
         self._connect()
 
     @property
@@ -29,8 +31,9 @@ class Archive:
         """Whether part of the session is still in its log: it is being written, or its writer was killed."""
         return files.log_bytes(self.path) > 0
 
-    def query(self, sql: str, *arguments: object) -> list[tuple[Any, ...]]:
-        """All rows at once: an open cursor would hold the log back from being folded in."""
+    def query(self, sql: str, *arguments: object, what: str = "") -> list[tuple[Any, ...]]:
+        """All rows at once: an open cursor would hold the log back from being folded in. Their checksums are not
+        looked at. `what` names in an error what is read."""
         with self._lock:
             if self._closed:
                 raise SessionError(f"session {self.path.name} has been closed.")
@@ -39,7 +42,22 @@ class Archive:
             try:
                 return self._connection.execute(sql, arguments).fetchall()
             except database.ERRORS as error:
-                raise database.unreadable(self.path, error) from error
+                raise database.unreadable(self.path, error, what) from error
+
+    def rows(self, table: str, clause: str = "", *arguments: object, where: str = "") -> list[Row]:
+        """The rows of a table, as `schema.COLUMNS` has them. `SessionError` at the first that is damaged: it names
+        `where`, or the row's own place."""
+        good, bad = self.sift(table, clause, *arguments, where=where)
+        if bad:
+            raise bad[0]
+        return good
+
+    def sift(
+        self, table: str, clause: str = "", *arguments: object, where: str = ""
+    ) -> tuple[list[Row], list[SessionDamaged]]:
+        """The rows that are sound, and an error for each that is damaged."""
+        sql = f"{rows.select(table, self.version)} {clause}"
+        return rows.sift(table, self.query(sql, *arguments, what=where or table), self.version, where)
 
     def one(self, sql: str, *arguments: object) -> tuple[Any, ...]:
         """The single row."""
@@ -89,6 +107,7 @@ class Archive:
 
     def _connect(self) -> None:
         self._connection, self._immutable = database.connect_reader(self.path)
+        (self.version,) = self._connection.execute("PRAGMA user_version").fetchone()
         self._connections += 1
         self._stamp = self._file_stamp()
         self._grew |= self.growing

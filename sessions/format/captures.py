@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sessions.errors import damaged
 from sessions.format import blobs, codec, read_rows
 from sessions.format.archive import Archive
+from sessions.format.rows import Row
 from sessions.records import Tap, TensorKey, TensorRecord
+
+_OF_STEP = "WHERE branch = ? AND step = ?"
 
 
 def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: int) -> list[TensorKey]:
     """What was captured at a step of the branch `owner`, in execution order."""
-    found = archive.query(
-        "SELECT t.tap, t.rank, t.seq, t.slice, b.dtype, b.shape FROM tensors t"
-        " JOIN blobs b ON b.id = t.blob WHERE t.branch = ? AND t.step = ?"
-        " ORDER BY t.tap, t.seq, t.rank, t.slice",
-        *(owner, step),
-    )
-    return [read_rows.tensor_key(step, row, taps, ranks) for row in found]
+    where = f"tensors of step {step} of branch {owner}"
+    with archive.snapshot():
+        found = _rows(archive, owner, step, where)
+        contents = f"WHERE id IN (SELECT blob FROM tensors {_OF_STEP})"
+        heads = {row[0]: row for row in archive.rows("blobs", contents, owner, step, where=where)}
+    if missing := [blob for *_, blob in found if blob not in heads]:
+        raise damaged(where, f"the content {missing[0]} of one is missing")
+    return [
+        read_rows.tensor_key(step, (tap, rank, seq, part, *heads[blob][2:]), taps, ranks)
+        for _, _, tap, seq, rank, part, blob in sorted(found, key=lambda row: (*row[2:5], str(row[5])))
+    ]
 
 
 def stored(
@@ -26,9 +34,9 @@ def stored(
     """What was captured of a tap at the steps from `first` to before `stop` of the branch `owner`: (rank, slice, blob)
     of each part by step. Blobs never change: equal parts are equal bits."""
     found: dict[int, list[tuple[int, str, int]]] = {}
-    for step, rank, slice_, blob in archive.query(
-        "SELECT step, rank, slice, blob FROM tensors WHERE branch = ? AND step >= ? AND step < ?"
-        " AND tap = ? AND seq = ? ORDER BY step, rank, slice",
+    for _, step, _, _, rank, slice_, blob in archive.rows(
+        "tensors",
+        "WHERE branch = ? AND step >= ? AND step < ? AND tap = ? AND seq = ? ORDER BY step, rank, slice",
         *(owner, first, stop, tap.index, seq),
     ):
         found.setdefault(step, []).append((rank, read_rows.text(slice_, "tensors"), blob))
@@ -39,16 +47,31 @@ def one(
     archive: Archive, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
 ) -> TensorRecord | None:
     """One captured tensor; `part` None: the whole ("" sorts first) if there is one, else any part."""
-    found = archive.query(
-        "SELECT t.slice, b.dtype, b.shape, b.data FROM tensors t JOIN blobs b ON b.id = t.blob"
-        " WHERE t.branch = ? AND t.step = ? AND t.tap = ? AND t.seq = ? AND t.rank = ?"
-        " AND (? IS NULL OR t.slice = ?) ORDER BY t.slice LIMIT 1",
-        *(owner, step, tap.index, seq, rank, part, part),
-    )
-    if not found:
-        return None
-    slice_, dtype, shape, data = found[0]
-    where = f"tensor {tap.name[:80]!r} of step {step}, rank {rank}"
+    where = f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
+    with archive.snapshot():
+        place = (tap.index, seq, rank)
+        found = [
+            row for row in _rows(archive, owner, step, where) if row[2:5] == place and part in (None, row[5])
+        ]
+        if not found:
+            return None
+        *_, slice_, blob = min(found, key=lambda row: str(row[5]))
+        heads = archive.rows("blobs", "WHERE id = ?", blob, where=where)
+        contents = archive.query("SELECT data FROM blobs WHERE id = ?", blob, what=where)
+    if len(heads) != 1 or len(contents) != 1:
+        raise damaged(where, f"its content {blob} is missing")
+    _, name, dtype, shape = heads[0]
     kind, dims = blobs.parse_shape(shape, dtype, where)
-    array = codec.decode(data, kind, dims, where)
+    array = codec.decode(contents[0][0], kind, dims, where)
+    if blobs.tensor_hash(array, dtype) != name:
+        raise damaged(where, "its content does not have its hash")
     return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))
+
+
+def _rows(archive: Archive, owner: int, step: int, where: str) -> list[Row]:
+    """The rows of all tensors of a step. They are read together: only then is one that is missing found."""
+    found = archive.rows("tensors", _OF_STEP, owner, step, where=where)
+    number = archive.rows("steps", _OF_STEP, owner, step, where=where)[0][-1]
+    if number not in (None, len(set(found))):
+        raise damaged(where, f"{len(set(found))} of {number} tensors are there")
+    return found

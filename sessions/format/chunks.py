@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import broken
-from sessions.format import codec
+from sessions.errors import broken, damaged
+from sessions.format import codec, rows
 from sessions.format.archive import Archive
-from sessions.format.schema import CHECKSUMS, CHUNK_STEPS, STATS
+from sessions.format.schema import CHECKSUMS, CHUNK_STEPS, PROTECTED_SINCE, STATS
 from sessions.records import STATISTICS
 
 DTYPES: dict[int, np.dtype[Any]] = {STATS: np.dtype("<f4"), CHECKSUMS: np.dtype("<u8")}
 NAMES = {STATS: "statistics", CHECKSUMS: "checksums"}
 
 _CACHED_CHUNKS = 4
+_KEY = "WHERE branch = ? AND kind = ?"
 
 
 def row_shape(kind: int, ranks: int) -> tuple[int, ...]:
@@ -33,25 +34,20 @@ def row_shape(kind: int, ranks: int) -> tuple[int, ...]:
 
 def to_columns(connection: sqlite3.Connection, branch: int, kind: int, taps: int, ranks: int) -> None:
     """Turn the branch's oldest CHUNK_STEPS recent rows of `kind` into columns. Inside a transaction."""
-    rows = connection.execute(
-        "SELECT step, data FROM recent WHERE branch = ? AND kind = ? ORDER BY step LIMIT ?",
-        (branch, kind, CHUNK_STEPS),
-    ).fetchall()
-    steps = [step for step, _ in rows]
+    oldest = "WHERE branch = ? AND kind = ? ORDER BY step LIMIT ?"
+    found = rows.several(connection, "recent", oldest, branch, kind, CHUNK_STEPS)
+    steps = [row[2] for row in found]
     shape = (taps, *row_shape(kind, ranks))
-    block = codec.decode_many([data for _, data in rows], DTYPES[kind], shape, "recent steps")
+    block = codec.decode_many([row[3] for row in found], DTYPES[kind], shape, "recent steps")
     block = np.moveaxis(block, 0, -1)
     if kind == STATS:
         block = block.swapaxes(1, 2)  # [taps, ranks, 8, steps] -> [taps, 8, ranks, steps]
     contiguous = steps[-1] - steps[0] + 1 == len(steps)
-    cursor = connection.execute(
-        "INSERT INTO chunks (branch, kind, first_step, last_step, steps) VALUES (?, ?, ?, ?, ?)",
-        (branch, kind, steps[0], steps[-1], b"" if contiguous else codec.encode_ints(steps)),
-    )
-    connection.executemany(
-        "INSERT INTO columns (chunk, tap, data) VALUES (?, ?, ?)",
-        ((cursor.lastrowid, tap, data) for tap, data in enumerate(codec.encode_many(block, dense=True))),
-    )
+    chunk = rows.next_id(connection, "chunks")
+    listed = b"" if contiguous else codec.encode_ints(steps)
+    rows.insert(connection, "chunks", [(chunk, branch, kind, steps[0], steps[-1], listed)])
+    encoded = codec.encode_many(block, dense=True)
+    rows.insert(connection, "columns", ((chunk, tap, data) for tap, data in enumerate(encoded)))
     connection.execute(
         "DELETE FROM recent WHERE branch = ? AND kind = ? AND step <= ?", (branch, kind, steps[-1])
     )
@@ -67,11 +63,23 @@ class StepArrays:
 
     def at(self, kind: int, owner: int, step: int) -> NDArray[Any] | None:
         """The array of one step, [taps, ranks(, 8)]; None if it has none."""
+        where = f"step {step} of branch {owner}, {NAMES[kind]}"
         with self._archive.snapshot():
-            found = self._archive.query(
-                "SELECT data FROM recent WHERE branch = ? AND kind = ? AND step = ?", owner, kind, step
-            )
-            return self._recent(found[0][0], kind) if found else self._chunked(kind, owner, step)
+            row = self._archive.rows("recent", f"{_KEY} AND step = ?", owner, kind, step, where=where)
+            found = self._recent(row[0][3], kind) if row else self._chunked(kind, owner, step, where)
+            if found is None and self._recorded(kind, owner, step, step + 1) > 0:
+                raise damaged(where, "they are missing")
+        return found
+
+    def _recorded(self, kind: int, owner: int, first: int, stop: int) -> int:
+        """How many of the owner's steps in [first, stop) have arrays of that kind; -1: the file does not say."""
+        if self._archive.version < PROTECTED_SINCE:
+            return -1
+        (number,) = self._archive.one(
+            "SELECT count(*) FROM steps WHERE branch = ? AND step >= ? AND step < ? AND arrays & ?",
+            *(owner, first, stop, 1 << kind),
+        )
+        return int(number)
 
     def series(
         self, kind: int, tap: int, pick: tuple[int, ...], owner: int, first: int, stop: int
@@ -79,34 +87,35 @@ class StepArrays:
         """One number of one tap, `pick` = (rank, statistic) or (rank,), over the owner's steps in
         [first, stop): (steps, values)."""
         with self._archive.snapshot():
-            # CROSS JOIN keeps SQLite from scanning all columns for the tap instead of seeking each chunk's.
-            chunks = self._archive.query(
-                "SELECT c.id, c.first_step, c.last_step, c.steps, k.data FROM chunks c"
-                " CROSS JOIN columns k ON k.chunk = c.id AND k.tap = ? WHERE c.branch = ? AND c.kind = ?"
-                " AND c.first_step < ? AND c.last_step >= ? ORDER BY c.first_step",
-                *(tap, owner, kind, stop, first),
-            )
-            recent = self._archive.query(
-                "SELECT step, data FROM recent WHERE branch = ? AND kind = ? AND step >= ? AND step < ?"
-                " ORDER BY step",
-                *(owner, kind, first, stop),
-            )
-        planes = self._planes([row[-1] for row in chunks], kind, f"tap {tap}")
+            within = f"{_KEY} AND first_step < ? AND last_step >= ?"
+            chunks = self._archive.rows("chunks", f"{within} ORDER BY first_step", owner, kind, stop, first)
+            of_these = f"WHERE tap = ? AND chunk IN (SELECT id FROM chunks {within})"
+            found = self._archive.rows("columns", of_these, tap, owner, kind, stop, first)
+            columns = {chunk: data for chunk, _, data in found}
+            within = f"{_KEY} AND step >= ? AND step < ? ORDER BY step"
+            recent = self._archive.rows("recent", within, owner, kind, first, stop)
+            recorded = self._recorded(kind, owner, first, stop)
+        if missing := [row for row in chunks if row[0] not in columns]:
+            raise damaged(f"chunk {missing[0][0]}, tap {tap}", "it is missing")
+        planes = self._planes([columns[row[0]] for row in chunks], kind, f"tap {tap}")
         picked = planes[:, :, pick[1], pick[0]] if kind == STATS else planes[:, :, pick[0]]
         old = codec.from_planes(picked, DTYPES[kind])
-        new = np.array([self._recent(data, kind)[(tap, *pick)] for _, data in recent], DTYPES[kind])
-        steps = [step for row in chunks for step in _chunk_steps(*row[:4])] + [step for step, _ in recent]
+        new = np.array([self._recent(row[3], kind)[(tap, *pick)] for row in recent], DTYPES[kind])
+        steps = [step for row in chunks for step in _chunk_steps(row)] + [row[2] for row in recent]
         at = np.array(steps, np.int64)
         keep = (at >= first) & (at < stop)
-        return at[keep], np.concatenate([old.reshape(-1), new])[keep]
+        at = at[keep]
+        if recorded not in (-1, len(at)) or (np.diff(at) <= 0).any():
+            raise damaged(
+                f"{NAMES[kind]} of branch {owner}, steps {first} to {stop - 1}",
+                f"{len(at)} of {recorded} steps are there",
+            )
+        return at, np.concatenate([old.reshape(-1), new])[keep]
 
-    def _chunked(self, kind: int, owner: int, step: int) -> NDArray[Any] | None:
-        for row in self._archive.query(
-            "SELECT id, first_step, last_step, steps FROM chunks"
-            " WHERE branch = ? AND kind = ? AND first_step <= ? AND last_step >= ?",
-            *(owner, kind, step, step),
-        ):
-            steps = _chunk_steps(*row)
+    def _chunked(self, kind: int, owner: int, step: int, where: str) -> NDArray[Any] | None:
+        within = f"{_KEY} AND first_step <= ? AND last_step >= ?"
+        for row in self._archive.rows("chunks", within, owner, kind, step, step, where=where):
+            steps = _chunk_steps(row)
             if step in steps:
                 planes = self._chunk(row[0], kind)[..., steps.index(step)]
                 array = codec.from_planes(planes, DTYPES[kind])
@@ -117,10 +126,10 @@ class StepArrays:
         """A whole chunk's planes [taps, itemsize, (8, )ranks, steps], kept for the neighbouring steps."""
         if chunk not in self._chunks:
             where = f"chunk {chunk}"
-            rows = self._archive.query("SELECT tap, data FROM columns WHERE chunk = ? ORDER BY tap", chunk)
-            if [tap for tap, _ in rows] != list(range(self._taps)):
-                raise broken(where, f"{len(rows)} columns where each of {self._taps} taps should have one")
-            planes = self._planes([data for _, data in rows], kind, where)
+            columns = self._archive.rows("columns", "WHERE chunk = ? ORDER BY tap", chunk)
+            if [row[1] for row in columns] != list(range(self._taps)):
+                raise broken(where, f"{len(columns)} columns where each of {self._taps} taps should have one")
+            planes = self._planes([row[2] for row in columns], kind, where)
             while len(self._chunks) >= _CACHED_CHUNKS:
                 self._chunks.pop(next(iter(self._chunks)))
             self._chunks[chunk] = planes
@@ -137,8 +146,9 @@ class StepArrays:
         return codec.decode(blob, DTYPES[kind], shape, f"{NAMES[kind]} of a recent step")
 
 
-def _chunk_steps(chunk: object, first: object, last: object, listed: object) -> Sequence[int]:
+def _chunk_steps(row: rows.Row) -> Sequence[int]:
     """The CHUNK_STEPS steps of a chunk; they are stored only where they are not contiguous."""
+    chunk, _, _, first, last, listed = row
     where = f"chunk {chunk}"
     if not isinstance(first, int) or not isinstance(last, int) or not CHUNK_STEPS <= last - first + 1 < 2**31:
         raise broken(where, f"no steps from {str(first)[:20]} to {str(last)[:20]}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sessions.errors import SessionError
-from sessions.format import files
-from sessions.format.schema import APPLICATION_ID, OBJECTS, PAGE_SIZE, SCHEMA_VERSION, TABLES
+from sessions.errors import SessionDamaged, SessionError
+from sessions.format import files, rows
+from sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
 from sessions.text import clean
 
 BUSY_SECONDS = 10.0
@@ -32,7 +32,7 @@ _PRAGMAS = frozenset(
         "cache_size",
     ]
 )
-_FUNCTIONS = frozenset({"count", "min", "max"})
+_FUNCTIONS = frozenset({"count", "min", "max", "sum"})
 _SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
 
 
@@ -52,6 +52,7 @@ def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
+        connection.text_factory = _text
         connection.set_authorizer(_authorize)
         _check(connection, path)
         _check_length(connection, path)
@@ -84,8 +85,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def create_file(path: Path, rows: Iterable[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
-    """A session at `path` with the given first rows: (INSERT statement, rows).
+def create_file(path: Path, first: Mapping[str, Iterable[rows.Row]]) -> None:
+    """A session at `path` with the given first rows by table.
 
     Nobody sees the file before it is complete, so no journal is kept; force it to the disk before it is shown.
     """
@@ -99,8 +100,9 @@ def create_file(path: Path, rows: Iterable[tuple[str, Iterable[tuple[object, ...
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         for sql in TABLES.values():
             connection.execute(sql)
-        for sql, values in rows:
-            connection.executemany(sql, values)
+        rows.begin_totals(connection)
+        for table, values in first.items():
+            rows.insert(connection, table, values)
         connection.execute("COMMIT")
     finally:
         connection.close()
@@ -135,17 +137,18 @@ def tidy(path: Path) -> None:
         connection.close()
 
 
-def unreadable(path: Path, error: Exception) -> SessionError:
-    """SQLite's error on a file as a `SessionError`."""
+def unreadable(path: Path, error: Exception, what: str = "") -> SessionError:
+    """SQLite's error on a file as a `SessionError`; `what` was being read."""
     log, complaint = files.wal_of(path), clean(str(error), limit=200)
     if files.exists(log) and "unable to open" in complaint:
         return SessionError(
             f"cannot read session {path}: its newest steps are in {log.name}, which can only be read in a "
             "directory that can be written. Copy both files to one."
         )
-    return SessionError(
-        f"cannot read session {path}: {complaint}. It is no session, or it is damaged or cut short; "
-        "copy it again together with its -wal file if it has one, or record it again."
+    kind = SessionDamaged if "malformed" in complaint else SessionError
+    return kind(
+        f"cannot read {f'{what} of ' if what else 'session '}{path}: {complaint}. It is no session, or it is damaged "
+        "or cut short; copy it again together with its -wal file if it has one, or record it again."
     )
 
 
@@ -154,6 +157,14 @@ def _connect(path: Path, options: str, timeout: float | None = None) -> sqlite3.
     # Sharing between threads is safe: every user of a connection holds a lock of its own.
     patience = BUSY_SECONDS if timeout is None else timeout
     return sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+
+
+def _text(stored: bytes) -> str | bytes:
+    """A TEXT value. What is not UTF-8 stays bytes, which no column may hold: then its row is damaged, not the query."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def _authorize(
@@ -175,14 +186,15 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     files.check_identity(path, application, version)
+    known = objects(version)
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100").fetchall()
     for row in found:
-        if row not in OBJECTS:
+        if row not in known:
             raise SessionError(
                 f"refused {path}: its schema has a {str(row[0])[:20]!r} {str(row[1])[:60]!r} that no session "
-                f"of format {SCHEMA_VERSION} has. It was not written by Lockstep; do not trust it."
+                f"of format {version} has. It was not written by Lockstep; do not trust it."
             )
-    if missing := OBJECTS - set(found):
+    if missing := known - set(found):
         names = ", ".join(sorted(name for _, name, _, _ in missing))
         raise SessionError(f"{path} is an incomplete session: it lacks {names}. Record it again.")
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sessions.errors import broken
+from sessions.errors import broken, damaged
 from sessions.format import blobs, codec
 from sessions.format.json_text import parse_json
+from sessions.format.rows import Row
 from sessions.format.schema import MAX_LAYERS
 from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
 
 MAX_RANKS = 1024
-
-SEQUENCE_COLUMNS = (
-    "seq, ids, positions, kv_lens, block_table, emitted, forced, topk_ids, topk_logits, logsumexp, entropy"
-)
 
 
 def text(value: object, where: str) -> str:
@@ -61,7 +57,7 @@ def ranks(value: object, taps: int) -> int:
     return value
 
 
-def taps(found: Sequence[tuple[Any, ...]]) -> tuple[Tap, ...]:
+def taps(found: Sequence[Row]) -> tuple[Tap, ...]:
     """The taps, whose ids must count up from 0 and whose layouts must parse."""
     if [row[0] for row in found] != list(range(len(found))):
         raise broken("taps", "their ids do not count up from 0")
@@ -73,7 +69,7 @@ def taps(found: Sequence[tuple[Any, ...]]) -> tuple[Tap, ...]:
     return result
 
 
-def branch(row: tuple[Any, ...]) -> Branch:
+def branch(row: Row) -> Branch:
     """A row of `branches`."""
     identity, name, parent, fork_step, rules = row
     where = f"branch {identity}"
@@ -89,12 +85,14 @@ def branch(row: tuple[Any, ...]) -> Branch:
     )
 
 
-def step_record(
-    step: int, owner: int, head: tuple[Any, ...], found: Sequence[tuple[Any, ...]], ranks: int
-) -> StepRecord:
-    """A row of `steps` and its rows of `sequences`, without arrays."""
+def step_record(step: int, owner: int, heads: Sequence[Row], found: Sequence[Row], ranks: int) -> StepRecord:
+    """The one row of `steps` and its rows of `sequences`, without arrays."""
     where = f"step {step} of branch {owner}"
-    phase, wall, free, used, dropped = head
+    if len(heads) != 1:
+        raise damaged(where, "its row is missing")
+    _, _, phase, wall, free, used, dropped, _, sequences, _ = heads[0]
+    if sequences not in (None, len(set(found))):
+        raise damaged(where, f"{len(set(found))} of {sequences} sequences are there")
     words = parse_json(dropped, where)
     if not isinstance(words, list):
         raise broken(where, "`dropped` is no JSON list")
@@ -109,9 +107,11 @@ def step_record(
     )
 
 
-def sequence_step(row: tuple[Any, ...], where: str, ranks: int) -> SequenceStep:
-    """A row of `sequences` (SEQUENCE_COLUMNS)."""
-    seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = row
+def sequence_step(row: Row, where: str, ranks: int) -> SequenceStep:
+    """A row of `sequences`."""
+    _, _, seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = (
+        row
+    )
     return SequenceStep(
         seq=integer(seq, where),
         ids=codec.decode_ints(ids, where),
@@ -136,7 +136,7 @@ def _lengths(data: object, where: str, ranks: int) -> tuple[tuple[int, ...], ...
     return tuple(flat[rank * layers : (rank + 1) * layers] for rank in range(ranks)) if layers else ()
 
 
-def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int) -> TensorKey:
+def tensor_key(step: int, row: Row, known: Sequence[Tap], ranks: int) -> TensorKey:
     """A row of `tensors` with its blob's dtype and shape."""
     tap, rank, seq, part, dtype, shape = row
     where = f"tensors of step {step}"
@@ -148,7 +148,7 @@ def tensor_key(step: int, row: tuple[Any, ...], known: Sequence[Tap], ranks: int
     return TensorKey(known[tap].name, step, rank, integer(seq, where), text(part, where), dtype, dims)
 
 
-def event(row: tuple[Any, ...]) -> Event:
+def event(row: Row) -> Event:
     """A row of `events`."""
     identity, on, step, kind, words, data = row
     where = f"event {identity}"
@@ -162,7 +162,7 @@ def event(row: tuple[Any, ...]) -> Event:
     )
 
 
-def verdict(row: tuple[Any, ...]) -> Verdict:
+def verdict(row: Row) -> Verdict:
     """A row of `verdicts`."""
     on, step, tap, word, detail = row
     where = f"verdict on step {step}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from sessions.errors import SessionMoved, SessionWriteError
 from sessions.format import database, files
+from sessions.format.rows import Row
 from sessions.lock import WriterLock
 
-Rows = Iterable[tuple[str, Iterable[tuple[object, ...]]]]
+FirstRows = Mapping[str, Iterable[Row]]
 _Identity = tuple[int, int]  # device and inode
 
 
@@ -29,14 +30,14 @@ class RecordingFile:
         self._file, self._log = _identity(path), _identity(files.wal_of(path))
 
     @classmethod
-    def create(cls, path: Path, rows: Rows, *, overwrite: bool) -> RecordingFile:
+    def create(cls, path: Path, first: FirstRows, *, overwrite: bool) -> RecordingFile:
         """A new file with the given first rows, in one step: a reader sees what was there before, or all of it."""
         lock = WriterLock.take(path)
         try:
             if files.exists(path) and not overwrite:
                 raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
             with aside(path) as fresh:
-                database.create_file(fresh, rows)
+                database.create_file(fresh, first)
                 put_in_place(fresh, path)
             return cls(path, lock)
         except BaseException:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sessions import dtypes
-from sessions.format import blobs, chunks, codec
+from sessions.format import blobs, chunks, codec, rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
 from sessions.records import SequenceStep, StepRecord, TensorRecord
 
 
-def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
-    """A row of `steps`."""
+def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:
+    """A row of `steps`; `arrays` are the kinds that it has, `tensors` the number."""
     return (
         branch,
         record.step,
@@ -24,10 +24,13 @@ def step_row(branch: int, record: StepRecord) -> tuple[object, ...]:
         record.free_blocks,
         record.used_blocks,
         json_text(list(record.dropped)),
+        sum(1 << kind for kind in arrays),
+        len(record.sequences),
+        tensors,
     )
 
 
-def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> tuple[object, ...]:
+def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> rows.Row:
     """A row of `sequences`; `ValueError` when its cached lengths are not of that many ranks."""
     return (
         branch,
@@ -81,17 +84,24 @@ def insert_tensors(
     connection: sqlite3.Connection,
     branch: int,
     step: int,
-    tensors: Iterable[TensorRecord],
+    tensors: Sequence[TensorRecord],
     tap_index: Mapping[str, int],
     ranks: int,
-) -> None:
-    """Write tensors, each content once. Inside a transaction."""
+) -> int:
+    """Write tensors, each content once; by how many the step has more. Inside a transaction."""
+    before = _tensors_of(connection, branch, step) if tensors else 0
     for tensor in tensors:
         tap = tap_index.get(tensor.tap)
         if tap is None or not 0 <= tensor.rank < ranks:
             raise ValueError(f"the session knows no tap {tensor.tap!r} on rank {tensor.rank}")
         row = (branch, step, tap, tensor.seq, tensor.rank, tensor.slice, _blob(connection, tensor))
-        connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        rows.insert(connection, "tensors", [row], replace=True)
+    return _tensors_of(connection, branch, step) - before if tensors else 0
+
+
+def _tensors_of(connection: sqlite3.Connection, branch: int, step: int) -> int:
+    counting = "SELECT count(*) FROM tensors WHERE branch = ? AND step = ?"
+    return int(connection.execute(counting, (branch, step)).fetchone()[0])
 
 
 def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
@@ -101,16 +111,17 @@ def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
     row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
     if row is not None:
         return int(row[0])
-    cursor = connection.execute(
-        "INSERT INTO blobs (hash, dtype, shape, data) VALUES (?, ?, ?, ?)",
-        (name, tensor.dtype, json.dumps(array.shape), codec.encode(array)),
+    head = (rows.next_id(connection, "blobs"), name, tensor.dtype, json.dumps(array.shape))
+    connection.execute(
+        "INSERT INTO blobs (id, hash, dtype, shape, crc, data) VALUES (?, ?, ?, ?, ?, ?)",
+        (*head, rows.checksum("blobs", head), codec.encode(array)),
     )
-    return int(cursor.lastrowid or 0)
+    return int(head[0])
 
 
 def real(value: float | None) -> float | str | None:
-    """SQLite turns NaN into NULL, which would read as "not recorded"; a text keeps it."""
-    return "nan" if value is not None and math.isnan(value) else value
+    """As SQLite gives it back. It turns NaN into NULL, which would read as "not recorded": a text keeps it."""
+    return value if value is None else "nan" if math.isnan(value) else float(value) + 0.0  # no -0.0 in a file
 
 
 def utf8(value: str) -> str:

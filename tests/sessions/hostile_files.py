@@ -16,7 +16,7 @@ import zstandard
 
 from sessions import Tap, Verdict
 from sessions.format.schema import CHUNK_STEPS
-from tests.sessions.samples import create, record, write
+from tests.sessions.samples import create, record, seal, write
 
 Connection = sqlite3.Connection
 _GIB = 1 << 30
@@ -41,11 +41,12 @@ def make(kind: str, path: Path) -> Path:
 
 @contextmanager
 def changed(path: Path) -> Iterator[Connection]:
-    """A connection for changes to the rows, which are kept; the file is one again afterwards."""
+    """A connection for changes to the rows, which are kept and sealed; the file is one again afterwards."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         with connection:
             yield connection
+            seal(connection)
 
 
 def _set(table: str, column: str, value: object, steps: int = 1) -> Callable[[Path], None]:
@@ -79,7 +80,7 @@ def _meta(key: str, text: str) -> Callable[[Path], None]:
     def build(path: Path) -> None:
         write(path, 1)
         with changed(path) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, text))
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, 0)", (key, text))
 
     return build
 
@@ -125,15 +126,15 @@ def _many_taps(count: int, ranks: int, steps: int, *, chunk: bool = False) -> Ca
             for kind, size in ((0, 32), (1, 8)):
                 if chunk:
                     row = (kind, kind, 0, CHUNK_STEPS - 1)
-                    db.execute("INSERT INTO chunks VALUES (?, 0, ?, ?, ?, x'')", row)
+                    db.execute("INSERT INTO chunks VALUES (?, 0, ?, ?, ?, x'', 0)", row)
                     data = zeros(ranks * size * CHUNK_STEPS)
                     db.executemany(
-                        "INSERT INTO columns VALUES (?, ?, ?)", ((kind, tap, data) for tap in range(count))
+                        "INSERT INTO columns VALUES (?, ?, ?, 0)", ((kind, tap, data) for tap in range(count))
                     )
                 else:
                     data = zeros(count * ranks * size)
                     db.executemany(
-                        "INSERT INTO recent VALUES (0, ?, ?, ?)",
+                        "INSERT INTO recent VALUES (0, ?, ?, ?, 0)",
                         ((kind, step, data) for step in range(steps)),
                     )
 
@@ -147,11 +148,12 @@ def _chained_branches(count: int) -> Callable[[Path], None]:
         write(path, 1)
         with changed(path) as db:
             db.executemany(
-                "INSERT INTO branches VALUES (?, ?, ?, ?, '{}')",
+                "INSERT INTO branches VALUES (?, ?, ?, ?, '{}', 0)",
                 ((n, f"b{n}", n - 1, n) for n in range(1, count)),
             )
             db.executemany(
-                "INSERT INTO steps SELECT ?, ?, phase, wall_seconds, free_blocks, used_blocks, dropped FROM steps"
+                "INSERT INTO steps SELECT ?, ?, phase, wall_seconds, free_blocks, used_blocks, dropped,"
+                " 0, 0, 0, 0 FROM steps"
                 " WHERE branch = 0 AND step = 0",
                 ((n, n) for n in range(1, count)),
             )
@@ -169,11 +171,11 @@ def _many_bombs(count: int, nbytes: int) -> Callable[[Path], None]:
                 shape = json.dumps([step + 1, nbytes // 4 // (step + 1)])
                 whole = zeros(nbytes // 4 // (step + 1) * (step + 1) * 4)
                 db.execute(
-                    "INSERT INTO blobs VALUES (?, ?, 'float32', ?, ?)",
+                    "INSERT INTO blobs VALUES (?, ?, 'float32', ?, 0, ?)",
                     (step + 1, step.to_bytes(16, "big"), shape, whole),
                 )
                 db.executemany(
-                    "INSERT INTO tensors VALUES (0, ?, 0, 0, ?, '', ?)",
+                    "INSERT INTO tensors VALUES (0, ?, 0, 0, ?, '', ?, 0)",
                     ((step, rank, step + 1) for rank in range(2)),
                 )
 
@@ -223,18 +225,18 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "wide text": _wide_text,
     # Counts.
     "chained branches": _chained_branches(20_000),
-    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}' FROM numbers", 1_000_000),
-    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}' FROM numbers", 500_000),
+    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}', 0 FROM numbers", 1_000_000),
+    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}', 0 FROM numbers", 500_000),
     "many tensors": _many(
-        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs) FROM numbers", 1_000_000
+        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs), 0 FROM numbers", 1_000_000
     ),
     "many sequences": _many(
         "sequences",
         "SELECT 0, 0, n, ids, positions, kv_lens, block_table, emitted, forced, topk_ids, topk_logits,"
-        " logsumexp, entropy FROM numbers JOIN sequences WHERE branch = 0 AND step = 0 AND seq = 0",
+        " logsumexp, entropy, 0 FROM numbers JOIN sequences WHERE branch = 0 AND step = 0 AND seq = 0",
         200_000,
     ),
-    "many meta rows": _many("meta", "SELECT 'token_texts.' || n, '{}' FROM numbers", 500_000),
+    "many meta rows": _many("meta", "SELECT 'token_texts.' || n, '{}', 0 FROM numbers", 500_000),
     # Lies.
     "no such shape": _tensor([0, 10**30], b""),
     "empty and huge": _tensor([0, 1 << 62, 1 << 62], zstandard.ZstdCompressor().compress(b"")),

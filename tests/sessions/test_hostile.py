@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +20,7 @@ from sessions import Session, SessionError, SessionWriter
 from sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
 from sessions.meta import SessionMeta
 from sessions.verify import verify
-from tests.sessions.samples import TAPS, record, write
+from tests.sessions.samples import TAPS, record, tamper, write
 
 
 @pytest.fixture
@@ -38,15 +37,6 @@ def _nothing_is_written(tmp_path: Path) -> Iterator[None]:
         for file in tmp_path.rglob("*")
         if file.name.endswith(("-wal", "-shm", "-journal", ".pwned"))
     ]
-
-
-def tamper(path: Path, *statements: str, arguments: tuple[object, ...] = ()) -> Path:
-    """Change the file as somebody with SQLite at hand would."""
-    with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement, arguments)
-    connection.close()
-    return path
 
 
 def read_all(path: Path) -> None:
@@ -268,7 +258,7 @@ def test_a_tensor_whose_header_lies_is_refused(path: Path, column: str, value: o
         "UPDATE branches SET rules = '[]'",
         "UPDATE branches SET fork_step = 3",
         "UPDATE branches SET parent = 0",
-        "INSERT INTO branches VALUES (1, 'x', 2, 0, '{}'), (2, 'y', 1, 0, '{}')",
+        "INSERT INTO branches VALUES (1, 'x', 2, 0, '{}', 0), (2, 'y', 1, 0, '{}', 0)",
         "DELETE FROM steps WHERE step = 5",
         "UPDATE steps SET step = 9000000000000000000 WHERE step = (SELECT max(step) FROM steps)",
         "UPDATE steps SET phase = x'00'",
@@ -289,13 +279,13 @@ def test_a_tensor_whose_header_lies_is_refused(path: Path, column: str, value: o
         "UPDATE tensors SET blob = -1",
         "UPDATE tensors SET rank = 77 WHERE rank = 1",
         "UPDATE blobs SET hash = x'00' WHERE id = 1",
-        "INSERT INTO tensors VALUES (0, 999, 0, 0, 0, '', 1)",
+        "INSERT INTO tensors VALUES (0, 999, 0, 0, 0, '', 1, 0)",
         "INSERT INTO sequences SELECT 5, step, seq, ids, positions, kv_lens, block_table, emitted, forced, topk_ids,"
-        " topk_logits, logsumexp, entropy FROM sequences",
-        "INSERT INTO columns VALUES (77, 0, x'00')",
-        "INSERT INTO events VALUES (1, 0, 0, 'note', 'x', '{')",
-        "INSERT INTO events VALUES (1, 9, 0, 'note', 'x', '1')",
-        "INSERT INTO verdicts VALUES (0, 'x', 'embed', 'fail', 'null')",
+        " topk_logits, logsumexp, entropy, 0 FROM sequences",
+        "INSERT INTO columns VALUES (77, 0, x'00', 0)",
+        "INSERT INTO events VALUES (1, 0, 0, 'note', 'x', '{', 0)",
+        "INSERT INTO events VALUES (1, 9, 0, 'note', 'x', '1', 0)",
+        "INSERT INTO verdicts VALUES (0, 'x', 'embed', 'fail', 'null', 0)",
     ],
 )
 def test_contents_that_contradict_the_format_are_found(path: Path, statement: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from sessions.meta import (
     WeightShare,
 )
 from sessions.verify import verify
-from tests.sessions.samples import TAPS, create, put_meta
+from tests.sessions.samples import TAPS, as_version, create, put_meta
 
 WHOLE = SessionMeta(
     source="lockstep run",
@@ -114,13 +113,7 @@ def test_any_table_reads_as_a_meta(rows: dict[str, Any], version: int) -> None:
         path = Path(directory, "a.session")
         create(path).close()
         put_meta(path, **rows)
-        set_version(path, version)
+        as_version(path, version)
         with Session.open(path) as session:
             assert isinstance(session.meta, SessionMeta)
             assert session.ranks == 2
-
-
-def set_version(path: Path, version: int) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from sessions import Session, SessionError, SessionWriter
 from sessions.format import codec, migrate
 from sessions.meta import CaptureMeta, SamplingMeta
 from sessions.verify import verify
-from tests.sessions.samples import create, put_meta, write
-from tests.sessions.test_meta import set_version
+from tests.sessions.samples import as_version, create, put_meta, tamper, write
 
 SHIPPED = Path(__file__).parent / "data" / "v0_1.session"
 
@@ -51,7 +49,7 @@ def test_a_golden_session_of_version_1(tmp_path: Path) -> None:
         sequences=[{"prompt": [1, 2], "forced": [3]}, {"prompt": [4], "forced": None}],
         attention="eager", batching="alone", absent={"logits": "why"}, biases={"b": "AAAAAAAA8D8="},
     )  # fmt: skip
-    set_version(path, 1)
+    as_version(path, 1)
     with Session.open(path) as session:
         meta = session.meta
         assert session.meta_problems == []
@@ -87,11 +85,9 @@ def test_one_length_a_rank_is_that_of_all_its_layers(
     tmp_path: Path, layers: int | None, lengths: tuple[tuple[int, ...], ...]
 ) -> None:
     path = write(tmp_path / "a.session", 1)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE sequences SET kv_lens = ?", (codec.encode_ints([5, 4]),))
-    connection.close()
+    tamper(path, "UPDATE sequences SET kv_lens = ?", arguments=(codec.encode_ints([5, 4]),))
     put_meta(path, model={"num_layers": layers})
-    set_version(path, 1)
+    as_version(path, 1)
     with Session.open(path) as session:
         assert session.step(0).sequences[0].kv_lens == lengths
     assert verify(path) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from engine.errors import EngineError
 from sessions import SessionError
+from tests.sessions.samples import put_meta, tamper
 from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import DebuggerError
@@ -44,12 +44,6 @@ COMMANDS = (
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return Path(shutil.copyfile(RECORDED / "load_bias-false.session", tmp_path / "a.session"))
-
-
-def tamper(path: Path, statement: str, *values: object) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement, values)
-    connection.close()
 
 
 def harmless(path: Path) -> None:
@@ -97,7 +91,7 @@ def harmless(path: Path) -> None:
 )
 def test_whatever_the_meta_says(path: Path, key: str) -> None:
     for value in JUNK:
-        tamper(path, "INSERT OR REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
+        put_meta(path, **{key: value})
         harmless(path)
 
 
@@ -106,8 +100,16 @@ def test_whatever_an_event_says(path: Path, kind: str) -> None:
     for value in (*JUNK, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
                   {"verdict": "diverged", "steps": EVIL, "words": EVIL, "causes": [{"text": EVIL, "residual": EVIL}]},
                   {"verdict": "diverged", "causes": 5}, {"amended": EVIL}):  # fmt: skip
-        tamper(path, "UPDATE events SET data = ?, text = ? WHERE kind = ?", json.dumps(value), EVIL, kind)
-        tamper(path, "INSERT INTO events VALUES (NULL, 1, 0, ?, ?, ?)", kind, EVIL, json.dumps(value))
+        tamper(
+            path,
+            "UPDATE events SET data = ?, text = ? WHERE kind = ?",
+            arguments=(json.dumps(value), EVIL, kind),
+        )
+        tamper(
+            path,
+            "INSERT INTO events VALUES (NULL, 1, 0, ?, ?, ?, 0)",
+            arguments=(kind, EVIL, json.dumps(value)),
+        )
         harmless(path)
 
 
@@ -130,5 +132,5 @@ def test_whatever_an_event_says(path: Path, kind: str) -> None:
     ],
 )
 def test_whatever_the_rows_say(path: Path, statement: str) -> None:
-    tamper(path, statement, *([EVIL] if "?" in statement else []))
+    tamper(path, statement, arguments=(EVIL,) if "?" in statement else ())
     harmless(path)

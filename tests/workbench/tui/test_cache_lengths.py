@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from sessions.format import codec
+from tests.sessions.samples import tamper
 from tests.workbench.tui.conftest import Bench, press, text_of
 from tests.workbench.tui.synthetic import build
 from workbench.tui.panes.cache_lengths import layered, length_lines
@@ -90,11 +90,8 @@ async def test_the_pane_and_the_sentinel_name_the_layers_in_a_small_terminal(
     bench: Bench, tmp_path: Path
 ) -> None:
     path = build(tmp_path / "broken.session", nan_from=None)
-    connection = sqlite3.connect(path)
-    with connection:
-        blob = codec.encode_ints([19, 19, 19, 19, 19, 17, 17, 19])
-        connection.execute("UPDATE sequences SET kv_lens = ? WHERE step = 11 AND branch = 0", (blob,))
-    connection.close()
+    blob = codec.encode_ints([19, 19, 19, 19, 19, 17, 17, 19])
+    tamper(path, "UPDATE sequences SET kv_lens = ? WHERE step = 11 AND branch = 0", arguments=(blob,))
     async with bench(size=(80, 24), path=path) as pilot:
         await press(pilot, "3")
         lines = [line.strip(" │┃▕▏") for line in text_of(pilot)]

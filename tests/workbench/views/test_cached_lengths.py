@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from sessions import SequenceStep, Session, SessionError
 from sessions.format import codec
 from sessions.format.schema import MAX_LAYERS
 from sessions.verify import verify
-from tests.sessions.samples import create, record, sequence, write
+from tests.sessions.samples import create, record, sequence, tamper, write
 from workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs
 
 R0 = " on rank 0"
@@ -89,11 +88,7 @@ def test_runs_are_the_values_again(values: list[int]) -> None:
 def _stored(path: Path, blob: bytes) -> Path:
     """A session of one step on two ranks in whose row the lengths are replaced."""
     write(path, 1)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute("UPDATE sequences SET kv_lens = ?", (blob,))
-    connection.close()
-    return path
+    return tamper(path, "UPDATE sequences SET kv_lens = ?", arguments=(blob,))
 
 
 def test_lengths_of_layers_come_back(tmp_path: Path) -> None:

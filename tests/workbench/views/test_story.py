@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from engine.faults.catalogue import FAULTS
 from sessions import STATISTICS, Session, SessionError
+from tests.sessions.samples import tamper
 from tests.workbench.export import made
 from workbench.views.attention import attention
 from workbench.views.request import Limits, Request
@@ -201,10 +201,7 @@ def test_any_meta_has_a_story(tmp_path: Path, meta: dict[str, Any]) -> None:
 
 def test_a_damaged_tensor_costs_its_figure_and_not_the_report(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute("UPDATE blobs SET data = x'00'")
-    connection.close()
+    tamper(path, "UPDATE blobs SET data = x'00'")
     (one,) = _tell(path, Request(attention=((1, None),))).attention
     assert (one.heads, bool(one.missing)) == ((), True)
     with Session.open(path) as session, pytest.raises(SessionError):

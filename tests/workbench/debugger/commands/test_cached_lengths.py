@@ -3,7 +3,6 @@ afterwards, and in recordings that know one length for all layers."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from engine.errors import RankError
 from engine.ranks.reports import StepReport
 from sessions import Session
 from sessions.format import codec
+from tests.sessions.samples import tamper
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
 from workbench.debugger.answers import Stop, TableResult
 from workbench.debugger.core.debugger import Debugger
@@ -78,10 +78,7 @@ def test_a_recording_of_one_length_a_rank_is_shown(live: Live, tmp_path: Path) -
     debugger = live(tp=2)
     debugger.execute("next 2")
     path = finish(debugger)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute("UPDATE sequences SET kv_lens = ? WHERE step = 1", (codec.encode_ints([6, 4]),))
-    connection.close()
+    tamper(path, "UPDATE sequences SET kv_lens = ? WHERE step = 1", arguments=(codec.encode_ints([6, 4]),))
     with Session.open(path) as session:
         assert session.step(1).sequences[0].kv_lens == ((6,), (4,))
     old = open_replay(path)

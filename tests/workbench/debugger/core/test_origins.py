@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
 
+from tests.sessions.samples import tamper
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.replay import open_replay
 
@@ -25,10 +25,8 @@ STRANGE = (
 def renamed(path: Path, names: dict[str, str]) -> Path:
     """The recording (NaN from the first scores on) with some of its taps under other names."""
     shutil.copyfile(RECORDED, path)
-    with sqlite3.connect(path) as connection:
-        for known, strange in names.items():
-            connection.execute("UPDATE taps SET name = ? WHERE name = ?", (strange, known))
-    connection.close()
+    for known, strange in names.items():
+        tamper(path, "UPDATE taps SET name = ? WHERE name = ?", arguments=(strange, known))
     return path
 
 
@@ -50,9 +48,7 @@ def test_a_strangers_tap_does_not_hide_the_origin_among_the_others(tmp_path: Pat
 
 def test_where_all_that_is_wrong_is_a_strangers_the_first_is_named(tmp_path: Path) -> None:
     path = renamed(tmp_path / "a.session", {})
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE taps SET name = 'x.' || name")
-    connection.close()
+    tamper(path, "UPDATE taps SET name = 'x.' || name")
     with open_replay(path) as debugger:
         debugger.execute("next")
         with pytest.raises(DebuggerError, match="is no tap of a decoder"):

@@ -1,0 +1,71 @@
+"""Tables that are read as a whole: what is damaged of them is left out and said, what is missing is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.errors import SessionDamaged, damaged
+from sessions.format.archive import Archive
+from sessions.format.rows import Row
+from sessions.format.schema import PROTECTED_SINCE
+
+Total = tuple[int, int]  # the number of rows, the sum of their checksums
+
+
+class Totals:
+    """The tables of one session against their rows in `totals`. `problems` says by table what was wrong with it
+    when it was last looked at."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self.problems: dict[str, list[str]] = {}
+        self._kept: dict[str, tuple[object, list[Row]]] = {}
+
+    def rows(self, table: str, clause: str = "", *arguments: object, fewer: int = 0) -> list[Row]:
+        """The sound rows of a table; `clause` leaves out `fewer` of them."""
+        with self._archive.snapshot():
+            try:
+                good, bad = self._archive.sift(table, clause, *arguments)
+            except SessionDamaged as error:  # SQLite cannot read the table's pages
+                good, bad = [], [error]
+            self.expect(table, len(set(good)) + fewer, bad=bad)
+        return good
+
+    def kept(self, table: str) -> list[Row]:
+        """The sound rows of a table, read again only when it has changed."""
+        with self._archive.snapshot():
+            try:
+                stamp: object = self.of(table) or self._archive.state()
+            except SessionDamaged:
+                stamp = self._archive.state()
+            if table not in self._kept or self._kept[table][0] != stamp:
+                self._kept[table] = stamp, self.rows(table)
+            return self._kept[table][1]
+
+    def expect(
+        self, table: str, number: int, crcs: int | None = None, *, bad: Sequence[SessionDamaged] = ()
+    ) -> None:
+        """Note the `bad` rows of a table, and what is missing where it has that `number` of sound ones."""
+        said = self.problems[table] = [str(error) for error in bad]
+        try:
+            total = self.of(table)
+        except SessionDamaged as error:
+            said.append(str(error))
+            return
+        if total is None:
+            return
+        missing = total[0] - number - len(bad)
+        if missing > 0:
+            said.append(str(damaged(f"table {table!r}", f"{missing} of {total[0]} rows are missing")))
+        elif missing < 0 or crcs not in (None, total[1]):
+            said.append(str(damaged(f"table {table!r}", "its rows are not those that were written")))
+
+    def of(self, table: str) -> Total | None:
+        """The total of a table now; None: the file's version has none."""
+        if self._archive.version < PROTECTED_SINCE:
+            return None
+        where = f"number of rows of {table!r}"
+        found = self._archive.rows("totals", "WHERE name = ?", table, where=where)
+        if len(found) != 1:
+            raise damaged(where, "it is missing")
+        return found[0][1], found[0][2]
