@@ -31,7 +31,8 @@ class EngineConfig:
     max_tokens: int | None = None  # context to provide for; None: the model's
     chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
     load: Literal["direct", "rank0"] = "direct"
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = 60.0  # without progress, until a rank counts as hung
+    start_timeout_seconds: float = 300.0  # the same while ranks start and load
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
     listen: str = ""  # HOST:PORT where ranks that torchrun started are awaited; "": they are started here
 
@@ -44,10 +45,14 @@ class EngineConfig:
             raise ConfigError(
                 f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"
             )
-        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT:
-            raise ConfigError(
-                f"the timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {self.timeout_seconds}"
-            )
+        for name, seconds in (
+            ("timeout", self.timeout_seconds),
+            ("start timeout", self.start_timeout_seconds),
+        ):
+            if not 0 < seconds <= LONGEST_TIMEOUT:
+                raise ConfigError(
+                    f"the {name} must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {seconds}"
+                )
         if self.block_size == 0:
             object.__setattr__(self, "block_size", 256 if self.device.startswith("cuda") else 16)
 

@@ -1,12 +1,14 @@
 """The process group of one tensor-parallel engine.
 
-Every collective goes through here: each is counted and located, so that the host can report where a hung rank
-is, and strided tensors, which Gloo would silently misread, are refused.
+Every collective goes through here: each is counted and noted on the progress board where it is entered and left, so
+that the host can say which rank the others wait for, and strided tensors, which Gloo would silently misread, are
+refused. Over NCCL a collective is left when it was enqueued, not when the GPU is done with it.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
 
 from engine.parallel.devices import own_gpus
+from engine.parallel.operations import COLLECTIVES, OpKind
 
 
 class ProgressSink(Protocol):
@@ -25,8 +28,10 @@ class ProgressSink(Protocol):
         """Whether the host wants the ranks to pause."""
         ...
 
-    def write(self, rank: int, step: int, place: int, operations: int) -> None:
-        """Record where `rank` is."""
+    def write(
+        self, rank: int, number: int, step: int, place: int, collectives: int, kind: int, inside: bool
+    ) -> None:
+        """Note an operation of `rank`."""
         ...
 
 
@@ -45,9 +50,13 @@ class Comm:
         self.step = 0
         self.place = 0
         self.operations = 0
+        self.collectives = 0
         self._board = board
-        # Gloo sums and broadcasts CUDA tensors, but sends and gathers only what is in host memory.
-        self._through_host = size > 1 and self.device.type == "cuda" and self.backend == "gloo"
+
+    @cached_property
+    def _through_host(self) -> bool:
+        """Gloo sums and broadcasts CUDA tensors, but sends and gathers only what is in host memory."""
+        return self.size > 1 and self.device.type == "cuda" and self.backend == "gloo"
 
     @classmethod
     def join(
@@ -64,7 +73,9 @@ class Comm:
         """Rendezvous with the other ranks and form the group: NCCL where each of the `local_size` ranks on this
         machine has a GPU of its own, otherwise Gloo (also for CUDA tensors, when ranks share a GPU). `store_path`
         is the rendezvous file; None: torchrun's environment names the store. `timeout` in seconds."""
+        comm = cls(rank, size, device, board)
         if size > 1:
+            comm._begin(OpKind.RENDEZVOUS)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
                 store=None if store_path is None else FileStore(store_path, size),
@@ -72,7 +83,8 @@ class Comm:
                 world_size=size,
                 timeout=timedelta(seconds=timeout),
             )
-        return cls(rank, size, device, board)
+            comm._end(OpKind.RENDEZVOUS)
+        return comm
 
     @property
     def backend(self) -> str:
@@ -82,13 +94,27 @@ class Comm:
     def enter(self, place: int) -> None:
         """Note that this rank has reached `place` (a tap's index in execution order)."""
         self.place = place
-        self.tick()
+        self.note(OpKind.TAP, place)
 
-    def tick(self) -> None:
-        """Report progress: the host treats a rank that reports none for too long as hung."""
+    def note(self, kind: OpKind, place: int = 0) -> None:
+        """Note an operation: the host treats a rank that notes none for too long as hung."""
         self.operations += 1
+        self._write(kind, place, False)
+
+    def _begin(self, kind: OpKind, place: int | None = None) -> None:
+        """Enter a collective, or a transfer to or from the rank `place`."""
+        self.operations += 1
+        if kind in COLLECTIVES:
+            self.collectives += 1
+        self._write(kind, self.place if place is None else place, True)
+
+    def _end(self, kind: OpKind, place: int | None = None) -> None:
+        """Leave it. One that raised is never left: that is where the rank stands."""
+        self._write(kind, self.place if place is None else place, False)
+
+    def _write(self, kind: OpKind, place: int, inside: bool) -> None:
         if self._board is not None:
-            self._board.write(self.rank, self.step, self.place, self.operations)
+            self._board.write(self.rank, self.operations, self.step, place, self.collectives, kind, inside)
 
     @property
     def interrupted(self) -> bool:
@@ -99,7 +125,9 @@ class Comm:
         """Sum over the ranks, in place; returns x."""
         if self.size > 1:
             _assert_contiguous(x)
+            self._begin(OpKind.ALL_REDUCE)
             dist.all_reduce(x)
+            self._end(OpKind.ALL_REDUCE)
         return x
 
     def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor | None:
@@ -114,7 +142,9 @@ class Comm:
         if self._through_host:
             padded = padded.cpu()
         parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
+        self._begin(OpKind.GATHER)
         dist.gather(padded, parts, dst=0)
+        self._end(OpKind.GATHER)
         if parts is None:
             return None
         whole = torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
@@ -124,23 +154,26 @@ class Comm:
         """Every rank gets rank `source`'s x, in place; returns x."""
         if self.size > 1:
             _assert_contiguous(x)
+            self._begin(OpKind.BROADCAST)
             dist.broadcast(x, src=source)
+            self._end(OpKind.BROADCAST)
         return x
 
     def send(self, x: Tensor, to: int) -> None:
         """Send x to one rank (point to point: rank 0 distributes shards)."""
         _assert_contiguous(x)
+        self._begin(OpKind.SEND, to)
         dist.send(x.cpu() if self._through_host else x, dst=to)
+        self._end(OpKind.SEND, to)
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Fill x with what rank `source` sends."""
         _assert_contiguous(x)
-        if self._through_host:
-            landed = torch.empty_like(x, device="cpu")
-            dist.recv(landed, src=source)
-            return x.copy_(landed)
-        dist.recv(x, src=source)
-        return x
+        landed = torch.empty_like(x, device="cpu") if self._through_host else x
+        self._begin(OpKind.RECEIVE, source)
+        dist.recv(landed, src=source)
+        self._end(OpKind.RECEIVE, source)
+        return x.copy_(landed) if self._through_host else x
 
     def union(self, bits: int) -> int:
         """Bitwise OR over the ranks of an integer below 2**62: how ranks agree that one of them must stop."""
@@ -148,7 +181,9 @@ class Comm:
             return bits
         device = self.device if self.backend == "nccl" else None
         flags = torch.tensor([bits >> i & 1 for i in range(62)], dtype=torch.uint8, device=device)
+        self._begin(OpKind.AGREEMENT)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        self._end(OpKind.AGREEMENT)
         return sum(bit << i for i, bit in enumerate(flags.tolist()))
 
     def leave(self) -> None:

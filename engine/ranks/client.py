@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -23,7 +23,9 @@ from engine.errors import (
     RequestError,
 )
 from engine.ranks.accepting import accept_ranks
+from engine.ranks.hangs import RankTrace, hang_text, history_text, standing_text
 from engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
+from engine.ranks.patience import Patience
 from engine.ranks.processes import RankProcess, start_ranks
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank
@@ -72,7 +74,7 @@ class Client:
                 self._ranks += start_ranks(config, self.board, program)
             for rank in self._ranks:
                 self._selector.register(rank.connection, selectors.EVENT_READ, rank)
-            ready = self._gather(RankReady, config.timeout_seconds)
+            ready = self._gather(RankReady, config.start_timeout_seconds)
         except BaseException:
             self.close(patience=0)
             raise
@@ -97,7 +99,8 @@ class Client:
         checkpoint, a rank that sends more than a tensor of it is lost."""
         for rank in self._ranks:
             rank.connection.most = None if model is None else report_bytes(model)
-        return self.call(LoadModel(str(path), self.config, dict(rules or {})))
+        command = LoadModel(str(path), self.config, dict(rules or {}))
+        return self.call(command, timeout=self.config.start_timeout_seconds)
 
     def patch(self, patches: Iterable[Mapping[int, StagePatch]]) -> None:
         """Replace the patches in force; each maps ranks to their own share of it. They are sent as they are made, one
@@ -130,8 +133,8 @@ class Client:
         """Every rank's answer to the command sent last. `poll` is called some ten times a second while waiting (to
         interrupt).
 
-        RankTimeout when for `timeout` seconds no rank has answered or entered an operation: a long pass
-        that moves on is not hung, and ranks that wait for a hung one in a collective do not move on.
+        RankTimeout when for `timeout` seconds no rank has answered or entered an operation, and the one that the
+        others wait for has not computed either: a long pass that moves on, or a slow machine, is not hung.
         """
         return self._gather(answers_of(command), timeout, poll)
 
@@ -148,13 +151,12 @@ class Client:
 
     def standing(self) -> list[str]:
         """Where each rank stands, in words."""
-        words = []
-        for rank in range(self.config.tp):
-            at = self.board.read(rank)
-            known = at.operations > 0 and at.place < len(self.specs)
-            place = self.specs[at.place].name if known else "before the first operation"
-            words.append(f"rank {rank} at {place}, step {at.step} (operation {at.operations})")
-        return words
+        taps = [spec.name for spec in self.specs]
+        return [standing_text(rank, self.board.latest(rank), taps) for rank in range(self.config.tp)]
+
+    def blame(self, answered: Collection[int] = ()) -> str:
+        """Which rank the others wait for, of those that are to answer a command and have not `answered`."""
+        return hang_text(self._traces(answered), [spec.name for spec in self.specs])
 
     def close(self, patience: float = 1.0) -> None:
         """End every rank and leave nothing behind; after `patience` seconds by force. Safe to call again."""
@@ -184,7 +186,7 @@ class Client:
     ) -> list[A]:
         answers: dict[int, Answer] = {}
         self._captured: list[list[CapturedTensor]] = [[] for _ in self._ranks]
-        progress, since = -1, time.monotonic()
+        patience = Patience(timeout, lambda: self._traces(answers))
         while len(answers) < len(self._ranks):
             if lost := self._receive(answers, 0.1):
                 self._lost(lost)
@@ -192,10 +194,7 @@ class Client:
                 self._failed(answers)
             if poll is not None:
                 poll()
-            moved, now = len(answers) + self._operations() + sum(map(len, self._captured)), time.monotonic()
-            if moved != progress:
-                progress, since = moved, now
-            elif timeout is not None and now - since > timeout:
+            if patience.over(len(answers) + self.board.operations() + sum(map(len, self._captured))):
                 self._hung(answers, timeout)
         found: list[A] = []
         for rank, answer in sorted(answers.items()):
@@ -224,8 +223,11 @@ class Client:
                     answers[rank.rank] = answer
         return gone
 
-    def _operations(self) -> int:
-        return sum(self.board.read(rank).operations for rank in range(self.config.tp))
+    def _traces(self, answered: Collection[int]) -> list[RankTrace]:
+        return [
+            RankTrace(one.rank, self.board.history(one.rank), one.vitals(), one.rank in answered)
+            for one in self._ranks
+        ]
 
     def _failed(self, answers: dict[int, Answer]) -> NoReturn:
         """At least one rank answered with an error: the user's mistake is raised as such when all ranks
@@ -255,8 +257,13 @@ class Client:
         self.close(patience=0)
         raise RankError(f"{how} ({where}); every rank was ended")
 
-    def _hung(self, answers: dict[int, Answer], timeout: float) -> NoReturn:
-        silent = [str(rank.rank) for rank in self._ranks if rank.rank not in answers]
+    def _hung(self, answers: Mapping[int, Answer], timeout: float | None) -> NoReturn:
+        traces, taps = self._traces(answers), [spec.name for spec in self.specs]
+        silent = ", ".join(str(trace.rank) for trace in traces if not trace.answered)
         where = "; ".join(self.standing())
+        told = f"{hang_text(traces, taps)}. No answer from rank {silent} within {timeout:g} s ({where})"
         self.close(patience=0)
-        raise RankTimeout(f"no answer from rank {', '.join(silent)} within {timeout:g} s ({where})")
+        error = RankTimeout(told)
+        for trace in traces:
+            error.add_note(history_text(trace, taps))
+        raise error

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.errors import EngineError, RequestError
 from engine.parallel.comm import Comm
+from engine.parallel.operations import OpKind
 from engine.ranks import messages as m
 from engine.ranks import reports as r
 from engine.ranks.wire import Connection, Disconnected, WireArray
@@ -178,6 +179,7 @@ class Commands:
 
     def _wait(self, pause: Pause) -> PauseSpec:
         """Tell the host where this rank stands; serve reads until it is resumed."""
+        self.comm.note(OpKind.PAUSED, pause.place)
         self.host.send(r.PauseReport(pause))
         while True:
             command = self.receive()

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,17 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
-from engine.ranks.joining import PAUSES, RELAY_SECONDS, PauseWish, Role, address_of, join, shared_secret
+from engine.ranks.joining import (
+    PAUSES,
+    RELAY_SECONDS,
+    SIGN_OF_LIFE_SECONDS,
+    PauseWish,
+    Role,
+    Standing,
+    address_of,
+    join,
+    shared_secret,
+)
 from engine.ranks.messages import COMMANDS, Command
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.wire import Connection, Disconnected
@@ -98,15 +109,15 @@ def _joined(argument: str) -> RankEnvironment:
 
 def _carry(line: Connection[PauseWish], board: ProgressBoard, rank: int) -> None:
     """Tell the host where this rank stands, hear whether it is to pause; end with the host."""
-    told = board.read(rank)
+    told, last = b"", 0.0
     try:
         while True:
             if select.select([line], [], [], RELAY_SECONDS)[0]:
                 board.ask_to_pause(line.receive().wanted)
-            at = board.read(rank)
-            if at != told:
-                line.send(at)
-                told = at
+            ring, now = board.ring(rank), time.monotonic()
+            if ring != told or now - last >= SIGN_OF_LIFE_SECONDS:
+                line.send(Standing(ring, os.getpid(), time.process_time()))
+                told, last = ring, now
     except Disconnected as error:
         print(f"lockstep rank: rank {rank} has lost its host: {error}", file=sys.stderr, flush=True)
         os._exit(1)

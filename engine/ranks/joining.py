@@ -19,12 +19,13 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder
 
 from engine.errors import ConfigError
-from engine.ranks.progress import Standing
+from engine.ranks.progress import RING_BYTES
 from engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
 from engine.ranks.wire import Connection, Disconnected
 
@@ -37,6 +38,8 @@ HANDSHAKE_SECONDS = 10.0
 NETWORK_SECONDS = 20
 #: How often either side of the board's connection looks whether it has news for the other.
 RELAY_SECONDS = 0.02
+#: How often a rank shows that it lives while nothing changes.
+SIGN_OF_LIFE_SECONDS = 1.0
 
 _PROTOCOL = b"lockstep ranks 2\n"
 _NONCE_BYTES = 32
@@ -67,9 +70,18 @@ class Refusal(Struct, frozen=True, tag="refusal"):
 
 
 class PauseWish(Struct, frozen=True):
-    """Whether the host wants the ranks to pause, over the board's connection; the rank sends its `Standing`."""
+    """Whether the host wants the ranks to pause, over the board's connection."""
 
     wanted: bool
+
+
+class Standing(Struct, frozen=True):
+    """What a rank sends over the board's connection, when it has changed and as a sign of life: its ring on the board
+    as it is, its process and the processor seconds used so far."""
+
+    ring: Annotated[bytes, Meta(min_length=RING_BYTES, max_length=RING_BYTES)]
+    pid: int
+    processor: float
 
 
 _REPLIES: Decoder[Admission | Refusal] = Decoder(Admission | Refusal)

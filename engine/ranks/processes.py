@@ -23,6 +23,7 @@ from engine.ranks.environment import RankSpec
 from engine.ranks.messages import Leave
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.reports import ANSWERS, Answer
+from engine.ranks.vitals import Vitals, vitals_of
 from engine.ranks.wire import Connection, Disconnected
 
 #: Bytes of a dead rank's last words that are worth repeating.
@@ -39,6 +40,10 @@ class RankProcess:
     lifeline: int
     output: IO[bytes]
     store: Path | None = field(default=None)
+
+    def vitals(self) -> Vitals:
+        """How its process is."""
+        return vitals_of(self.process.pid)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -69,7 +74,7 @@ class RankProcess:
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
-            return "it runs on, but its connection broke or stalled"
+            return f"its connection broke or stalled, and {self.vitals().describe()}"
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - _LAST_WORDS))

@@ -14,11 +14,15 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from engine.ranks.joining import RELAY_SECONDS, PauseWish
+from engine.ranks.joining import RELAY_SECONDS, PauseWish, Standing
 from engine.ranks.messages import Leave
-from engine.ranks.progress import ProgressBoard, Standing
+from engine.ranks.progress import ProgressBoard
 from engine.ranks.reports import Answer
+from engine.ranks.vitals import Vitals
 from engine.ranks.wire import Connection, Disconnected
+
+#: Seconds without a sign of life after which a rank is said to be silent.
+_SILENT_AFTER = 5.0
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class RemoteRank:
     where: str
     relay: threading.Thread = field(init=False)
     _broken: str = field(default="", init=False)  # why the board's connection is of no further use
+    _last: Standing | None = field(default=None, init=False)
+    _heard: float = field(default_factory=time.monotonic, init=False)
 
     def watch(self, board: ProgressBoard) -> None:
         """Start to carry news between this rank and the host's board."""
@@ -45,14 +51,24 @@ class RemoteRank:
             while True:
                 readable, _, _ = select.select([self.line], [], [], RELAY_SECONDS)
                 if readable:
-                    at = self.line.receive()
-                    board.write(self.rank, at.step, at.place, at.operations)
+                    self._last, self._heard = self.line.receive(), time.monotonic()
+                    board.put_ring(self.rank, self._last.ring)
                 if board.pause_wanted != told:
                     told = not told
                     self.line.send(PauseWish(told))
         except (ValueError, OSError) as error:  # the rank is gone, or `end` has closed the connection
             self._broken = str(error)
             self.kill()  # a rank that cannot be watched is lost: the commands' side tells
+
+    def vitals(self) -> Vitals:
+        """How its process is, by its own account."""
+        told, silent = self._last, time.monotonic() - self._heard
+        return Vitals(
+            told.pid if told else 0,
+            "",
+            told.processor if told else 0.0,
+            silent if silent > _SILENT_AFTER else 0.0,
+        )
 
     def ask_to_exit(self) -> None:
         """Tell the rank to leave."""

@@ -16,14 +16,15 @@ import torch
 from engine.errors import EngineError
 from engine.parallel.comm import Comm
 from engine.parallel.devices import rank_device
+from engine.parallel.operations import OpKind
 from engine.ranks.commands import Commands, Resolve
 from engine.ranks.environment import RankEnvironment, rank_environment
 from engine.ranks.messages import Command, Leave
 from engine.ranks.reports import CommandFailure, Done, RankReady
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
-#: Ranks wait longer for each other than the host for them, so that the host is the one to judge who hangs.
-_COLLECTIVE_PATIENCE = 10
+#: Seconds that ranks wait for each other, a day: it is the host that judges who hangs, and they end with it.
+_COLLECTIVE_SECONDS = 86_400.0
 
 
 def serve(resolve: Resolve) -> NoReturn:
@@ -44,6 +45,7 @@ def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
     try:
         comm = _meet(here)
         commands = Commands(comm, resolve, here.host)
+        comm.note(OpKind.IDLE)
         here.host.send(RankReady(os.getpid(), comm.backend))
         while _answer(here.host, commands):
             pass
@@ -67,7 +69,7 @@ def _meet(here: RankEnvironment) -> Comm:
         local_size=here.local_size,
         device=rank_device(here.device, here.local_rank, here.local_size),
         store_path=here.store,
-        timeout=_COLLECTIVE_PATIENCE * here.timeout,
+        timeout=_COLLECTIVE_SECONDS,
         board=here.board,
     )
 
@@ -84,14 +86,20 @@ def _stay(host: Connection[Command]) -> None:
 def _answer(host: Connection[Command], commands: Commands) -> bool:
     """Serve one command; False when it was the last."""
     command = commands.receive()
+    commands.comm.note(OpKind.COMMAND)
     if isinstance(command, Leave):
         host.send(Done())
         return False
     try:
-        host.send(commands.perform(command))
+        answer = commands.perform(command)
+        commands.comm.note(OpKind.ANSWER)
+        host.send(answer)
+        commands.comm.note(OpKind.IDLE)
     except Disconnected:
         raise
     except Exception as error:
+        if isinstance(error, EngineError):  # after any other the rank stands where it was raised
+            commands.comm.note(OpKind.IDLE)
         _report(host, error)
     return True
 

@@ -19,6 +19,7 @@ from engine.errors import CheckpointError
 from engine.model import Decoder
 from engine.parallel import shards
 from engine.parallel.comm import Comm
+from engine.parallel.operations import OpKind
 from engine.rules import Rules
 from engine.run.memory import check_loadable
 from engine.taps.measure import tensor_checksum
@@ -49,8 +50,9 @@ class Loader:
         _, source = open_checkpoint(self.path)
         filled = set()
         with source, torch.inference_mode():
-            for name, tensor in self._shards(source, decoder.device, keep, rules.shard):
-                self.comm.tick()
+            shards_read = self._shards(source, decoder.device, keep, rules.shard)
+            for count, (name, tensor) in enumerate(shards_read, 1):
+                self.comm.note(OpKind.LOADING, count)
                 _fill(name, parameters[name], rules.stored(name, tensor))
                 filled.add(name)
                 del tensor  # before the next one is read: peak memory is the shards and one tensor
@@ -61,8 +63,8 @@ class Loader:
         _, source = open_checkpoint(self.path)
         found = {}
         with source, torch.inference_mode():
-            for name, tensor in self._shards(source, device, keep_all, shards.plan):
-                self.comm.tick()
+            for count, (name, tensor) in enumerate(self._shards(source, device, keep_all, shards.plan), 1):
+                self.comm.note(OpKind.LOADING, count)
                 found[name] = tensor_checksum(tensor)
                 del tensor
         return found

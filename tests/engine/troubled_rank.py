@@ -1,7 +1,7 @@
 """A rank program that gets into trouble when told to: `python -m tests.engine.troubled_rank SPEC`.
 
-Rules: `trouble` = sleep | raise | refuse | slow, on rank `rank`, in step `step`, at the first row-parallel
-reduction (`slow`: a little at each of them).
+Rules: `trouble` = sleep | raise | refuse | slow | spin | skip, on rank `rank`, in step `step`, at the first
+row-parallel reduction (`slow`: a little at each of them; `spin`: computes for a while; `skip`: takes part in none).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.rules.defaults import sum_over_ranks
 
 SLEEP_SECONDS = 120.0  # longer than any test waits
 SLOW_SECONDS = 0.2
+SPIN_SECONDS = 1.5
 
 
 def resolve(rules: Mapping[str, str]) -> Rules:
@@ -28,16 +29,28 @@ def resolve(rules: Mapping[str, str]) -> Rules:
         return CORRECT
     trouble, rank, step = rules["trouble"], int(rules.get("rank", "1")), int(rules.get("step", "0"))
 
+    to_spin = [SPIN_SECONDS]
+
     def reduce(partial: Tensor, comm: Comm) -> Tensor:
         if comm.rank == rank and comm.step == step:
             if trouble == "raise":
                 raise ArithmeticError("trouble was asked for")
             if trouble == "refuse":
                 raise RequestError("this rank alone refuses")
-            time.sleep(SLEEP_SECONDS if trouble == "sleep" else SLOW_SECONDS)
+            if trouble == "skip":
+                return partial
+            if trouble == "spin":
+                _compute_until(time.monotonic() + (to_spin.pop() if to_spin else 0))
+            else:
+                time.sleep(SLEEP_SECONDS if trouble == "sleep" else SLOW_SECONDS)
         return sum_over_ranks(partial, comm)
 
     return replace(CORRECT, reduce=reduce)
+
+
+def _compute_until(deadline: float) -> None:
+    while time.monotonic() < deadline:
+        pass
 
 
 if __name__ == "__main__":

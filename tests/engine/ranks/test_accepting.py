@@ -12,14 +12,25 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankTimeout
+from engine.parallel.operations import Operation, OpKind
 from engine.ranks import accepting, joining
 from engine.ranks.accepting import MOST_STRANGERS, accept_ranks
 from engine.ranks.environment import rank_environment
-from engine.ranks.joining import KEY_VARIABLE, PAUSES, PauseWish, Role, address_of, join, shared_secret
+from engine.ranks.joining import (
+    KEY_VARIABLE,
+    PAUSES,
+    PauseWish,
+    Role,
+    Standing,
+    address_of,
+    join,
+    shared_secret,
+)
 from engine.ranks.messages import COMMANDS, Leave, Ping
-from engine.ranks.progress import ProgressBoard, Standing
+from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank
 from engine.ranks.sealing import Seals
+from engine.ranks.vitals import Vitals
 from engine.ranks.wire import Connection, Disconnected
 
 SECRET = "5a1c0f9e" * 8
@@ -191,8 +202,12 @@ def test_a_rank_that_ended_while_others_are_awaited_may_come_again(address: str)
 
 
 def test_the_board_carries_places_and_the_wish_to_pause(host: Host, rank: Rank) -> None:
-    rank.line.send(Standing(3, 17, 99))
-    eventually(lambda: host.board.read(0) == Standing(3, 17, 99))
+    there = ProgressBoard.create(1)
+    there.write(0, 99, 3, 17, 20, OpKind.ALL_REDUCE, True)
+    rank.line.send(Standing(there.ring(0), 4321, 1.5))
+    eventually(lambda: host.board.latest(0) == Operation(99, OpKind.ALL_REDUCE, 3, 17, 20, True))
+    assert host.joined()[0].vitals() == Vitals(4321, "", 1.5)
+    there.close()
     for wanted in (True, False):
         host.board.ask_to_pause(wanted)
         assert rank.line.receive() == PauseWish(wanted)

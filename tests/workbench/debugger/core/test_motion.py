@@ -208,7 +208,7 @@ def test_going_back_reads_and_does_not_run(live: Live) -> None:
     debugger.execute("next 5")
     assert debugger.executor is not None
     board = debugger.executor.inferior.client.board
-    before = board.read(0).operations
+    before = board.latest(0).number
     texts(
         debugger,
         "reverse-next",
@@ -220,7 +220,7 @@ def test_going_back_reads_and_does_not_run(live: Live) -> None:
         "attn 0 1",
         "where",
     )
-    assert board.read(0).operations == before
+    assert board.latest(0).number == before
 
 
 def test_a_command_that_is_refused_changes_nothing(live: Live) -> None:

@@ -1,0 +1,53 @@
+"""When the host's patience with ranks that report no progress is over (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.ranks.hangs import RankTrace, waited_for
+from engine.ranks.vitals import Vitals, Waiting
+
+#: How many times its patience the host has with a rank that computes: a loop without an end computes as well.
+MOST_SLOW = 10
+#: Seconds without progress after which the ranks' processes are looked at: a step that goes well costs no look.
+_LOOK_AFTER = 1.0
+
+
+class Patience:
+    """`seconds` without progress (None: for ever) and a rank is hung; but as long as the rank that the others wait for
+    computes or reads from a disk it is only slow, up to `MOST_SLOW` times as long. `look` tells of all ranks."""
+
+    def __init__(self, seconds: float | None, look: Callable[[], Sequence[RankTrace]]) -> None:
+        self.seconds, self._look = seconds, look
+        self._waiting = Waiting()
+        self._progress = -1
+        self._rounds = 0
+        self._before: list[Vitals] = []
+        self._since = 0.0
+
+    def over(self, progress: int) -> bool:
+        """Whether it is; to be asked several times a second, with a number that changes with all progress."""
+        if progress != self._progress:
+            self._progress, self._rounds = progress, 0
+            self._again()
+        waited = self._waiting.look()
+        if self.seconds is None:
+            return False
+        if not self._before and waited > min(_LOOK_AFTER, self.seconds / 2):
+            self._before, self._since = [trace.vitals for trace in self._look()], waited
+        if waited <= self.seconds:
+            return False
+        self._rounds += 1
+        if self._rounds >= MOST_SLOW or not self._at_work(waited - self._since):
+            return True
+        self._again()
+        return False
+
+    def _at_work(self, seconds: float) -> bool:
+        return any(
+            trace.vitals.at_work(self._before[trace.rank], seconds) for trace in waited_for(self._look())
+        )
+
+    def _again(self) -> None:
+        self._waiting.restart()
+        self._before = []
