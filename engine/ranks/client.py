@@ -138,6 +138,11 @@ class Client:
         """
         return self._gather(answers_of(command), timeout, poll)
 
+    def check(self) -> None:
+        """Between commands: RankError where a rank is gone, which nobody else would notice before the next one."""
+        if self._ranks and (gone := self._receive({}, 0)):
+            self._lost(gone)
+
     def interrupt(self) -> None:
         """Ask all ranks to pause, at the same operation: within a layer when the pass under way was begun
         with a pause specification, which is what makes the taps stop."""

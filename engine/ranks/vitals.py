@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import psutil
-
 #: Most seconds between two looks that count as waiting: this process itself was stopped meanwhile, or its machine was.
 _LONGEST_LOOK = 1.0
 #: The least share of a processor that a rank at work has: on an overloaded machine it gets little.
@@ -15,8 +13,8 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A process: its state as psutil names it ("" where unknown), processor seconds used so far, and, of one that
-    reports from elsewhere, for how many seconds it has not (0 while it does)."""
+    """A process: its state as psutil names it, "stopped" for instance ("" where unknown), processor seconds used so
+    far, and, of one that reports from elsewhere, for how many seconds it has not (0 while it does)."""
 
     pid: int
     state: str
@@ -26,13 +24,13 @@ class Vitals:
     @property
     def stopped(self) -> bool:
         """Whether it cannot go on by itself."""
-        return self.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, "gone")
+        return self.state in ("stopped", "tracing-stop", "zombie", "gone")
 
     def at_work(self, before: Vitals, seconds: float) -> bool:
         """Whether it has computed, or read from a disk, in so many seconds since `before`."""
         if self.stopped:
             return False
-        busy = self.state in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+        busy = self.state in ("running", "disk-sleep")
         return busy or self.processor - before.processor > _LEAST_SHARE * seconds
 
     def describe(self) -> str:
@@ -41,13 +39,13 @@ class Vitals:
         if self.silent:
             return f"nothing was heard of {who} for {self.silent:.0f} s"
         match self.state:
-            case psutil.STATUS_STOPPED:
+            case "stopped":
                 return f"{who} is stopped (state T: SIGSTOP or SIGTSTP; `kill -CONT` continues it)"
-            case psutil.STATUS_TRACING_STOP:
+            case "tracing-stop":
                 return f"{who} is stopped by a tracer (state t: gdb, strace)"
-            case psutil.STATUS_RUNNING:
+            case "running":
                 return f"{who} computes (state R, {self.processor:.1f} s of processor time)"
-            case psutil.STATUS_DISK_SLEEP:
+            case "disk-sleep":
                 return f"{who} waits for a disk (state D)"
             case state:
                 return f"{who} is {state or 'alive'} ({self.processor:.1f} s of processor time)"
@@ -55,6 +53,8 @@ class Vitals:
 
 def vitals_of(pid: int) -> Vitals:
     """Those of a process on this machine."""
+    import psutil  # here: screens paint first, and look only where nothing is heard
+
     try:
         process = psutil.Process(pid)
         with process.oneshot():

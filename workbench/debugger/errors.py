@@ -34,6 +34,10 @@ class NeedsEngine(DebuggerError):
     """The command runs the model, and this is a replay."""
 
 
+class EngineGone(NeedsEngine):
+    """The command runs the model, and a rank was lost."""
+
+
 class Interrupted(DebuggerError):
     """The user has interrupted what was going on."""
 

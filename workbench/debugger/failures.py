@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
 from sessions import IdsMismatch, SessionError, SessionWriteError, clean
-from workbench.debugger.errors import DebuggerError, InternalError, Interrupted
+from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
 from workbench.references.request import ReferenceFailure
@@ -15,6 +15,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (Interrupted, Exit.INTERRUPTED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
     (InternalError, Exit.DEFECT),
+    (EngineGone, Exit.RANK_LOST),
     (DebuggerError, Exit.USAGE),
     (ConfigError, Exit.USAGE),
     (RequestError, Exit.USAGE),

@@ -83,6 +83,12 @@ def reach(client: Client, rank: int, tap: str) -> None:
         time.sleep(0.01)
 
 
+def check_on(client: Client) -> None:
+    """Look at idle ranks until something is wrong."""
+    while True:
+        client.check()
+
+
 @contextmanager
 def ends(client: Client) -> Iterator[None]:
     """The engine must have ended, with all its processes, when the block is left."""
@@ -98,9 +104,10 @@ def test_a_rank_killed_while_idle_is_named(start: Callable[..., Client]) -> None
     client = start()
     client.call(RunStep())
     with ends(client):
+        client.check()
         os.kill(client.pids[0], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 0 is lost: killed by SIGKILL"):
-            client.call(RunStep())
+            check_on(client)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

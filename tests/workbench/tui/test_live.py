@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of
+from workbench.debugger.host import client
 from workbench.tui import routes
 from workbench.tui.app import LockstepApp
 from workbench.tui.drivers.live import LiveDriver
@@ -188,12 +189,31 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
     async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
         os.kill(_driver(pilot).rank_pids[1], signal.SIGKILL)
-        await press(pilot, "n")
-        await _until(lambda: bool(_driver(pilot).lost), pilot)
+        await _until(lambda: "● rank lost" in text_of(pilot)[0], pilot)  # while nothing runs
         assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
         await enter(pilot, "colon", "restart")
         await press(pilot, "n", "n")
         await _until(lambda: screen.where.step >= 1, pilot)
+
+
+async def test_a_stopped_host_is_told_until_it_answers_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_SILENT_AFTER", 2.0)
+    async with running(model, tmp_path, tp=1) as pilot:
+        os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
+        try:
+            await _until(
+                lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot
+            )
+            assert "● host does not answer" in text_of(pilot)[0]
+            assert any("state T" in line for line in text_of(pilot))
+        finally:
+            os.kill(_driver(pilot).host_pid, signal.SIGCONT)
+        await _until(lambda: any("the host answers again" in line for line in text_of(pilot)), pilot)
+        assert "● stopped" in text_of(pilot)[0]
+        await press(pilot, "n")
+        assert _screen(pilot).where.step == 1
 
 
 async def test_the_engine_stands_back_for_the_screens(model: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from workbench.debugger.core.registry import ArgumentValue, Command
 from workbench.debugger.core.settings import Checkpoint, DebuggerSettings
 from workbench.debugger.core.step_tokens import StepTokens, tokens_at
 from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.errors import InternalError, NeedsEngine, NotCaptured
+from workbench.debugger.errors import EngineGone, InternalError, NeedsEngine, NotCaptured
 from workbench.debugger.events import OnEvent, RankLostEvent, StoppedEvent
 from workbench.debugger.failures import exit_code
 from workbench.debugger.stops.breakpoints import Breakpoints
@@ -79,7 +79,7 @@ class Debugger:
         if self.executor is None:
             raise NeedsEngine(registry.REPLAY_REASON)
         if self.lost:
-            raise NeedsEngine(f"the engine is gone ({self.lost}): `restart` starts it again")
+            raise EngineGone(f"the engine is gone ({self.lost}): `restart` starts it again")
         return self.executor
 
     @property
@@ -150,6 +150,8 @@ class Debugger:
     def _perform(self, spec: Command, arguments: Mapping[str, ArgumentValue], line: str) -> Result:
         before, result, by_chance = self.position, None, True
         try:
+            if self.live and not self.quiet:
+                self.engine.inferior.client.check()
             result = registry.function_of(spec)(self, **arguments)
             by_chance = isinstance(result, Stop) and result.reason == "pause"
         except RankError as error:
@@ -258,6 +260,14 @@ class Debugger:
         self._leave_flight()
         self.journal("error", self.lost)
         self.events(RankLostEvent(self.lost))
+
+    def notice_loss(self) -> None:
+        """Between commands: take note of a rank that is gone."""
+        if self.live:
+            try:
+                self.engine.inferior.client.check()
+            except RankError as error:
+                self._engine_lost(error)
 
     def _defect(self, line: str, error: Exception) -> InternalError:
         """Come to rest after an unexpected exception: the engine starts afresh from the prompt, or is given up."""

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from msgspec.msgpack import Decoder
 
+from engine.ranks.vitals import Waiting, vitals_of
 from engine.ranks.wire import Connection, Disconnected
 from workbench.debugger.core.registry import ArgumentValue
 from workbench.debugger.host.messages import (
@@ -39,6 +40,7 @@ from workbench.debugger.host.messages import (
     CloseRequest,
     CommandAnswer,
     DoneAnswer,
+    HeartbeatEvent,
     HostEvent,
     HostFrame,
     InterruptRequest,
@@ -59,7 +61,9 @@ from workbench.debugger.host.messages import (
 from workbench.debugger.host.pending import HostError, HostLost, Pending
 
 #: Seconds that the host's socket may take to appear (Python and numpy are imported first).
-_PATIENCE = 30.0
+_PATIENCE = 300.0
+#: Seconds without a sign of life after which the host is said not to answer: a heartbeat before five have passed.
+_SILENT_AFTER = 4.0
 #: Seconds that the host may take to end once it was told to.
 _GRACE = 8.0
 #: Bytes of a temporary directory's path in which a socket still has room: 104 at the least, less the names below it.
@@ -90,6 +94,8 @@ class HostClient:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._closing = False
+        self._silence = Waiting()
+        self._ended = False
         self._last_words: deque[str] = deque(maxlen=5)
         threading.Thread(target=self._overhear, name="host-stderr", daemon=True).start()
         self._reader = threading.Thread(target=self._read, name="host-reader", daemon=True)
@@ -161,6 +167,14 @@ class HostClient:
                 pending.fail("the host has ended")
         return pending.future
 
+    @property
+    def unresponsive(self) -> str:
+        """Why the host does not answer, where it shows no sign of life, and for how long; to be asked often."""
+        seconds = self._silence.look()
+        if seconds < _SILENT_AFTER or self._ended:
+            return ""
+        return f"the host has not answered for {seconds:.0f} s: {vitals_of(self.process.pid).describe()}"
+
     def close(self) -> None:
         """End the host and its ranks, whatever they are doing; the session is kept. Safe to call again."""
         atexit.unregister(self.close)
@@ -197,6 +211,7 @@ class HostClient:
         except OSError as error:  # Disconnected is one
             message = "" if self._closing else self._epitaph(error)
         finally:
+            self._ended = True
             self._fail_pending(message or "the host has ended")
             self.on_event(ClosedEvent(message))
 
@@ -220,6 +235,9 @@ class HostClient:
             self._queued.clear()
 
     def _received(self, frame: HostFrame) -> None:
+        self._silence.restart()
+        if isinstance(frame, HeartbeatEvent):
+            return
         if isinstance(frame, AnswerFrame):
             with self._lock:
                 pending = self._pending.pop(frame.id, None)

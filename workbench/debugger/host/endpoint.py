@@ -17,7 +17,7 @@ from workbench.debugger.host.messages import RequestFrame
 #: Bytes of the longest request: a command line.
 MOST_REQUEST = 1 << 20
 #: Seconds for the client to come.
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 
 
 def accept(path: Path) -> Connection[RequestFrame]:

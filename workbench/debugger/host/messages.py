@@ -16,6 +16,9 @@ from workbench.debugger.answers import JsonObject
 from workbench.debugger.core.registry import Command
 from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
 
+#: How often a host shows that it lives.
+HEARTBEAT_SECONDS = 1.0
+
 # --- what is common ------------------------------------------------------------------------------------
 
 
@@ -200,6 +203,10 @@ class OutputEvent(Struct, frozen=True, tag="output"):
     level: str = "warning"
 
 
+class HeartbeatEvent(Struct, frozen=True, tag="heartbeat"):
+    """The host lives: sent every `HEARTBEAT_SECONDS`, whatever it is busy with. The client keeps it to itself."""
+
+
 class ClosedEvent(Struct, frozen=True, tag="closed"):
     """The last event, the client's own: the connection is gone. `message` is "" where it was asked to close."""
 
@@ -207,5 +214,5 @@ class ClosedEvent(Struct, frozen=True, tag="closed"):
 
 
 _SentEvent = ReadyEvent | StartFailedEvent | StepEvent | StoppedEvent | OutputEvent | RankLostEvent
-HostFrame = AnswerFrame | _SentEvent
+HostFrame = AnswerFrame | HeartbeatEvent | _SentEvent
 HostEvent = _SentEvent | ClosedEvent

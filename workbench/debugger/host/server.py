@@ -24,6 +24,7 @@ from workbench.debugger.errors import CommandError, RunEnded
 from workbench.debugger.events import DebuggerEvent, StepEvent
 from workbench.debugger.failures import exit_code, explain
 from workbench.debugger.host.messages import (
+    HEARTBEAT_SECONDS,
     Answer,
     AnswerFrame,
     CallRequest,
@@ -32,6 +33,7 @@ from workbench.debugger.host.messages import (
     DoneAnswer,
     ErrorAnswer,
     ErrorInfo,
+    HeartbeatEvent,
     HostFrame,
     InterruptRequest,
     LineRequest,
@@ -54,6 +56,8 @@ from workbench.exit_codes import Exit
 
 #: Seconds for the debugger to end in an orderly way once its client is gone.
 _GRACE = 5.0
+#: Seconds between two looks at the ranks while there is nothing to do.
+_LOOK_SECONDS = 0.25
 #: Least seconds between two "step" events: a screen draws no faster.
 _STEP_INTERVAL = 1 / 30
 
@@ -75,6 +79,7 @@ class Host:
         """Start the debugger (`start` is given what takes warnings) and serve until the client is gone; returns an
         exit code."""
         threading.Thread(target=self.listen, name="requests", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         try:
             self.debugger = start(self._warn)
         except Exception as error:
@@ -89,7 +94,7 @@ class Host:
 
     def serve(self, debugger: Debugger) -> None:
         """Answer requests, one after another, until the client asks to close or is gone."""
-        while (frame := self._requests.get()) is not None:
+        while (frame := self._next(debugger)) is not None:
             if isinstance(frame.request, CloseRequest):
                 self._answer(frame, DoneAnswer())
                 return
@@ -104,6 +109,14 @@ class Host:
                 self._outstanding -= 1
                 if not self._outstanding:
                     debugger.forget_interrupt()
+
+    def _next(self, debugger: Debugger) -> RequestFrame | None:
+        """The next request; a rank that dies meanwhile is noticed."""
+        while True:
+            try:
+                return self._requests.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                debugger.notice_loss()
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -147,6 +160,19 @@ class Host:
     def _send(self, message: HostFrame) -> None:
         with self._sending, contextlib.suppress(Disconnected):  # a client that is gone hears nothing
             self.connection.send(message)
+
+    def _beat(self) -> None:
+        """Show the client that this process lives, whatever it is busy with; while it is being told something else
+        that shows it."""
+        while True:
+            if self._sending.acquire(blocking=False):
+                try:
+                    self.connection.send(HeartbeatEvent())
+                except Disconnected:
+                    return
+                finally:
+                    self._sending.release()
+            time.sleep(HEARTBEAT_SECONDS)
 
     def _warn(self, text: str) -> None:
         self._send(OutputEvent(text))

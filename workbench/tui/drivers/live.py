@@ -74,6 +74,11 @@ class LiveDriver:
         return (self.at.lost or "") if self.at is not None else ""
 
     @property
+    def unresponsive(self) -> str:
+        """The host may have been stopped."""
+        return self._started.unresponsive if self._started is not None else ""
+
+    @property
     def why_idle(self) -> str:
         """The ranks, or the host, may be gone."""
         ended = self.at is not None and not self.at.live
@@ -87,6 +92,8 @@ class LiveDriver:
     def state(self, where: Where, busy: bool) -> Fact:
         """What the engine does."""
         at = self.at
+        if self.unresponsive:
+            return Fact("● host does not answer", "wrong")
         if self.lost:
             return Fact("● rank lost", "wrong")
         if at is not None and not at.live:

@@ -77,6 +77,10 @@ class Driver(Protocol):
         """Where the debugger stood after its last command or event; None before the first."""
 
     @property
+    def unresponsive(self) -> str:
+        """Why the debugger shows no sign of life, and since when; "" while it does."""
+
+    @property
     def why_idle(self) -> str:
         """Why no model can be run now; "" where it can."""
 

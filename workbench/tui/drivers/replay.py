@@ -28,6 +28,7 @@ class ReplayDriver:
 
     live = False
     opening: Sequence[str] = ()
+    unresponsive = ""
     why_idle = why_no_toggle = _WHY_IDLE
 
     def __init__(self, path: Path) -> None:

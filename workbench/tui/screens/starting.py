@@ -53,7 +53,7 @@ class StartingScreen(Screen[None]):
             [
                 [(f"{frame} ", "accent"), (self.what, "strong")],
                 [("  starting the ranks and loading the weights", "quiet"), (f"   {elapsed:.0f} s", "quiet")],
-                [],
+                [(f"  {self.driver.unresponsive}", "wrong")],
                 [("  esc", "text"), (" cancels", "quiet")],
             ]
         )

@@ -66,6 +66,7 @@ class WorkbenchScreen(Screen[None]):
         self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap)
         self.commands = CommandDispatcher(self, reader, self.runner, self.keymap, self.actions)
+        self._unresponsive = False
         driver.listener = self
 
     def compose(self) -> ComposeResult:
@@ -166,9 +167,16 @@ class WorkbenchScreen(Screen[None]):
             return  # a timer outlives the screen's widgets by a moment when the app quits
         if self.follower.behind:
             await self.follower.follow()
-        if self.runner.busy:
+        if why := self.driver.unresponsive:
+            self.frame.show_state(self._state())
+            self.tell(why, wrong=True)
+        elif self._unresponsive:
+            self.frame.show_state(self._state())
+            self.tell("the host answers again")
+        elif self.runner.busy:
             self.frame.show_state(self._state())
             self.tell(self.runner.progress)
+        self._unresponsive = bool(why)
 
     def _state(self) -> Fact | None:
         return self.driver.state(self.where, self.runner.busy)
@@ -179,6 +187,7 @@ class WorkbenchScreen(Screen[None]):
 
     @on(Said)
     def _said(self, event: Said) -> None:
+        self.frame.show_state(self._state())
         self.tell(event.text, event.wrong)
 
     def on_unmount(self) -> None:

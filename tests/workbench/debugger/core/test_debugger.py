@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from engine.errors import RankError
 from tests.workbench.debugger.conftest import Live
 from workbench.debugger.answers import Message, Stop, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import InternalError
+from workbench.debugger.errors import EngineGone, InternalError
 from workbench.debugger.failures import exit_code
 
 
@@ -70,6 +71,29 @@ def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.
     assert not debugger.live
     debugger.execute("restart")
     assert debugger.execute("next 2").to_json()["step"] == 1
+
+
+def test_a_rank_that_died_meanwhile_is_told_before_the_next_command(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the command asks nothing of the engine: a script ends with 5."""
+    debugger = live()
+    debugger.execute("next")
+
+    def check() -> None:
+        raise RankError("rank 0 is lost: killed by SIGKILL")
+
+    monkeypatch.setattr(debugger.engine.inferior.client, "check", check)
+    with pytest.raises(RankError, match="killed by SIGKILL") as info:
+        debugger.execute("info breakpoints")
+    assert exit_code(info.value) == 5
+    debugger.execute("info breakpoints")
+    with pytest.raises(EngineGone, match="killed by SIGKILL") as gone:
+        debugger.execute("next")
+    assert exit_code(gone.value) == 5
+    monkeypatch.undo()
+    debugger.execute("restart")
+    assert debugger.live
 
 
 def test_with_several_prompts_every_word_means_the_first(live: Live) -> None:

@@ -20,7 +20,9 @@ import pytest
 from sessions import Session
 from sessions.verify import verify
 from tests.checkpoints import tiny_checkpoint
+from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
+from workbench.debugger.host import client as client_module
 from workbench.debugger.host.client import HostClient
 from workbench.debugger.host.messages import HostEvent, ReadyEvent
 from workbench.debugger.host.pending import HostError, HostLost
@@ -166,10 +168,10 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
     try:
         client.command("next 3").result(60)
         os.kill(heard.wait_for(ReadyEvent).rank_pids[1], signal.SIGKILL)
+        assert "rank 1 is lost" in heard.wait_for(RankLostEvent).message, "while nothing runs"
         with pytest.raises(HostError, match="rank 1 is lost") as info:
             client.command("next").result(60)
         assert info.value.exit_code == 5
-        assert "rank 1" in heard.wait_for(RankLostEvent).message
         assert client.command("reverse-next").result(30).state.step == 1  # the record is still there
         with pytest.raises(HostError, match="`restart` starts it again"):
             client.command("next 5").result(30)
@@ -192,6 +194,28 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
     finally:
         client.close()
     assert verify(tmp_path / "lost.session") == []
+
+
+def test_a_stopped_host_is_told_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay's, which has no ranks."""
+    monkeypatch.setattr(client_module, "_SILENT_AFTER", 2.0)
+    heard = Heard()
+    client = HostClient.start(["--replay", str(RECORDED / "load_bias-false.session")], heard, program=PROGRAM)
+    try:
+        pid = client.ready.result(90).pid
+        os.kill(pid, signal.SIGSTOP)
+        answer = client.state()
+        while not client.unresponsive:
+            time.sleep(0.05)
+        assert f"its process (pid {pid}) is stopped (state T" in client.unresponsive
+        assert not answer.done()
+        os.kill(pid, signal.SIGCONT)
+        assert answer.result(30).state.step >= -1
+        while client.unresponsive:
+            time.sleep(0.05)
+        assert {type(event) for event in heard.events} == {ReadyEvent}, "heartbeats are the client's own"
+    finally:
+        client.close()
 
 
 def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp_path: Path) -> None:
