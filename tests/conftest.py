@@ -30,6 +30,7 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     values = {
         "LOCKSTEP_DATA_DIR": str(root / "data"),
         "LOCKSTEP_CACHE_DIR": str(root / "cache"),
+        "LOCKSTEP_STATE_DIR": str(root / "state"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

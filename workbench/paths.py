@@ -6,7 +6,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path
+from platformdirs import user_cache_path, user_data_path, user_state_path
 
 
 def data_directory() -> Path:
@@ -19,6 +19,12 @@ def cache_directory() -> Path:
     """What can be made again: `$LOCKSTEP_CACHE_DIR`, or the user's cache directory (XDG)."""
     root = os.environ.get("LOCKSTEP_CACHE_DIR")
     return Path(root) if root else user_cache_path("lockstep", appauthor=False)
+
+
+def state_directory() -> Path:
+    """What tells of earlier runs and may be lost: `$LOCKSTEP_STATE_DIR`, or the user's state directory (XDG)."""
+    root = os.environ.get("LOCKSTEP_STATE_DIR")
+    return Path(root) if root else user_state_path("lockstep", appauthor=False)
 
 
 def golden_directory() -> Path:

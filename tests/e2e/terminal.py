@@ -67,7 +67,8 @@ class Terminal:
             _MARK: self.mark, "TMPDIR": str(self.scratch), "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "LOCKSTEP_DATA_DIR": str(directory / "data"), "LOCKSTEP_CACHE_DIR": str(directory / "cache"),
-            "XDG_CONFIG_HOME": str(directory / "config"), "XDG_STATE_HOME": str(directory / "state"),
+            "XDG_CONFIG_HOME": str(directory / "config"), "LOCKSTEP_STATE_DIR": str(directory / "state"),
+            "LOCKSTEP_DEBUG": "1",  # what nobody expected ends the program, and so the test
             "HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8",
         }  # fmt: skip
 

@@ -28,7 +28,11 @@ async def _served(directory: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"XDG_STATE_HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "PYTHONPATH": str(ROOT)}
+    settings = {
+        "LOCKSTEP_STATE_DIR": str(directory),
+        "XDG_CONFIG_HOME": str(directory),
+        "PYTHONPATH": str(ROOT),
+    }
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "workbench.cli", "web", "--port", str(port)],
         env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ import traceback
 from contextlib import suppress
 from io import TextIOWrapper
 
+from engine.text import printable
+from workbench import error_log
 from workbench.cli import ending
 from workbench.cli.home import open_home
 from workbench.cli.terminal import no_screens
@@ -27,7 +29,7 @@ def run(arguments: list[str]) -> int:
     from workbench.cli import root
 
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own
+    debug = "--debug" in own or error_log.debugging()
     words = [word for word in own if word != "--debug"] + arguments[len(own) :]
     command = typer.main.get_command(root.app)
     try:
@@ -37,7 +39,7 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:  # a command line that does not parse
-        _complain(error.format_message())
+        _complain("\n".join(printable(line, 2000) for line in error.format_message().splitlines()))
         return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ending.say(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
 from sessions import IdsMismatch, SessionError, SessionWriteError, clean
+from workbench import error_log
 from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
@@ -40,9 +41,10 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def explain(error: Exception) -> tuple[Exit, str]:
-    """The exit code and the one line, safe for a terminal, that says what to do."""
+    """The exit code and the one line, safe for a terminal, that says what to do. What nobody expected is written into
+    the log of errors, which the line names."""
     code = exit_code(error)
     if code is not Exit.DEFECT or isinstance(error, InternalError):
         return code, clean(str(error))
-    said = clean(f"{type(error).__name__}: {error}")
-    return code, f"{said} (a defect of lockstep: --debug shows where)"
+    said = clean(f"{type(error).__name__}: {error}", limit=300)
+    return code, f"{said} (a defect of lockstep; its traceback {error_log.record(error)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -21,7 +22,10 @@ from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed
 
+from workbench import error_log
+from workbench.exit_codes import Exit
 from workbench.tui import routes, settings
+from workbench.tui.guard import FailureNotices, Guarded
 from workbench.tui.palette import HasPalette
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingChosen, UserSettings
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 _ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
-class LockstepApp(App[int]):
+class LockstepApp(Guarded, App[int]):
     """Lockstep's screens. `first` makes the one that is shown first."""
 
     TITLE = "lockstep"
@@ -50,6 +54,9 @@ class LockstepApp(App[int]):
         self.settings = chosen or UserSettings()
         self._first = first
         self._leaving = False
+        self.failures = FailureNotices(
+            lambda text: self.notify(text, title="Error", severity="error", timeout=15)
+        )
         for name in list(self.available_themes):
             self.unregister_theme(name)
         for theme in THEMES:
@@ -67,6 +74,7 @@ class LockstepApp(App[int]):
         # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
         self.call_after_refresh(gc.enable)
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
         self.push_screen(self._first(self.settings))
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
@@ -94,6 +102,7 @@ class LockstepApp(App[int]):
         keys behind it are already on their way to that same widget: of a `:next` typed fast, the `n` acted.
         """
         if isinstance(event, events.Key) and not event.is_forwarded:
+            self.failures.forget()
             field = self.focused
             if isinstance(field, Input) and event.character is not None and event.is_printable:
                 field.replace(event.character, *field.selection)
@@ -106,6 +115,13 @@ class LockstepApp(App[int]):
         """Without the one that looks at every segment for a colour of the terminal's own: all of ours are true ones."""
         return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
+    def notify(self, message: str, **named: Any) -> None:
+        """Show a notice. Whatever it quotes may be a stranger's: never markup, nothing that a terminal obeys."""
+        # Imported here: it takes numpy along, which the first paint does not wait for.
+        from sessions.text import clean
+
+        super().notify(clean(message, newlines=True, limit=2000), **{**named, "markup": False})
+
     def exit(self, *arguments: Any, **named: Any) -> None:
         """Leave. What is under way is not to look for widgets that go away one by one."""
         self._leaving = True
@@ -113,11 +129,26 @@ class LockstepApp(App[int]):
         super().exit(*arguments, **named)
 
     def _handle_exception(self, error: Exception) -> None:
-        """A message that was being handled while the screens closed: no reason to call it a crash."""
+        """An exception that nothing caught, in a worker, a message handler, a timer, a callback, a layout or a frame.
+
+        Textual has no public hook for it: it calls this method, whose own way is to end the program. So it does here
+        where the tests or a developer ask for that, or where there is no screen yet to go on with.
+        """
         cause = error.error if isinstance(error, WorkerFailed) else error
         leaving = self._leaving or not self.is_running
-        if not (leaving and isinstance(cause, NoMatches)):
+        if leaving and isinstance(cause, NoMatches):
+            return  # a message that was being handled while the screens closed
+        if error_log.debugging():
             super()._handle_exception(error)
+            return
+        self.failures.take(cause)
+        if not leaving and len(self.screen_stack) < 2:
+            self.exit(return_code=Exit.DEFECT)
+
+    def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's own callbacks, and tasks that nobody waits for: what hears the host and the reader."""
+        if isinstance(error := context.get("exception"), Exception):
+            self._handle_exception(error)
 
     def _end(self, number: int, _: FrameType | None) -> None:
         """SIGTERM, or the terminal was closed (SIGHUP). A signal handler, as the event loop may be the one that waits

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench import error_log
+from workbench.exit_codes import Exit
 from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingsError
 
-#: Exit codes, as `workbench.exit_codes` has them: a usage error; a crash, which Textual knows as 1.
-_USAGE, _DEFECT, _CRASHED = 2, 70, 1
+#: How Textual ends a program that it gave up.
+_CRASHED = 1
 
 
 def run_home() -> int:
@@ -58,13 +60,16 @@ def _run(first: Route) -> int:
         app = LockstepApp(first, settings.load())
     except SettingsError as error:
         print(f"lockstep: {error}", file=sys.stderr)
-        return _USAGE
+        return Exit.USAGE
     result = app.run()
-    if app.return_code == _CRASHED:
+    if len(app.failures):
+        many = f"{len(app.failures)} errors" if len(app.failures) > 1 else "an error"
+        print(f"lockstep: {many} that nobody expected: see {error_log.log_file()}", file=sys.stderr)
+    if app.return_code in (_CRASHED, Exit.DEFECT):
         print(
             "lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr
         )
-        return _DEFECT
+        return Exit.DEFECT
     return app.return_code or (result if isinstance(result, int) else 0)
 
 

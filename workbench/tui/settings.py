@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_config_path, user_state_path
+from platformdirs import user_config_path
 from textual.message import Message
 
+from workbench.paths import state_directory
 from workbench.tui.theme import THEMES
 
 _THEME_NAMES = tuple(theme.name for theme in THEMES)
@@ -83,7 +84,7 @@ def save(key: str, value: str, file: Path | None = None) -> None:
 
 def recent_file() -> Path:
     """Where the recent sessions and models are remembered."""
-    return user_state_path("lockstep") / "recent.json"
+    return state_directory() / "recent.json"
 
 
 def recent(file: Path | None = None) -> list[Path]:

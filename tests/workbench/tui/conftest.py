@@ -30,7 +30,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LOCKSTEP_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LOCKSTEP_DEBUG", "1")  # the screens' outer net hides nothing from the tests
 
 
 async def settle(pilot: Pilot[int]) -> None:

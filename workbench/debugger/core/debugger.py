@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.errors import RankError
-from sessions import Session, SessionWriter
+from sessions import Session, SessionWriter, clean
+from workbench import error_log
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
 from workbench.debugger.core.executor import Executor, Flight
@@ -271,7 +272,8 @@ class Debugger:
 
     def _defect(self, line: str, error: Exception) -> InternalError:
         """Come to rest after an unexpected exception: the engine starts afresh from the prompt, or is given up."""
-        told = f"{type(error).__name__}: {error}"
+        told = clean(f"{type(error).__name__}: {error}", limit=300)
+        where = error_log.record(error, line)
         self.journal("error", told, data={"command": line, "raised_at": _raised_at(error)})
         if self.live:
             try:
@@ -280,7 +282,7 @@ class Debugger:
                 self.engine.inferior.close()
                 self._engine_lost(lost)
         self._leave_flight()
-        return InternalError(told, engine_lost=bool(self.lost))
+        return InternalError(told, where, engine_lost=bool(self.lost))
 
     def _leave_flight(self) -> None:
         """Stand at the last recorded step where the step that was stood in is gone."""

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from sessions.errors import SessionError
+from sessions.text import clean
 from workbench.export.table import Table
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.key_bar import KeyHint
@@ -143,11 +144,13 @@ class Pane(PaintedWidget):
     async def _look(self) -> None:
         function, arguments = self.question()
         try:
-            snapshot = await self.reader.ask(function, self.where, *arguments)
+            self.answer(await self.reader.ask(function, self.where, *arguments))
         except SessionError as error:
-            self.empty(str(error))
-            return
-        self.answer(snapshot)
+            self.empty(clean(str(error), limit=400))
+        except Exception as error:
+            # What was shown before is of another place. The outer net tells of the rest.
+            self.empty(f"This cannot be shown: {clean(f'{type(error).__name__}: {error}', limit=200)}")
+            raise
 
     def empty(self, text: str) -> None:
         """Show `text` instead of the content: what is missing and the key that fills the pane."""

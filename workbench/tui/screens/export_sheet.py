@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from sessions.text import clean
+from workbench.tui.guard import Guarded
 from workbench.tui.screenshots import FORMATS
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 
@@ -27,7 +28,7 @@ class Formats(Grid, inherit_bindings=False):
     ]
 
 
-class ExportScreen(ModalScreen[Path | None]):
+class ExportScreen(Guarded, ModalScreen[Path | None]):
     """As what, and under which name. The format that was taken last is offered first."""
 
     CSS_PATH = "../styles/export.tcss"

@@ -11,10 +11,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from workbench.tui.guard import Guarded
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Guarded, ModalScreen[None]):
     """A sheet of text and keys. Any of escape, q, ? closes it."""
 
     CSS_PATH = "../styles/help.tcss"

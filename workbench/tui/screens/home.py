@@ -16,6 +16,7 @@ from textual.screen import Screen
 from engine.text import printable
 from workbench.paths import sessions_directory
 from workbench.tui import settings
+from workbench.tui.guard import Guarded
 from workbench.tui.screens.machine import examined, machine_lines
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -50,7 +51,7 @@ class OpenLine(CommandLine):
     PROMPT = "▸"
 
 
-class HomeScreen(Screen[None]):
+class HomeScreen(Guarded, Screen[None]):
     """Bare `lockstep`. Posts `Open` when something is to be opened."""
 
     CSS_PATH = "../styles/home.tcss"

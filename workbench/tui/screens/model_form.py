@@ -9,10 +9,13 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from engine.text import printable
 from workbench.models.identify import Found
+from workbench.tui.guard import Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class ModelChoice:
     prompt: str
 
 
-class ModelForm(ModalScreen[ModelChoice | None]):
+class ModelForm(Guarded, ModalScreen[ModelChoice | None]):
     """Two fields. Enter in the last one starts, escape goes back."""
 
     CSS_PATH = "../styles/form.tcss"
@@ -36,7 +39,7 @@ class ModelForm(ModalScreen[ModelChoice | None]):
     def compose(self) -> ComposeResult:
         """What the model is, the ranks, the prompt."""
         with Vertical(id="form") as form:
-            form.border_title = self._found.path.name
+            form.border_title = Content(printable(self._found.path.name))
             form.border_subtitle = "enter starts   esc goes back"
             yield Static(self._found.told, id="told", markup=False)
             yield Static("ranks (tp)", classes="label")

@@ -9,11 +9,12 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from engine.text import printable
+from workbench.tui.guard import Guarded
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.status_line import Fact, StatusLine
 
 
-class OpeningScreen(Screen[None]):
+class OpeningScreen(Guarded, Screen[None]):
     """Gives way to the screen that `opened` makes, on a thread what can be done there, the screen itself in the event
     loop. A file that is no session ends the program, or goes back to the home screen."""
 
@@ -40,6 +41,11 @@ class OpeningScreen(Screen[None]):
             make = self._opened()
         except (SessionError, OSError) as error:
             self.app.call_from_thread(self._refused, printable(error, 500))
+        except Exception as error:
+            self.app.call_from_thread(
+                self._refused, f"a defect of lockstep: {type(error).__name__}: {printable(error)}"
+            )
+            raise  # to the outer net, which keeps the traceback
         else:
             self.app.call_from_thread(lambda: self.app.switch_screen(make()))
 

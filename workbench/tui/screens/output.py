@@ -7,13 +7,15 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from sessions.text import clean
+from workbench.tui.guard import Guarded
 
 
-class OutputScreen(ModalScreen[None]):
+class OutputScreen(Guarded, ModalScreen[None]):
     """Text under the command that gave it. Escape closes it, y copies."""
 
     CSS_PATH = "../styles/help.tcss"
@@ -29,7 +31,7 @@ class OutputScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """The sheet."""
         with VerticalScroll(id="sheet", classes="output") as sheet:
-            sheet.border_title = self._command.replace("[", r"\[")
+            sheet.border_title = Content(self._command)
             sheet.border_subtitle = "esc closes   y copies"
             yield Static(self._text, markup=False)
 

@@ -15,13 +15,14 @@ from sessions.errors import SessionError
 from sessions.text import clean
 from workbench.tui.drivers.live import LiveDriver
 from workbench.tui.drivers.port import CommandFailed
+from workbench.tui.guard import Guarded
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.text_block import TextBlock, wrapped
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class StartingScreen(Screen[None]):
+class StartingScreen(Guarded, Screen[None]):
     """Starts a model, then gives way to the screen that `then` makes of its session and driver."""
 
     CSS_PATH = "../styles/starting.tcss"

@@ -17,6 +17,7 @@ from textual.screen import Screen
 
 from workbench.export.table import Table
 from workbench.tui import screenshots
+from workbench.tui.guard import Guarded
 from workbench.tui.reader import Reader
 from workbench.tui.screens.exporter import Exporter
 from workbench.tui.screens.tensor_text import figure_lines, number_lines
@@ -33,7 +34,7 @@ from workbench.views.tensor import Tensor, plane, tensor
 from workbench.views.where import Where
 
 
-class TensorScreen(Screen[None]):
+class TensorScreen(Guarded, Screen[None]):
     """A tap's tensor. Escape goes back."""
 
     CSS_PATH = "../styles/tensor.tcss"

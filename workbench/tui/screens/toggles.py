@@ -19,6 +19,7 @@ from engine.config import ModelConfig
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from engine.faults.fault import Fault
 from sessions.meta import ModelMeta
+from workbench.tui.guard import Guarded
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 
@@ -66,7 +67,7 @@ def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
         return "the session does not say enough about its model"
 
 
-class TogglesScreen(ModalScreen[Toggled | None]):
+class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
     """Choose a fault to switch on or off. `why_not` greys all of them: a replay."""
 
     CSS_PATH = "../styles/toggles.tcss"

@@ -16,6 +16,7 @@ from textual.screen import Screen
 from sessions.errors import SessionError
 from workbench.tui import keys
 from workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
+from workbench.tui.guard import Guarded
 from workbench.tui.navigator import Navigator
 from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
@@ -39,7 +40,7 @@ from workbench.views.overview import Overview, Present, overview
 from workbench.views.where import Where
 
 
-class WorkbenchScreen(Screen[None]):
+class WorkbenchScreen(Guarded, Screen[None]):
     """One session on screen. `reader` answers what is shown of it, `driver` carries out commands on it."""
 
     CSS_PATH = "../styles/workbench.tcss"

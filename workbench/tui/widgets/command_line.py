@@ -15,6 +15,7 @@ from textual.strip import Strip
 from textual.suggester import Suggester
 from textual.widgets import Input
 
+from workbench.tui.guard import GuardedWidget
 from workbench.tui.theme import paint
 from workbench.tui.widgets.painted import ground
 
@@ -33,7 +34,7 @@ class _Suggest(Suggester):
         return found[0] if found else None
 
 
-class CommandLine(Input):
+class CommandLine(GuardedWidget, Input):
     """Opened with `:`. Posts `Entered`; escape or an empty line closes it."""
 
     PROMPT = ":"
@@ -104,9 +105,9 @@ class CommandLine(Input):
             self.value = _common(found)
             self.cursor_position = len(self.value)
 
-    def render_lines(self, crop: Region) -> list[Strip]:
+    def draw(self, crop: Region) -> list[Strip]:
         """The line with its prompt in the padding."""
-        strips = super().render_lines(crop)
+        strips = super().draw(crop)
         if crop.x == 0 and crop.y == 0 and strips:
             prompt = Strip([Segment(self.PROMPT, ground(self) + paint(self.app).accent)], 1)
             strips[0] = Strip.join([strips[0].crop(0, 1), prompt, strips[0].crop(2)])

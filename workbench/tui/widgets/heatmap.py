@@ -19,15 +19,15 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
-from textual.widget import Widget
 
 from workbench.export.pooling import Pixels, pool
+from workbench.tui.guard import GuardedWidget
 from workbench.tui.theme import paint
 from workbench.tui.widgets.painted import finished
 from workbench.tui.widgets.shading import Matrix, lines
 
 
-class Heatmap(Widget, can_focus=True):
+class Heatmap(GuardedWidget, can_focus=True):
     """A matrix with a cursor. Posts `Pointed` when the cursor moves to another element."""
 
     DEFAULT_CSS = "Heatmap { height: 1fr; width: 1fr; }"
@@ -109,7 +109,7 @@ class Heatmap(Widget, can_focus=True):
         if row < len(self._pixels.rows) and column < len(self._pixels.columns):
             self.cursor = (int(self._pixels.rows[row]), int(self._pixels.columns[column]))
 
-    def render_lines(self, crop: Region) -> list[Strip]:
+    def draw(self, crop: Region) -> list[Strip]:
         """The lines of `crop`, drawn anew when the matrix, the size, the theme or the cursor changed."""
         key = (self.matrix, self.size, self.app.theme, self.app.no_color)
         if key != self._drawn_for:

@@ -10,6 +10,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from workbench.tui.guard import GuardedWidget
 from workbench.tui.theme import Paint, paint
 
 
@@ -27,7 +28,7 @@ def finished(widget: Widget, lines: list[Strip], crop: Region) -> list[Strip]:
     return lines
 
 
-class PaintedWidget(Widget):
+class PaintedWidget(GuardedWidget):
     """A widget of which `render_line(y)` draws a line of its content, on the widget's ground; it has no border.
     A container of others draws its ground alone.
 
@@ -55,7 +56,7 @@ class PaintedWidget(Widget):
             self._kept.clear()
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
-    def render_lines(self, crop: Region) -> list[Strip]:
+    def draw(self, crop: Region) -> list[Strip]:
         """The lines of `crop`, a region of the widget with its padding."""
         self.look_up()
         width, height = self.outer_size
