@@ -50,11 +50,12 @@ def run(arguments: list[str]) -> int:
         return Exit.PIPE_CLOSED
     except Exception as error:
         # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
+        from sessions import clean
         from workbench.debugger.failures import explain
 
         code, message = explain(error)
         if debug:
-            traceback.print_exc()
+            print(clean(traceback.format_exc(), newlines=True), end="", file=sys.stderr)
         _complain(message)
         return code
     return Exit.OK

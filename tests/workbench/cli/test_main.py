@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sessions import Session
+from workbench import error_log
 from workbench.cli.main import run
 from workbench.cli.root import load
 from workbench.cli.subcommands import COMMANDS
@@ -69,7 +71,8 @@ def test_a_defect_is_not_taken_for_a_divergence() -> None:
     code, message = explain(KeyError("\x1b[31mboom"))
     assert code == 70
     assert "\x1b" not in message
-    assert "--debug" in message
+    assert f"its traceback is in {error_log.log_file()}" in message
+    assert "boom" in error_log.log_file().read_text(encoding="utf-8")
 
 
 RECORDED = ROOT / "sessions" / "recorded" / "load_bias-false.session"
@@ -127,3 +130,28 @@ def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
     process.stdout.close()
     _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (141, b"")
+
+
+def test_an_unexpected_exception_is_one_line_and_a_log(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """With LOCKSTEP_DEBUG the traceback comes before the line."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("\x1b[31mred \u202e")
+
+    monkeypatch.setattr(Session, "open", fails)
+    for debugging in (False, True):
+        monkeypatch.setenv("LOCKSTEP_DEBUG", "1" if debugging else "")
+        assert run(["sessions", "show", "x.session"]) == 70
+        told = capsys.readouterr().err
+        assert ("Traceback" in told) == debugging
+        assert (told.count("\n") == 1) != debugging
+        assert f"is in {error_log.log_file()}" in told
+        assert "\x1b" not in told
+        assert "\u202e" not in told
+
+
+def test_a_command_line_is_no_way_to_the_terminal(capsys: Any) -> None:
+    assert run(["\x1b]0;owned\x07"]) == 2
+    assert run(["sessions", "show", "\x1b]0;owned\x07\u202e"]) == 3
+    assert "\x1b" not in (told := capsys.readouterr().err)
+    assert "\u202e" not in told

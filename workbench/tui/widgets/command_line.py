@@ -34,7 +34,7 @@ class _Suggest(Suggester):
         return found[0] if found else None
 
 
-class CommandLine(GuardedWidget, Input):
+class CommandLine(Input, GuardedWidget):
     """Opened with `:`. Posts `Entered`; escape or an empty line closes it."""
 
     PROMPT = ":"
