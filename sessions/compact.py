@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from sessions.errors import SessionWriteError
+from sessions.errors import SessionError, SessionWriteError
 from sessions.format import database, files
 from sessions.format.recording_file import aside, put_in_place
 from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
@@ -23,7 +23,9 @@ def compact(path: Path) -> tuple[int, int]:
     somebody is writing it; it is unharmed then.
     """
     path = Path(path)
-    Session.open(path).close()
+    with Session.open(path) as session:
+        if session.missing:
+            raise SessionError(f"{path} is {session.missing} It is left as it is.")
     before = path.lstat().st_size + files.log_bytes(path)
     try:
         with (

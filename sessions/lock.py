@@ -17,16 +17,12 @@ from pathlib import Path
 from types import TracebackType
 
 from sessions.errors import SessionBusy, SessionWriteError
+from sessions.format.files import lock_of
 from sessions.text import clean
 
 _TITLE = "lockstep records: "
 #: Tries to get the lock, and seconds between them: `holder` takes it for a moment when it looks.
 _TRIES, _PAUSE = 10, 0.02
-
-
-def lock_of(path: Path) -> Path:
-    """The lock file of a session."""
-    return path.with_name(path.name + "-lock")
 
 
 class WriterLock:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from sessions.format import files
 from sessions.format.recording_file import aside
-from sessions.lock import WriterLock, lock_of
+from sessions.lock import WriterLock
 
 
 def remove(path: Path) -> None:
     """Delete the session at `path`, what SQLite keeps beside it, and what a killed writer has left; nothing happens
     where there is no such thing. `SessionBusy` while somebody records it.
     """
-    if not any(map(files.exists, (path, *files.companions(path), lock_of(path)))):
+    if not any(map(files.exists, (path, *files.companions(path), files.lock_of(path)))):
         return
     with WriterLock.take(path), aside(path):
         for file in (path, *files.companions(path)):

@@ -60,7 +60,11 @@ def verify(path: Path) -> list[str]:
             archive = Archive(path)
             try:
                 problems = itertools.chain(
-                    session.meta_problems, _structure(archive), _records(session), _blobs(archive)
+                    [session.missing] * bool(session.missing),
+                    session.meta_problems,
+                    _structure(archive),
+                    _records(session),
+                    _blobs(archive),
                 )
                 return list(itertools.islice(problems, _MOST_PROBLEMS))
             finally:

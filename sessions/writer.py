@@ -83,7 +83,7 @@ class SessionWriter:
         except FileExistsError:
             raise
         except (*database.ERRORS, OSError) as error:
-            raise _unwritable(path, error) from error
+            raise database.unwritable(path, error) from error
 
     @classmethod
     def reopen(cls, path: Path) -> SessionWriter:
@@ -91,7 +91,9 @@ class SessionWriter:
         `SessionBusy` if somebody else is recording it."""
         path = Path(path)
         with Session.open(path) as session:  # what does not read back must not be written on
-            version, damage = session.version, session.damage
+            version, damage, missing = session.version, session.damage, session.missing
+        if missing:
+            raise SessionError(f"{path} is {missing} It can be read, not recorded on.")
         if version != SCHEMA_VERSION:
             raise SessionError(
                 f"{path} has session format {version}, this Lockstep writes {SCHEMA_VERSION}: "
@@ -102,7 +104,7 @@ class SessionWriter:
         try:
             return cls._on(RecordingFile.reopen(path))
         except (*database.ERRORS, OSError) as error:
-            raise _unwritable(path, error) from error
+            raise database.unwritable(path, error) from error
 
     @classmethod
     def _on(cls, file: RecordingFile) -> SessionWriter:
@@ -247,7 +249,7 @@ class SessionWriter:
                 if self._connection.in_transaction:  # SQLite has rolled back by itself when the disk is full
                     self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise _unwritable(self.path, error) from error
+                    raise database.unwritable(self.path, error) from error
                 raise
 
 
@@ -258,12 +260,3 @@ def _check_taps(taps: Sequence[Tap]) -> None:
         raise ValueError("two taps have the same name")
     for tap in taps:
         layouts.parse(tap.layout)
-
-
-def _unwritable(path: Path, error: Exception) -> SessionWriteError:
-    advice = "make room, or choose another directory, to record on"
-    if isinstance(error, sqlite3.IntegrityError):
-        advice = "another process has been writing it; let one of them record to another file"
-    return SessionWriteError(
-        f"cannot write session {path}: {error}. What was committed before is kept; {advice}."
-    )

@@ -31,6 +31,11 @@ class Archive:
         """Whether part of the session is still in its log: it is being written, or its writer was killed."""
         return files.log_bytes(self.path) > 0
 
+    @property
+    def missing(self) -> str:
+        """ "incomplete: …" where the file's log is not beside it; "" where nothing is missing."""
+        return files.missing_log(self.path) if self._immutable else ""
+
     def query(self, sql: str, *arguments: object, what: str = "") -> list[tuple[Any, ...]]:
         """All rows at once: an open cursor would hold the log back from being folded in. Their checksums are not
         looked at. `what` names in an error what is read."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 
-from sessions.errors import SessionDamaged, SessionError
+from sessions.errors import SessionDamaged, SessionError, SessionWriteError
 from sessions.format import files, rows
 from sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
 from sessions.text import clean
@@ -123,18 +124,18 @@ def fold(connection: sqlite3.Connection) -> bool:
 
 
 def tidy(path: Path) -> None:
-    """Remove the empty log that a writer had to leave because we were reading. Best effort, by SQLite's own
-    locks: if anybody else is attached, nothing happens."""
-    try:
-        connection = _connect(path, "mode=rw", timeout=_CLOSING_SECONDS)
-    except sqlite3.Error:
-        return  # not ours to write: the empty log does no harm
-    try:
-        fold(connection)
-    except sqlite3.Error:
-        return  # likewise
-    finally:
-        connection.close()
+    """Remove the empty log that a writer had to leave because somebody was reading. Best effort, by SQLite's own
+    locks: if anybody is still attached, nothing happens."""
+    for _ in range(2):
+        try:
+            with closing(_connect(path, "mode=rw", timeout=_CLOSING_SECONDS)) as connection:
+                folded = fold(connection)
+        except sqlite3.Error:
+            return  # not ours to write: the empty log does no harm
+        # Who was attached may have left in between. Closing the last connection removes the log, and the header
+        # still asks for one: a copy that lacks its log looks like that.
+        if folded or files.exists(files.wal_of(path)):
+            return
 
 
 def unreadable(path: Path, error: Exception, what: str = "") -> SessionError:
@@ -149,6 +150,16 @@ def unreadable(path: Path, error: Exception, what: str = "") -> SessionError:
     return kind(
         f"cannot read {f'{what} of ' if what else 'session '}{path}: {complaint}. It is no session, or it is damaged "
         "or cut short; copy it again together with its -wal file if it has one, or record it again."
+    )
+
+
+def unwritable(path: Path, error: Exception) -> SessionWriteError:
+    """What hinders the writing of a file, as a `SessionWriteError`."""
+    advice = "make room, or choose another directory, to record on"
+    if isinstance(error, sqlite3.IntegrityError):
+        advice = "another process has been writing it; let one of them record to another file"
+    return SessionWriteError(
+        f"cannot write session {path}: {error}. What was committed before is kept; {advice}."
     )
 
 

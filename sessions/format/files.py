@@ -26,6 +26,11 @@ def companions(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
 
 
+def lock_of(path: Path) -> Path:
+    """The file that whoever writes a session holds a lock on; see `sessions.lock`."""
+    return path.with_name(path.name + "-lock")
+
+
 def exists(path: Path) -> bool:
     """Whether there is anything by that name, even a link that leads nowhere."""
     try:
@@ -81,6 +86,17 @@ def in_log_mode(path: Path) -> bool:
         )
     check_identity(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
     return header[18] == 2 or header[19] == 2
+
+
+def missing_log(path: Path) -> str:
+    """ "incomplete: …" for a file that is still to be read with its log and has none beside it, as a copy of the file
+    alone; "" where nothing is missing."""
+    if exists(wal_of(path)) or exists(lock_of(path)) or not in_log_mode(path):
+        return ""  # with the lock beside it, it is where it was recorded: SQLite itself has removed the log
+    return (
+        f"incomplete: the log {wal_of(path).name} is not beside it, and with it the newest steps. Copy both files, "
+        "or make a whole one with `lockstep sessions copy` where it was recorded."
+    )
 
 
 def check_identity(path: Path, application: int, version: int) -> None:

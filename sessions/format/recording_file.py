@@ -78,11 +78,14 @@ class RecordingFile:
     def close(self) -> None:
         """Fold the log into the file and let others write it. A file that is not in its place is only let go: what
         goes by its name is somebody else's."""
+        folded = True
         try:
             self.check_in_place()
-            database.fold(self.connection)
+            folded = database.fold(self.connection)
         finally:
             self.connection.close()
+            if not folded:
+                database.tidy(self.path)
             self._lock.release()
 
 

@@ -305,7 +305,6 @@ def test_verify_finds_a_tensor_that_was_changed(path: Path) -> None:
 
 def test_a_bare_copy_of_a_growing_file_is_read_without_touching_it(tmp_path: Path, path: Path) -> None:
     """Header in log mode and no log: somebody copied the main file alone."""
-    tamper(path, "PRAGMA journal_mode = WAL")
     bare = tmp_path / "bare" / "b.session"
     bare.parent.mkdir()
     writer = SessionWriter.reopen(path)
@@ -317,7 +316,7 @@ def test_a_bare_copy_of_a_growing_file_is_read_without_touching_it(tmp_path: Pat
         with Session.open(bare) as session:
             assert len(session.steps()) in (CHUNK_STEPS + 3, CHUNK_STEPS + 4)
             read_all(bare)
-        assert verify(bare) == []
+        assert [problem.split(":")[0] for problem in verify(bare)] == ["incomplete"]
         assert [file.name for file in bare.parent.iterdir()] == ["b.session"]
     finally:
         bare.parent.chmod(0o700)

@@ -11,11 +11,14 @@ import typer
 
 from sessions import Session, SessionError, clean
 from sessions.compact import compact
+from sessions.copy import copy
+from sessions.lock import holder
 from sessions.remove import remove
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
+from workbench.inferior.destination import may_write
 from workbench.paths import sessions_directory
 from workbench.views.identity import model_name
 
@@ -29,7 +32,7 @@ Named = Annotated[
 
 @app.callback(invoke_without_command=True)
 def sessions(context: typer.Context) -> None:
-    """List, show, verify, pack or remove saved sessions."""
+    """List, show, verify, copy, pack or remove saved sessions."""
     if context.invoked_subcommand is None:
         list_sessions()
 
@@ -56,16 +59,27 @@ def show(session: Named, as_json: Json = False) -> None:
 
 @app.command("verify")
 def verify_sessions(session: Named, as_json: Json = False) -> None:
-    """Check the integrity of sessions: structure, references, every blob. Exit 1 when one is damaged."""
+    """Check the integrity of sessions: structure, references, every blob. Exit 1 when one is damaged or incomplete."""
     found = {str(path): verify(path) for path in map(_find, session)}
     if as_json:
         print(dumps(found))
     else:
         for path, problems in found.items():
-            told = "; ".join(problems) or "ok"
+            told = "; ".join(problems) or _ok(Path(path))
             print(clean(told if path in told else f"{path}: {told}"))
     if any(found.values()):
         raise typer.Exit(Exit.DIVERGED)
+
+
+@app.command("copy")
+def copy_session(
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A file, or a name as `list` shows it.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE.session", help="Where the copy goes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a session that is there.")] = False,
+) -> None:
+    """Copy a session whole, even while it is being recorded (`cp` would leave its newest steps behind)."""
+    copy(_find(session), may_write(target) if force else target, overwrite=force)
+    print(clean(f"copied to {target}: {_size(target)} bytes"))
 
 
 @app.command("pack")
@@ -88,7 +102,7 @@ def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do
         print(clean(f"removed {path}"))
 
 
-_COLUMNS = ["name", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
+_COLUMNS = ["name", "state", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
 
 
 def _row(path: Path) -> list[Any]:
@@ -97,11 +111,22 @@ def _row(path: Path) -> list[Any]:
         with Session.open(path) as opened:
             told = _describe(opened)
     except SessionError as error:
-        return [path.stem, clean(str(error), limit=60), None, None, None, None, _size(path), when]
+        return [
+            path.stem,
+            "unreadable",
+            clean(str(error), limit=60),
+            None,
+            None,
+            None,
+            None,
+            _size(path),
+            when,
+        ]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
     rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
     return [
         path.stem,
+        told["state"],
         told["model"],
         told["tp"],
         clean(rules),
@@ -124,7 +149,8 @@ def _describe(session: Session) -> dict[str, Any]:
         "tp": session.ranks,
         "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
         "taps": len(session.taps),
-        "growing": session.growing,
+        "state": session.state,
+        "missing": session.missing,
         "branches": [
             {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
              "steps": session.steps(b.id).stop, "rules": dict(b.rules)}
@@ -149,6 +175,7 @@ def _text(told: dict[str, Any]) -> str:
     return "\n".join([
         f"{told['path']}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
         f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
+        f"state: {told['missing'] or told['state']}",
         *(f"note: {note}" for note in told["notes"]),
         table.to_text(),
     ])  # fmt: skip
@@ -160,6 +187,16 @@ def _find(name: Path) -> Path:
         return name
     kept = sessions_directory() / f"{name.name.removesuffix('.session')}.session"
     return kept if kept.exists() and name.parent == Path() else name
+
+
+def _ok(path: Path) -> str:
+    """What was proved: of a session that was not closed, only what is there so far."""
+    with Session.open(path) as session:
+        if session.state == "recording":
+            return f"ok so far: it is being recorded by {holder(path)}"
+        if session.state == "interrupted":
+            return "ok up to the last commit: its writer did not close it"
+    return "ok"
 
 
 def _size(path: Path) -> int:

@@ -1,0 +1,49 @@
+"""Copying a session whole, also while it grows."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from sessions.errors import SessionError, SessionWriteError
+from sessions.format import database, files
+from sessions.format.recording_file import aside, put_in_place
+from sessions.lock import WriterLock
+
+
+def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
+    """Copy the session at `source`, as it is at one moment, to one file at `target`. Nothing in it is converted.
+
+    `FileExistsError` where `target` is taken, unless `overwrite`; `SessionError` if `source` is no session or a part
+    of one only; `SessionWriteError` where there is no room; `SessionBusy` while somebody records to `target`.
+    """
+    source, target = Path(source), Path(target)
+    connection, _ = database.connect_reader(source)
+    with closing(connection):
+        if missing := files.missing_log(source):
+            raise SessionError(
+                f"{source} is {missing} A copy would hide that: copy the original, or copy this file as it is."
+            )
+        if files.exists(target) and os.path.samefile(source, target):
+            raise SessionWriteError(f"{source} cannot be copied onto itself: name another file.")
+        write_copy(connection, target, overwrite=overwrite)
+
+
+def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool = False) -> None:
+    """What `connection` reads, as a closed session at `target`; see `copy`."""
+    try:
+        with WriterLock.take(target), aside(target) as fresh:
+            if files.exists(target) and not overwrite:
+                raise FileExistsError(f"{target} exists; choose another name, or overwrite it explicitly")
+            with closing(sqlite3.connect(fresh, isolation_level=None)) as made:
+                connection.backup(made)
+                made.execute(
+                    "PRAGMA journal_mode = DELETE"
+                ).fetchall()  # the pages of a growing one ask for a log
+            put_in_place(fresh, target)
+    except FileExistsError:
+        raise
+    except (*database.ERRORS, OSError) as error:
+        raise database.unwritable(target, error) from error
