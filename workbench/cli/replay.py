@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sessions import Session
+from sessions import Session, clean
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, Script
 from workbench.debugger.host import replay as replaying
@@ -50,6 +50,8 @@ def replay(
     if not lines and not sys.stdin.isatty():
         lines = piped_commands()
     with open_replay(session) as debugger:
+        if missing := debugger.session.missing:
+            print(f"lockstep: warning: {clean(f'{session} is {missing}')}", file=sys.stderr)
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
     raise typer.Exit(code)
 

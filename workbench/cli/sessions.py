@@ -111,17 +111,7 @@ def _row(path: Path) -> list[Any]:
         with Session.open(path) as opened:
             told = _describe(opened)
     except SessionError as error:
-        return [
-            path.stem,
-            "unreadable",
-            clean(str(error), limit=60),
-            None,
-            None,
-            None,
-            None,
-            _size(path),
-            when,
-        ]
+        return [path.stem, "unreadable", clean(str(error), limit=60), *[None] * 4, _size(path), when]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
     rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
     return [

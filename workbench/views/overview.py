@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.taps.names import count_layers
+from sessions.session import State
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
@@ -28,7 +29,8 @@ class Overview:
     layouts: tuple[str, ...]
     layers: int
     branches: tuple[BranchLine, ...]
-    growing: bool
+    state: State
+    missing: str  # of a session that is incomplete
 
     def branch(self, branch: int) -> BranchLine:
         """The branch of that id."""
@@ -66,7 +68,8 @@ def overview(source: SessionSource) -> Overview:
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
         branches=branch_lines(session),
-        growing=session.growing,
+        state=session.state,
+        missing=session.missing,
     )
 
 

@@ -30,7 +30,7 @@ def status_facts(
     )
     branch = overview.branch(where.branch)
     right = (
-        state or Fact("replay" if not overview.growing else "growing", "quiet", drop=3),
+        state or _recording(overview),
         Fact(f"branch {branch.name}", "text", drop=5),
     )
     rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
@@ -40,6 +40,12 @@ def status_facts(
         else (Fact("rules  all correct", "quiet"),)
     )
     return (left, right), (rule_facts, (_golden(present), Fact(overview.name, "quiet", drop=2)))
+
+
+def _recording(overview: Overview) -> Fact:
+    if overview.state == "incomplete":
+        return Fact("incomplete", "wrong")
+    return Fact("replay" if overview.state == "closed" else overview.state, "quiet", drop=3)
 
 
 def _golden(present: Present | None) -> Fact:

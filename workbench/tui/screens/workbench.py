@@ -90,6 +90,8 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if last is not None:
             self.look(last)
             await self.show_pane(self.pane)
+        if self.overview.missing:
+            self.tell(self.overview.missing, True)
         try:
             await self.keymap.load()
         except CommandFailed as error:
