@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tools.structure import modules
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,3 +69,44 @@ def test_importing_any_module_runs_nothing() -> None:
         "assert threading.active_count() == 1",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+#: What starts a process; the types and constants of `subprocess` are free to use.
+_STARTS = re.compile(
+    r"subprocess\.(Popen|run|call|check_\w+|get\w*output)|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*|fork\w*)"
+    r"|asyncio\.create_subprocess_\w+|multiprocessing\..*|pty\..*|(.*\.)?(ProcessPoolExecutor|subprocess_\w+)"
+)
+_FROM = ("subprocess", "multiprocessing", "pty")
+
+
+def _starts_process(node: ast.AST) -> bool:
+    match node:
+        case ast.Call():
+            return _STARTS.fullmatch(ast.unparse(node.func)) is not None
+        case ast.ImportFrom():
+            return (node.module or "").split(".")[0] in _FROM
+        case ast.Import():
+            return any(alias.asname or alias.name in _FROM[1:] for alias in node.names if alias.name in _FROM)
+    return False
+
+
+def test_one_module_starts_processes() -> None:
+    """Only it knows how a child is kept from importing what lies in the working directory."""
+    found = {
+        str(path)
+        for path, text in modules(ROOT).values()
+        for node in ast.walk(ast.parse(text))
+        if _starts_process(node)
+    }
+    assert found == {"engine/children.py"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run([sys.executable])", "from subprocess import Popen", "import subprocess as s", "os.execv(a, b)",
+        "os.fork()", "asyncio.create_subprocess_exec(a)", "import multiprocessing", "loop.subprocess_exec(a)",
+    ],
+)  # fmt: skip
+def test_what_starts_a_process_is_noticed(line: str) -> None:
+    assert any(_starts_process(node) for node in ast.walk(ast.parse(line)))

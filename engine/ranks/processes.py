@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from engine.children import start_python
 from engine.config import EngineConfig
 from engine.ranks.environment import RankSpec
 from engine.ranks.messages import Leave
@@ -83,7 +83,7 @@ class RankProcess:
 
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
-    """Start `tp` processes of `python -P -m program`; all meet through one rendezvous file."""
+    """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
     descriptor, path = tempfile.mkstemp(prefix="lockstep-store-")
     os.close(descriptor)
     store = Path(path)
@@ -111,17 +111,11 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
         rank=rank, size=config.tp, device=config.device, store=str(store), timeout=config.timeout_seconds,
         threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=read_end,
     )  # fmt: skip
-    root = str(Path(__file__).resolve().parents[2])  # the very package that runs here
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
-    }  # fmt: skip
     try:
-        process = subprocess.Popen(
-            # -P: the working directory may hold a stranger's torch.py
-            [sys.executable, "-P", "-m", program, msgspec.json.encode(spec).decode()],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-            pass_fds=(theirs.fileno(), board.fd, read_end),
+        process = start_python(
+            "-m", program, msgspec.json.encode(spec).decode(),
+            settings={"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=output, stderr=output, pass_fds=(theirs.fileno(), board.fd, read_end),
             process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
         )  # fmt: skip
     finally:

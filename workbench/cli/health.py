@@ -20,6 +20,7 @@ import msgspec
 import psutil
 from packaging.requirements import Requirement
 
+from engine.children import names_working_directory, start_python
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.ranks.client import Client
@@ -56,6 +57,7 @@ def examine() -> Iterator[Finding]:
     """Everything, cheapest first; each finding as soon as it is made."""
     yield _python()
     yield from _packages()
+    yield _search_paths()
     yield _memory()
     yield _directory("data", data_directory(), "LOCKSTEP_DATA_DIR")
     yield _directory("cache", cache_directory(), "LOCKSTEP_CACHE_DIR")
@@ -97,6 +99,15 @@ def _packages() -> Iterator[Finding]:
         one for one in good if one.split()[0] in ("transformers", "textual", "safetensors", "tokenizers")
     ]
     yield Finding("packages", "ok", f"{len(good)} of {len(wanted)} as required ({', '.join(shown)})")
+
+
+def _search_paths() -> Finding:
+    if not (names := names_working_directory()):
+        return Finding("search paths", "ok", "none names the working directory")
+    return Finding(
+        "search paths", "note", f"{', '.join(names)}: an empty or relative entry means the working directory",
+        "programs take code from wherever you are: have absolute entries only",
+    )  # fmt: skip
 
 
 def _memory() -> Finding:
@@ -157,19 +168,23 @@ class TorchBuild(msgspec.Struct, frozen=True):
 
 
 def _probe_torch() -> TorchBuild | Finding:
+    with start_python("-c", _PROBE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            out, err = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            return Finding(
+                "torch",
+                "bad",
+                f"does not load within {_SECONDS:.0f} s",
+                "is the disk or the machine overloaded?",
+            )
+        finally:
+            process.kill()
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PROBE],
-            capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Finding(
-            "torch", "bad", f"does not load within {_SECONDS:.0f} s", "is the disk or the machine overloaded?"
-        )
-    try:
-        return msgspec.json.decode(done.stdout, type=TorchBuild)
+        return msgspec.json.decode(out, type=TorchBuild)
     except msgspec.MsgspecError:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        said = err.decode("utf-8", "replace").strip().splitlines()
+        last = (said or [f"exit code {process.returncode}"])[-1]
         return Finding("torch", "bad", f"does not load: {last[:200]}", "pip install --force-reinstall torch")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -18,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-import workbench
 from engine.checkpoint.resolve import open_checkpoint
+from engine.children import start_python
 from engine.text import printable
 from sessions import Session
 from workbench.references import cache
@@ -159,16 +158,10 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
         file = Path(scratch) / "jobs.json"
         file.write_bytes(msgspec.json.encode(asked))
-        # -P: the working directory may hold a stranger's torch.py
-        with subprocess.Popen(
-            [sys.executable, "-P", "-m", "workbench.references.record", str(file)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=_environment(jobs[0][0].threads),
-            text=True,
-            errors="replace",
-        ) as process:
+        with start_python(
+            "-m", "workbench.references.record", str(file),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(jobs[0][0].threads),
+        ) as process:  # fmt: skip
             listener = _Listener(process, progress)
             try:
                 code = process.wait(timeout)
@@ -184,13 +177,8 @@ def _run(
         raise listener.failure(code)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    root = str(Path(workbench.__path__[0]).parent)  # so that the child finds the very package that runs here
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # Relative entries would bring the working directory back in.
-    path = os.pathsep.join([root, *(entry for entry in inherited if os.path.isabs(entry))])
-    return os.environ | {
-        "PYTHONPATH": path,
+def _settings(threads: int) -> dict[str, str]:
+    return {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
@@ -201,7 +189,7 @@ def _environment(threads: int) -> dict[str, str]:
 class _Listener(threading.Thread):
     """Reads the recorder's stderr to the end: progress, its error, and the last of anything else."""
 
-    def __init__(self, process: subprocess.Popen[str], progress: Progress | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], progress: Progress | None) -> None:
         super().__init__(name="golden-recorder", daemon=True)
         assert process.stderr is not None
         self.lines, self.progress = process.stderr, progress
@@ -214,7 +202,7 @@ class _Listener(threading.Thread):
             try:
                 message = _MESSAGES.decode(line)
             except msgspec.DecodeError:  # a library's warning
-                self.rest.append(line.strip())
+                self.rest.append(line.decode("utf-8", "replace").strip())
                 continue
             if isinstance(message, RecorderFailure):
                 self.error = message

@@ -61,3 +61,10 @@ def test_missing_and_outdated_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is not >=99" in found[0].found
     assert found[1].advice == "pip install 'no-such-package-here'"
     assert found[2].found.startswith("0 of 2")
+
+
+def test_a_search_path_that_names_the_working_directory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert health._search_paths().level == "ok"
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:")
+    found = health._search_paths()
+    assert (found.level, found.found.startswith("PYTHONPATH: ")) == ("note", True)

@@ -14,11 +14,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +28,7 @@ from typing import Any, TypeVar
 
 from msgspec.msgpack import Decoder
 
+from engine.children import start_python
 from engine.ranks.vitals import Waiting, vitals_of
 from engine.ranks.wire import Connection, Disconnected
 from workbench.debugger.core.registry import ArgumentValue
@@ -108,13 +107,9 @@ class HostClient:
     ) -> HostClient:
         """Start `python -m program`, a host, on `arguments` (see `host.options`); returns at once."""
         directory = _directory()
-        root = str(Path(__file__).resolve().parents[3])  # the very package that runs here
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        process = subprocess.Popen(
-            # -P: the working directory may hold a stranger's torch.py
-            [sys.executable, "-P", "-m", program, "--socket", str(directory / "socket"), *arguments],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        process = start_python(
+            "-m", program, "--socket", str(directory / "socket"), *arguments,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         return cls(process, directory, on_event)
 

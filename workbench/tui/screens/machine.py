@@ -6,27 +6,26 @@ import asyncio
 import json
 import os
 import signal
-import sys
+import subprocess
+from contextlib import suppress
 
+from engine.children import start_python
 from engine.text import printable
 from workbench.tui.widgets.text_block import TextLine
 
 
 async def examined() -> bytes:
     """What `lockstep doctor --json` prints, from a process of its own: it loads torch, this one must not."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "workbench.cli", "doctor", "--json"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+    process = start_python(
+        "-m", "workbench.cli", "doctor", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         process_group=0,  # to be ended with all that it started
-    )
+    )  # fmt: skip
     os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first
     try:
-        out, _ = await process.communicate()
+        out, _ = await asyncio.to_thread(process.communicate)
     except asyncio.CancelledError:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
         raise
     return out
 

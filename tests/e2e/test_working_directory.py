@@ -1,0 +1,259 @@
+"""Every subcommand, run in a folder full of a stranger's code: a model with modules beside its weights that bear the
+names of all that Python, the dependencies and Lockstep itself import. None of it runs, in no process.
+
+PYTHONPATH and PATH have empty entries here, which mean the working directory: `export PYTHONPATH=/x:$PYTHONPATH` makes
+one. Python itself then imports `encodings` and `sitecustomize` from there before any line of a program, which is beyond
+help (docs/security.md); no child does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sessions import Session, SessionError
+from tests.e2e.terminal import PATIENCE, ROOT
+from workbench.cli.subcommands import COMMANDS
+from workbench.demo import MODEL_DIR
+
+#: Run by Python before a program's first line.
+_CUSTOMIZE = ("sitecustomize", "usercustomize")
+_FOLDERS = ("transformers", "torch")
+_PROGRAMS = ("cc", "gcc", "git", "ldconfig", "lscpu", "ninja", "nvidia-smi", "objdump", "uname", "xdg-open")
+_RECORDED = ROOT / "sessions" / "recorded" / "mask-additive.session"
+_PLANTED = (
+    "import os\nopen(os.path.join({ran!r}, __name__.split('.')[0] + f'.{{os.getpid()}}'), 'w').close()\n"
+)
+_STARTS = "import sys\nfrom workbench.cli.main import main\nsys.exit(main())\n"  # as an installed script does
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The stranger's folder. What runs of it leaves a file MODULE.PID in `ran`."""
+
+    path: Path
+    ran: Path
+    program: Path
+
+    def start(
+        self, words: tuple[str, ...], program: str = _STARTS, **settings: str
+    ) -> subprocess.Popen[bytes]:
+        """`lockstep words`, or another program, in the folder."""
+        self.program.write_text(program)
+        environment = {
+            **os.environ, "PYTHONPATH": f"{ROOT}:", "PATH": f":{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+            "LOCKSTEP_DATA_DIR": str(self.program.parent), **settings,
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, str(self.program), *words],
+            cwd=self.path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def nothing_ran(self, *started: subprocess.Popen[bytes]) -> None:
+        """What ran of the stranger's code, apart from what Python ran as the program started: nothing."""
+        pids = {str(process.pid) for process in started}
+        ran = {tuple(file.name.split(".")) for file in self.ran.iterdir()}
+        assert {(name, pid) for name, pid in ran if name not in _CUSTOMIZE or pid not in pids} == set()
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The folder, made once: the demo's weights, and modules by every name that is imported."""
+    root = tmp_path_factory.mktemp("stranger")
+    folder = Folder(root / "model", root / "ran", root / "bin" / "lockstep")
+    shutil.copytree(MODEL_DIR, folder.path)
+    for made in (folder.ran, folder.program.parent):
+        made.mkdir()
+    code = _PLANTED.format(ran=str(folder.ran))
+    names = {
+        *_CUSTOMIZE,
+        *sys.stdlib_module_names,
+        *packages_distributions(),
+        "engine",
+        "sessions",
+        "workbench",
+    }
+    for name in names:
+        if name.isidentifier() and name not in (*_FOLDERS, "encodings"):  # Python would not start
+            (folder.path / f"{name}.py").write_text(code)
+    for name in _FOLDERS:
+        (folder.path / name).mkdir()
+        (folder.path / name / "__init__.py").write_text(code)
+    for name in _PROGRAMS:
+        (folder.path / name).write_text(f"#!/bin/sh\n: > {folder.ran}/{name}.$PPID\nexit 1\n")
+        (folder.path / name).chmod(0o755)
+    config = json.loads((folder.path / "config.json").read_bytes())
+    config["auto_map"] = {"AutoConfig": "torch.Config", "AutoModelForCausalLM": "torch.Model"}
+    (folder.path / "config.json").write_text(json.dumps(config))
+    shutil.copy(_RECORDED, folder.path / "saved.session")
+    folder.start((), "").communicate()
+    # What else Python itself, or a .pth file among its packages, imports before a program.
+    for file in folder.ran.iterdir():
+        if file.stem not in _CUSTOMIZE:
+            (folder.path / f"{file.stem}.py").unlink()
+    return folder
+
+
+@pytest.fixture
+def folder(planted: Folder) -> Folder:
+    """The folder, before anything of it ran."""
+    for file in planted.ran.iterdir():
+        file.unlink()
+    return planted
+
+
+def test_the_planted_code_would_tell(folder: Folder) -> None:
+    subprocess.run([sys.executable, "-c", "import msgpack, transformers"], cwd=folder.path, check=True)
+    assert {file.stem for file in folder.ran.iterdir()} >= {"msgpack", "transformers"}
+
+
+#: Subcommand -> a command line of it that goes as far as it can, for those that end by themselves.
+LINES: dict[str, tuple[str, ...]] = {
+    "demo": ("--fast", "--tp", "1"),
+    "run": (".", "--ids", "1,5,9", "--batch", "--ex", "next", "--save", "run.session"),
+    "replay": ("saved.session", "--batch", "--ex", "next"),
+    "sessions": ("verify", "saved.session"),
+    "diff": ("saved.session", "saved.session"),
+    "generate": (".", "--prompt", "a", "--max-tokens", "2", "--tp", "2", "--save", "generated.session"),
+    "check": (".", "--ids", "1,5,9", "--steps", "1"),
+    "export": ("saved.session", "--html", "o.html", "--svg", "o.svg", "--png", "o.png", "--csv", "o.csv"),
+    "inspect": (".",),
+    "toggles": (),
+    "doctor": (),
+}
+#: Subcommands that run on until they are ended: each has a test of its own below.
+LASTING = ("tui", "web", "rank")
+QUICK = ("diff", "toggles")
+
+
+def test_every_subcommand_is_tried() -> None:
+    assert {*LINES, *LASTING} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LINES]
+)
+def test_a_subcommand_runs_nothing_of_it(name: str, folder: Folder) -> None:
+    process = folder.start((name, *LINES[name]))
+    out, err = process.communicate(timeout=170)
+    folder.nothing_ran(process)
+    assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
+
+
+#: A host, its ranks and its golden recorder, as the screens start them.
+_CLIENT = """
+import workbench.cli
+from workbench.debugger.host.client import HostClient
+client = HostClient.start([".", "--ids", "1,5,9"], program="workbench.cli.host")
+client.ready.result()
+client.command("next").result()
+print(client.command("golden").result().text)
+client.close()
+"""
+
+
+def test_host_ranks_and_golden_recorder_run_nothing_of_it(folder: Folder) -> None:
+    process = folder.start((), _CLIENT)
+    out, err = process.communicate(timeout=170)
+    folder.nothing_ran(process)
+    assert process.returncode == 0, err.decode()
+    assert "golden" in out.decode()
+
+
+_SCREENS = {"TEXTUAL_DRIVER": "textual.drivers.headless_driver:HeadlessDriver"}
+
+
+@contextmanager
+def _running(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
+    """A program that is ended at the end, with all that it started."""
+    top = psutil.Process(process.pid)
+    try:
+        yield top
+    finally:
+        for one in (*top.children(recursive=True), top):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.communicate()
+
+
+def _until(met: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not met():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _children(program: psutil.Process, word: str) -> list[psutil.Process]:
+    """The descendants with this word in their command lines."""
+    found = []
+    for process in program.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if word in process.cmdline():
+                found.append(process)
+    return found
+
+
+def _steps(session: Path) -> int:
+    with suppress(SessionError), Session.open(session) as opened:
+        return len(opened.steps())
+    return 0
+
+
+@pytest.mark.slow
+def test_the_screens_of_a_live_model_run_nothing_of_it(folder: Folder) -> None:
+    process = folder.start(("tui", ".", "--ids", "1,5,9", "--save", "live.session"), **_SCREENS)
+    with _running(process):
+        _until(lambda: _steps(folder.path / "live.session"), process)
+        folder.nothing_ran(process)
+
+
+@pytest.mark.slow
+def test_home_and_its_look_at_the_machine_run_nothing_of_it(folder: Folder) -> None:
+    process = folder.start((), **_SCREENS)
+    with _running(process) as program:
+        _until(lambda: _children(program, "doctor"), process)
+        _until(lambda: not _children(program, "doctor"), process)
+        folder.nothing_ran(process)
+
+
+@pytest.mark.slow
+def test_a_replay_on_screen_runs_nothing_of_it(folder: Folder) -> None:
+    process = folder.start(("tui", "saved.session"), **_SCREENS)
+    with _running(process) as program:
+        _until(lambda: any(file.path.endswith("saved.session") for file in program.open_files()), process)
+        time.sleep(3)  # for whatever is imported after it
+        folder.nothing_ran(process)
+
+
+@pytest.mark.slow
+def test_a_rank_of_a_host_that_listens_runs_nothing_of_it(folder: Folder) -> None:
+    addresses = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            addresses.append(free.getsockname()[1])
+    listen = f"127.0.0.1:{addresses[0]}"
+    key = {"LOCKSTEP_KEY": "a key of more than 16 characters"}
+    group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(addresses[1])}
+    host = folder.start(("generate", ".", "--ids", "1,5", "--max-tokens", "2", "--listen", listen), **key)
+    with _running(host):
+        rank = folder.start(("rank", listen), **key, **group, **meeting)
+        with _running(rank):
+            _, said = host.communicate(timeout=PATIENCE)
+            assert (host.returncode, rank.wait(PATIENCE)) == (0, 0), said
+            folder.nothing_ran(host, rank)
