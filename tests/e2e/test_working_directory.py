@@ -247,7 +247,7 @@ def test_a_rank_of_a_host_that_listens_runs_nothing_of_it(folder: Folder) -> Non
             free.bind(("127.0.0.1", 0))
             addresses.append(free.getsockname()[1])
     listen = f"127.0.0.1:{addresses[0]}"
-    key = {"LOCKSTEP_KEY": "a key of more than 16 characters"}
+    key = {"LOCKSTEP_KEY": "k" * 32}
     group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(addresses[1])}
     host = folder.start(("generate", ".", "--ids", "1,5", "--max-tokens", "2", "--listen", listen), **key)
