@@ -34,8 +34,9 @@ KEY_VARIABLE = "LOCKSTEP_KEY"
 _KEY_CHARACTERS, _KEY_DIFFERENT = 32, 8
 #: Seconds for a whole handshake, however its bytes trickle in.
 HANDSHAKE_SECONDS = 10.0
-#: Seconds for which a machine may be out of reach before its ranks, or its host, count as lost.
-NETWORK_SECONDS = 20
+#: Seconds for which a machine may be out of reach before its ranks, or its host, count as lost: at most, and half of
+#: the host's patience, so that a rank is called lost before it is called silent.
+_NETWORK_SECONDS = 20
 #: How often either side of the board's connection looks whether it has news for the other.
 RELAY_SECONDS = 0.02
 #: How often a rank shows that it lives while nothing changes.
@@ -166,11 +167,11 @@ class Member:
 
     def answer(self, answer: Admission | Refusal) -> None:
         """Say whether it may join. Disconnected where it is gone."""
-        tune(self.socket, self.role)
         Connection(
             self.socket, _REPLIES, seals=self.seals, deadline=time.monotonic() + HANDSHAKE_SECONDS
         ).send(answer)
-        self.socket.settimeout(None)
+        if isinstance(answer, Admission):
+            tune(self.socket, self.role, answer.timeout)
 
 
 def join(
@@ -211,7 +212,7 @@ def prove(
         ) from error
     if isinstance(answer, Refusal):
         raise ConfigError(f"the host at {at} refuses rank {rank}: {answer.message}")
-    tune(sock, role)
+    tune(sock, role, answer.timeout)
     return sock, connection.seals, answer
 
 
@@ -225,15 +226,16 @@ def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
             time.sleep(0.2)
 
 
-def tune(sock: socket.socket, role: Role) -> None:
+def tune(sock: socket.socket, role: Role, patience: float) -> None:
     """Send at once; no time limit on reading, but a peer whose machine is out of reach is noticed. On the board's
     connection also when something is under way to it: not on the commands', whose reader may be busy for long."""
+    seconds = max(4, min(_NETWORK_SECONDS, int(patience / 2)))
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": NETWORK_SECONDS // 4, "TCP_KEEPINTVL": NETWORK_SECONDS // 4, "TCP_KEEPCNT": 3}
+    options = {"TCP_KEEPIDLE": seconds // 4, "TCP_KEEPINTVL": seconds // 4, "TCP_KEEPCNT": 3}
     if role == Role.BOARD:
-        options["TCP_USER_TIMEOUT"] = 1000 * NETWORK_SECONDS
+        options["TCP_USER_TIMEOUT"] = 1000 * seconds
     for name, value in options.items():
         if hasattr(socket, name):  # not every system lets it be set
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

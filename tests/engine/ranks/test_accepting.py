@@ -26,12 +26,13 @@ from engine.ranks.joining import (
     join,
     shared_secret,
 )
-from engine.ranks.messages import COMMANDS, Leave, Ping
+from engine.ranks.messages import COMMANDS, AddSequence, Leave, Ping
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank
+from engine.ranks.reports import CommandFailure
 from engine.ranks.sealing import Seals
 from engine.ranks.vitals import Vitals
-from engine.ranks.wire import Connection, Disconnected
+from engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
 SECRET = "5a1c0f9e" * 8
 
@@ -235,6 +236,64 @@ def test_a_tampered_answer_loses_the_rank_and_says_why(host: Host, rank: Rank) -
     assert "its connection from 127.0.0.1 broke (a message was altered" in remote.epitaph()
     with pytest.raises(Disconnected):
         remote.connection.send(Leave())
+
+
+class Relay:
+    """Stands between a rank and its host, without the secret: passes on what `change` makes of it."""
+
+    def __init__(self, host: str) -> None:
+        self.change: Callable[[bytes], bytes] = lambda data: data
+        self._host = address_of(host)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with self._server:
+            for _ in Role:
+                near = self._server.accept()[0]
+                far = joining._connect(self._host, time.monotonic() + 30)
+                far.settimeout(None)
+                for way in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=way, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(self.change(data))
+            sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_relay_may_pass_messages_on_but_not_change_them(address: str, host: Host) -> None:
+    relay = Relay(address)
+    rank = Rank(relay.address)
+    commands = Connection(rank.sockets[Role.COMMANDS], COMMANDS, seals=rank.seals[Role.COMMANDS])
+    remote = host.joined()[0]
+    for tokens in ([11, 12], [13]):
+        remote.connection.send(AddSequence(0, tokens))
+        assert commands.receive() == AddSequence(0, tokens)
+    relay.change = lambda data: data.replace(bytes([14, 15]), bytes([99, 15]))
+    remote.connection.send(AddSequence(0, [14, 15]))
+    with pytest.raises(MalformedMessage, match="tampers with the connection"):
+        commands.receive()
+    relay.change = lambda data: data.replace(b"a secret", b"a rumour")
+    commands.send(CommandFailure("RequestError", True, "a secret", ""))
+    with pytest.raises(MalformedMessage, match="tampers with the connection"):
+        remote.connection.receive()
+    for sock in rank.sockets:
+        sock.close()
+
+
+def test_the_kernel_watches_for_machines_that_are_out_of_reach(host: Host, rank: Rank) -> None:
+    """On both sides; on the board's connection also while something is under way (tests/e2e/test_machines.py)."""
+    remote = host.joined()[0]
+    boards, commands = (remote.line.socket, rank.sockets[Role.BOARD]), rank.sockets[Role.COMMANDS]
+    for sock in (*boards, remote.connection.socket, commands):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        for sock in boards:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+        assert commands.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
 def test_a_rank_without_torchrun_or_secret_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
