@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import database, files
-from sessions.format.recording_file import aside, put_in_place
 from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
 from sessions.lock import WriterLock
+from sessions.recording_file import aside, put_in_place
 from sessions.session import Session
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import database, files
-from sessions.format.recording_file import aside, put_in_place
 from sessions.lock import WriterLock
+from sessions.recording_file import aside, put_in_place
 
 
 def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sessions.format import files
-from sessions.format.recording_file import aside
 from sessions.lock import WriterLock
+from sessions.recording_file import aside
 
 
 def remove(path: Path) -> None:

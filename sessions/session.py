@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
 from sessions.format.totals import Totals
 from sessions.history import BranchHistory
 from sessions.layouts import Rebuilt
-from sessions.lock import holder
 from sessions.meta import SessionMeta
 from sessions.records import (
     STATISTICS,
@@ -33,8 +32,6 @@ from sessions.records import (
     Verdict,
 )
 from sessions.replicas import Replicas
-
-State = Literal["closed", "recording", "interrupted", "incomplete"]
 
 
 class Session:
@@ -144,16 +141,6 @@ class Session:
     def missing(self) -> str:
         """ "incomplete: the log … is not beside it …" of a copy that lacks its newest steps; else ""."""
         return self._archive.missing
-
-    @property
-    def state(self) -> State:
-        """ "closed" by its writer; "recording": somebody is writing it; "interrupted": its writer was killed, all that
-        it committed is there; "incomplete": see `missing`."""
-        if self.missing:
-            return "incomplete"
-        if holder(self.path):
-            return "recording"
-        return "interrupted" if self.growing else "closed"
 
     def branches(self) -> list[Branch]:
         """Every branch, 0 ("main") first."""

@@ -14,9 +14,9 @@ from sessions import layouts
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import chunks, database, files, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
-from sessions.format.recording_file import RecordingFile
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
+from sessions.recording_file import RecordingFile
 from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
 from sessions.session import Session
 

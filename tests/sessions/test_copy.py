@@ -12,6 +12,7 @@ from sessions.compact import compact
 from sessions.copy import copy
 from sessions.errors import SessionBusy
 from sessions.format.schema import CHUNK_STEPS
+from sessions.state import state_of
 from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
@@ -32,7 +33,7 @@ def names(directory: Path) -> list[str]:
 def test_a_lone_copy_is_incomplete_and_what_it_holds_is_readable(tmp_path: Path) -> None:
     path = lone(tmp_path / "b.session")
     with Session.open(path) as session:
-        assert session.state == "incomplete"
+        assert state_of(session) == "incomplete"
         assert "the log b.session-wal is not beside it" in session.missing
         assert all(session.stats(s).tobytes() == record(s).stats.tobytes() for s in session.steps())
     (problem,) = verify(path)
@@ -56,14 +57,14 @@ def test_the_state_of_a_session(tmp_path: Path) -> None:
     with create(path) as writer:
         writer.step(0, record(0))
         with Session.open(path) as session:
-            assert session.state == "recording"
+            assert state_of(session) == "recording"
         for file in (path, tmp_path / "a.session-wal"):
             shutil.copy(file, tmp_path / file.name.replace("a.", "killed."))
     with Session.open(path) as session:
-        assert session.state == "closed"
+        assert state_of(session) == "closed"
         assert session.missing == ""
     with Session.open(tmp_path / "killed.session") as session:
-        assert session.state == "interrupted"
+        assert state_of(session) == "interrupted"
 
 
 def test_a_copy_of_a_growing_session_is_whole(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_copy_of_a_growing_session_is_whole(tmp_path: Path) -> None:
         writer.step(0, record(CHUNK_STEPS + 3))
     assert verify(target) == []
     with Session.open(target) as session:
-        assert session.state == "closed"
+        assert state_of(session) == "closed"
         assert session.steps() == range(CHUNK_STEPS + 3)
         assert all(session.stats(s).tobytes() == record(s).stats.tobytes() for s in session.steps())
     assert names(tmp_path) == ["a.session", "b.session"]
@@ -113,4 +114,4 @@ def test_a_session_that_a_reader_left_last_is_closed(tmp_path: Path) -> None:
     )
     writer.close()
     with Session.open(path) as again:
-        assert again.state == "closed"
+        assert state_of(again) == "closed"

@@ -14,6 +14,7 @@ from sessions.compact import compact
 from sessions.copy import copy
 from sessions.lock import holder
 from sessions.remove import remove
+from sessions.state import state_of
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
@@ -139,7 +140,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "tp": session.ranks,
         "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
         "taps": len(session.taps),
-        "state": session.state,
+        "state": state_of(session),
         "missing": session.missing,
         "branches": [
             {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
@@ -182,9 +183,10 @@ def _find(name: Path) -> Path:
 def _ok(path: Path) -> str:
     """What was proved: of a session that was not closed, only what is there so far."""
     with Session.open(path) as session:
-        if session.state == "recording":
+        state = state_of(session)
+        if state == "recording":
             return f"ok so far: it is being recorded by {holder(path)}"
-        if session.state == "interrupted":
+        if state == "interrupted":
             return "ok up to the last commit: its writer did not close it"
     return "ok"
 

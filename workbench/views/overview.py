@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.taps.names import count_layers
-from sessions.session import State
+from sessions.state import State, state_of
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
@@ -68,7 +68,7 @@ def overview(source: SessionSource) -> Overview:
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
         branches=branch_lines(session),
-        state=session.state,
+        state=state_of(session),
         missing=session.missing,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sessions import Session
+from sessions.state import state_of
 from tests.sessions.samples import create, record, write
 from workbench.cli.main import run
 
@@ -65,7 +66,7 @@ def test_a_growing_session_is_copied_and_not_removed(kept: Path, capsys: pytest.
         assert "is being recorded by process" in capsys.readouterr().err
         writer.step(0, record(1))
     with Session.open(target) as session:
-        assert session.state == "closed"
+        assert state_of(session) == "closed"
         assert session.steps() == range(2)
     with Session.open(kept / "growing.session") as session:
         assert session.steps() == range(2)

@@ -1,0 +1,20 @@
+"""What state a recording is in, as far as the file and the lock beside it tell."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sessions.lock import holder
+from sessions.session import Session
+
+State = Literal["closed", "recording", "interrupted", "incomplete"]
+
+
+def state_of(session: Session) -> State:
+    """ "closed" by its writer; "recording": somebody is writing it; "interrupted": its writer was killed, all that it
+    committed is there; "incomplete": see `Session.missing`."""
+    if session.missing:
+        return "incomplete"
+    if holder(session.path):
+        return "recording"
+    return "interrupted" if session.growing else "closed"
