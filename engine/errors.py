@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class EngineError(Exception):
     """Base of every error that the engine raises on purpose."""
@@ -20,7 +22,12 @@ class RequestError(EngineError, ValueError):
 
 
 class RankError(EngineError):
-    """A rank raised, died, hung or fell out of step; the message names it and the operation each rank was at."""
+    """A rank raised, died, hung or fell out of step; the message names it and the operation each rank was at.
+    `operations`: the last ones of each rank, oldest first."""
+
+    def __init__(self, message: str, operations: Sequence[Sequence[str]] = ()) -> None:
+        super().__init__(message)
+        self.operations = operations
 
 
 class RankTimeout(RankError):

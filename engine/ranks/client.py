@@ -23,7 +23,7 @@ from engine.errors import (
     RequestError,
 )
 from engine.ranks.accepting import accept_ranks
-from engine.ranks.hangs import RankTrace, hang_text, history_text, standing_text
+from engine.ranks.hangs import RankTrace, divergence_text, hang_text, history_texts, standing_text
 from engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
 from engine.ranks.patience import Patience
 from engine.ranks.processes import RankProcess, start_ranks
@@ -64,6 +64,7 @@ class Client:
     ) -> None:
         self.config = config
         self.specs = specs
+        self._taps = [spec.name for spec in specs]
         self.board = ProgressBoard.create(config.tp)
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
@@ -156,12 +157,11 @@ class Client:
 
     def standing(self) -> list[str]:
         """Where each rank stands, in words."""
-        taps = [spec.name for spec in self.specs]
-        return [standing_text(rank, self.board.latest(rank), taps) for rank in range(self.config.tp)]
+        return [standing_text(rank, self.board.latest(rank), self._taps) for rank in range(self.config.tp)]
 
     def blame(self, answered: Collection[int] = ()) -> str:
         """Which rank the others wait for, of those that are to answer a command and have not `answered`."""
-        return hang_text(self._traces(answered), [spec.name for spec in self.specs])
+        return hang_text(self._traces(answered), self._taps)
 
     def close(self, patience: float = 1.0) -> None:
         """End every rank and leave nothing behind; after `patience` seconds by force. Safe to call again."""
@@ -234,6 +234,9 @@ class Client:
             for one in self._ranks
         ]
 
+    def _last_operations(self) -> list[list[str]]:
+        return [history_texts(self.board.history(rank), self._taps) for rank in range(self.config.tp)]
+
     def _failed(self, answers: dict[int, Answer]) -> NoReturn:
         """At least one rank answered with an error: the user's mistake is raised as such when all ranks
         agree (they are still in step); anything else ends the engine."""
@@ -247,28 +250,28 @@ class Client:
         expected = all(answer.expected for answer in failed.values())
         if expected and len(failed) == len(self._ranks):
             raise kind(error.message)
-        where = "; ".join(self.standing())
+        where, operations = "; ".join(self.standing()), self._last_operations()
         names = ", ".join(str(rank) for rank in sorted(failed))
+        out_of_step = divergence_text(self._traces(answers), self._taps)
         self.close(patience=0)
         if expected:  # the ranks are no longer in step, but the message says what the user can do
             raise kind(f"{error.message} (on rank {names} alone: the engine was ended)")
-        lost = RankError(f"rank {names} raised {error.kind}: {error.message} ({where})")
+        told = f"rank {names} raised {error.kind}: {error.message}; {out_of_step}".removesuffix("; ")
+        lost = RankError(f"{told} ({where})", operations)
         lost.add_note(f"rank {first}:\n{error.traceback}")
         raise lost
 
     def _lost(self, gone: Mapping[int, str]) -> NoReturn:
-        where = "; ".join(self.standing())
+        where, operations = "; ".join(self.standing()), self._last_operations()
         how = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
         self.close(patience=0)
-        raise RankError(f"{how} ({where}); every rank was ended")
+        raise RankError(f"{how} ({where}); every rank was ended", operations)
 
     def _hung(self, answers: Mapping[int, Answer], timeout: float | None) -> NoReturn:
-        traces, taps = self._traces(answers), [spec.name for spec in self.specs]
+        traces = self._traces(answers)
         silent = ", ".join(str(trace.rank) for trace in traces if not trace.answered)
         where = "; ".join(self.standing())
-        told = f"{hang_text(traces, taps)}. No answer from rank {silent} within {timeout:g} s ({where})"
+        told = f"{hang_text(traces, self._taps)}. No answer from rank {silent} within {timeout:g} s ({where})"
+        operations = self._last_operations()
         self.close(patience=0)
-        error = RankTimeout(told)
-        for trace in traces:
-            error.add_note(history_text(trace, taps))
-        raise error
+        raise RankTimeout(told, operations)

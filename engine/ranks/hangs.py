@@ -72,10 +72,9 @@ def standing_text(rank: int, at: Operation, taps: Sequence[str]) -> str:
     )
 
 
-def history_text(trace: RankTrace, taps: Sequence[str]) -> str:
-    """The last operations of a rank, oldest first."""
-    done = " → ".join(operation_text(one, taps) for one in trace.history[-_TOLD:])
-    return f"rank {trace.rank}, last operations: {done or 'none'}"
+def history_texts(history: Sequence[Operation], taps: Sequence[str]) -> list[str]:
+    """The last operations of a rank, oldest first; the one that it is inside of is marked."""
+    return [operation_text(one, taps) + (" (entered)" if one.inside else "") for one in history[-_TOLD:]]
 
 
 def waited_for(traces: Sequence[RankTrace]) -> list[RankTrace]:

@@ -84,6 +84,7 @@ def check(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write every judgement.", show_default=False)
     ] = None,
     timeout: options.Timeout = 60.0,
+    start_timeout: options.StartTimeout = 300.0,
     listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
@@ -96,7 +97,14 @@ def check(
     opened = open_model(model)
     prompts = _prompts(opened, prompt, ids, chat)
     config = requests.engine_config(
-        opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
+        opened,
+        tp=tp,
+        device=device,
+        dtype=dtype,
+        load=load,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        listen=listen,
     )
     config = requests.plan(opened, config, prompts, steps + 1)
     check_fits(prompts, steps, opened.config.max_position)

@@ -14,7 +14,7 @@ from workbench.cli import ending
 from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.failures import explain
+from workbench.debugger.failures import explain, last_operations
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 
@@ -59,7 +59,8 @@ class Console:
         if self.as_json:
             shown = Failure(type(error).__name__, f"{where}: {message}" if where else message, int(code))
             print(dumps(shown.to_json()), flush=True)
-        print(f"lockstep: error: {where}: {message}" if where else message, file=sys.stderr)
+        said = f"lockstep: error: {where}: {message}" if where else message
+        print("\n".join([said, *last_operations(error)]), file=sys.stderr)
         return code
 
     def ended(self) -> Exit:

@@ -56,6 +56,7 @@ def generate(
         ),
     ] = None,
     timeout: options.Timeout = 60.0,
+    start_timeout: options.StartTimeout = 300.0,
     listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
@@ -66,7 +67,14 @@ def generate(
     opened = open_model(model)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)
     config = requests.engine_config(
-        opened, tp=tp, device=device, dtype=dtype, load=load, timeout=timeout, listen=listen
+        opened,
+        tp=tp,
+        device=device,
+        dtype=dtype,
+        load=load,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        listen=listen,
     )
     config = requests.plan(opened, config, prompts, max_tokens)
     rules = requests.rules_of(rule, opened, tp)

@@ -220,7 +220,8 @@ def _ranks() -> Finding:
     """The real thing: two ranks that must find each other."""
     started = time.monotonic()
     try:
-        with Client(EngineConfig(tp=2, timeout_seconds=_SECONDS), program="engine.ranks") as client:
+        config = EngineConfig(tp=2, timeout_seconds=_SECONDS, start_timeout_seconds=_SECONDS)
+        with Client(config, program="engine.ranks") as client:
             client.call(Ping())
             backend = client.backend
     except EngineError as error:

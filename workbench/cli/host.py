@@ -2,7 +2,7 @@
 
     python -P -m workbench.cli.host --socket PATH MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N]
         [--device D] [--dtype D] [--rule NAME=VALUE]… [--capture WHAT]… [--seed N --temperature X --top-k N
-        --top-p X] [--timeout S] [--listen HOST:PORT] [--session FILE]
+        --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT] [--session FILE]
     python -P -m workbench.cli.host --socket PATH --replay FILE
 
 It listens on a Unix socket (mode 0600; PATH's directory must be its owner's alone), serves the first client of

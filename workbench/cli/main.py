@@ -51,12 +51,12 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
         from sessions import clean
-        from workbench.debugger.failures import explain
+        from workbench.debugger.failures import explain, last_operations
 
         code, message = explain(error)
         if debug:
             print(clean(traceback.format_exc(), newlines=True), end="", file=sys.stderr)
-        _complain(message)
+        _complain("\n".join([message, *last_operations(error)]))
         return code
     return Exit.OK
 

@@ -47,10 +47,14 @@ Rules = Annotated[
         show_default=False,
     ),
 ]
-Timeout = Annotated[
-    float,
-    typer.Option("--timeout", metavar="S", min=0.1, help="Seconds after which a silent rank counts as hung."),
-]
+TIMEOUT = typer.Option(
+    "--timeout", metavar="S", min=0.1, help="Seconds without progress after which a rank counts as hung."
+)
+START_TIMEOUT = typer.Option(
+    "--start-timeout", metavar="S", min=0.1, help="The same while the ranks start and load."
+)
+Timeout = Annotated[float, TIMEOUT]
+StartTimeout = Annotated[float, START_TIMEOUT]
 Listen = Annotated[
     str,
     typer.Option(

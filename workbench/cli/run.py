@@ -47,6 +47,7 @@ def run(
     top_k: Annotated[int, typer.Option("--top-k")] = 0,
     top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
     listen: options.Listen = "",
+    start_timeout: options.StartTimeout = 300.0,
     script: Script = None,
     ex: Commands = None,
     batch: Batch = False,
@@ -76,6 +77,7 @@ def run(
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
+        start_timeout=start_timeout,
     )  # fmt: skip
     with start(target_of(launch), _warn) as debugger:
         saved = debugger.session.path
@@ -86,7 +88,7 @@ def run(
 
 
 def _patience(timeout: float | None) -> float:
-    """Seconds that a rank may be silent: no longer than the commands may take, but long enough to start in."""
+    """Seconds that a rank may be silent: no longer than the commands may take, but more than a pause for breath."""
     return 60.0 if timeout is None else min(60.0, max(10.0, timeout))
 
 

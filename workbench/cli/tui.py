@@ -38,6 +38,8 @@ def tui(
         ),
     ] = None,
     save: options.Save = None,
+    timeout: Annotated[float | None, options.TIMEOUT] = None,
+    start_timeout: Annotated[float | None, options.START_TIMEOUT] = None,
 ) -> None:
     """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session."""
     if why := no_screens():
@@ -51,5 +53,6 @@ def tui(
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
         rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
+        timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
     raise typer.Exit(code)

@@ -40,6 +40,15 @@ def exit_code(error: BaseException) -> Exit:
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.DEFECT)
 
 
+def last_operations(error: BaseException) -> list[str]:
+    """A line a rank of what each did last, where one was lost."""
+    ranks = error.operations if isinstance(error, RankError) else ()
+    return [
+        f"  rank {rank}, last operations: {' → '.join(map(clean, done)) or 'none'}"
+        for rank, done in enumerate(ranks)
+    ]
+
+
 def explain(error: Exception) -> tuple[Exit, str]:
     """The exit code and the one line, safe for a terminal, that says what to do. What nobody expected is written into
     the log of errors, which the line names."""

@@ -61,6 +61,7 @@ def engine_config(
     dtype: str,
     load: str = "direct",
     timeout: float = 60.0,
+    start_timeout: float = 300.0,
     listen: str = "",
 ) -> EngineConfig:
     """The options as an EngineConfig; ConfigError for values that are none."""
@@ -75,6 +76,7 @@ def engine_config(
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",
         timeout_seconds=timeout,
+        start_timeout_seconds=start_timeout,
         listen=listen,
     )
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events
 from textual.app import App, SystemCommand
@@ -81,7 +81,7 @@ class LockstepApp(Guarded, App[int]):
 
     def keep(self, key: str, value: str) -> None:
         """Remember a setting for the next time; a directory that cannot be written is said, and no more."""
-        self.settings = replace(self.settings, **{key: value})
+        self.settings = replace(self.settings, **{key: cast(Any, value)})
         try:
             settings.save(key, value)
         except OSError as error:

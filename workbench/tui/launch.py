@@ -44,14 +44,18 @@ def run_model(
     seed: int = 0,
     session: Path | None = None,
     listen: str = "",
+    timeout: float | None = None,
+    start_timeout: float | None = None,
 ) -> int:
-    """A model, live, recorded to `session` (None: a new one in the data directory)."""
+    """A model, live, recorded to `session` (None: a new one in the data directory). A timeout that is given has the
+    better of the settings'."""
     words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--seed", str(seed)]
     for option, values in (("--prompt", prompts), ("--ids", ids), ("--rule", rules), ("--capture", capture)):
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []
     words += ["--listen", listen] if listen else []
+    words += settings.UserSettings(timeout=timeout, start_timeout=start_timeout).host_words
     return _run(routes.running(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
 
 

@@ -51,7 +51,7 @@ def running(words: Sequence[str], what: str) -> Route:
         def started(reader: Reader, driver: LiveDriver) -> Screen[None]:
             return WorkbenchScreen(reader, driver, token_colour=chosen.token_colour)
 
-        return StartingScreen(LiveDriver(words), what, started)
+        return StartingScreen(LiveDriver([*chosen.host_words, *words]), what, started)
 
     return make
 

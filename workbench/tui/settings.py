@@ -37,11 +37,20 @@ class UserSettings:
 
     theme: str = _THEME_NAMES[0]
     token_colour: str = "probability"
+    timeout: float | None = None  # seconds without progress until a rank counts as hung
+    start_timeout: float | None = None  # the same while ranks start and load
+
+    @property
+    def host_words(self) -> list[str]:
+        """What of it a host is told, as its options."""
+        given = (("--timeout", self.timeout), ("--start-timeout", self.start_timeout))
+        return [word for name, value in given if value is not None for word in (name, str(value))]
 
 
 #: What the tokens may be coloured by.
 TOKEN_COLOURS = ("probability", "entropy", "divergence")
 _CHOICES = {"theme": _THEME_NAMES, "token_colour": TOKEN_COLOURS}
+_SECONDS = ("timeout", "start_timeout")
 
 
 def config_file() -> Path:
@@ -63,9 +72,13 @@ def load(file: Path | None = None) -> UserSettings:
     return UserSettings(**{key: _checked(file, key, value) for key, value in raw.items()})
 
 
-def _checked(file: Path, key: str, value: Any) -> str:
+def _checked(file: Path, key: str, value: Any) -> Any:
+    if key in _SECONDS:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise SettingsError(f"{file}: {key} = {value!r}: must be a number of seconds above 0")
+        return float(value)
     if key not in _CHOICES:
-        raise SettingsError(f"{file}: {key}: no such setting; there are {', '.join(_CHOICES)}")
+        raise SettingsError(f"{file}: {key}: no such setting; there are {', '.join((*_CHOICES, *_SECONDS))}")
     if value not in _CHOICES[key]:
         raise SettingsError(
             f"{file}: {key} = {value!r}: must be one of {', '.join(map(repr, _CHOICES[key]))}"

@@ -219,12 +219,14 @@ def test_a_hung_rank_ends_the_command_with_its_name(engine: Callable[..., Client
     os.kill(client.pids[1], signal.SIGSTOP)
     with pytest.raises(RankTimeout) as error:
         client.call(RunStep(), timeout=1.0)
-    said, notes = str(error.value), error.value.__notes__
+    said, done = str(error.value), error.value.operations
     assert said.startswith("rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process")
     assert "No answer from rank 0, 1 within 1 s (rank 0 in the all-reduce of embed, step 1" in said
     assert "rank 1 at rest, between commands, step 1" in said
-    assert [note[:24] for note in notes] == ["rank 0, last operations:", "rank 1, last operations:"]
-    assert "the broadcast of the chosen tokens → the sending of its answer → rest" in notes[1]
+    assert done[0][-1] == "the all-reduce of embed (entered)"
+    assert done[1][-3:] == [
+        "the broadcast of the chosen tokens", "the sending of its answer", "rest, between commands",
+    ]  # fmt: skip
     assert not client.alive
     assert not any(rank.is_running() for rank in ranks)
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
+from workbench.debugger.host.options import parse_options, target_of
 from workbench.export.pooling import ABSENT, FINITE, NAN, pool
 from workbench.models.identify import completions, identify
-from workbench.tui import settings
+from workbench.tui import routes, settings
 from workbench.tui.screens import commands
+from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, squeeze
@@ -139,8 +141,28 @@ def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:
     file.write_text("colour = 1\n")
     with pytest.raises(settings.SettingsError, match="colour"):
         settings.load(file)
+    for wrong in ('"soon"', "0", "true", "nan"):
+        file.write_text(f"start_timeout = {wrong}\n")
+        with pytest.raises(
+            settings.SettingsError, match=r"config\.toml: start_timeout = .*number of seconds"
+        ):
+            settings.load(file)
     settings.save("theme", "lockstep-light", file.with_name("fresh.toml"))
     assert settings.load(file.with_name("fresh.toml")).theme == "lockstep-light"
+
+
+def test_the_timeouts_reach_the_host_and_the_command_line_has_the_better_of_the_file(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("timeout = 7\nstart_timeout = 900.5\n")
+    screen = routes.running(["demo", "--timeout", "9.0"], "demo")(settings.load(file))
+    assert isinstance(screen, StartingScreen)
+    launch = parse_options(["--socket", "s", *screen.driver.arguments]).launch
+    assert launch is not None
+    assert (launch.timeout, launch.start_timeout) == (9.0, 900.5)
+    config = target_of(launch).config
+    assert (config.timeout_seconds, config.start_timeout_seconds) == (9.0, 900.5)
 
 
 def test_recent_things_are_remembered_newest_first(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ from workbench.views.rank_weights import WEIGHT_COLUMNS, shape_text
 
 
 def ranks(debugger: Debugger) -> TableResult:
-    """Where each rank stands."""
+    """Where each rank stands; once one was lost, what each did last."""
+    if debugger.lost_at and debugger.lost:
+        done = [[rank, one] for rank, last in enumerate(debugger.lost_at) for one in last]
+        return TableResult(debugger.lost, ["rank", "last operations"], done)
     at = debugger.position
     tap = "between steps" if at.place is None else debugger.timeline.places.names[at.place]
     pids: list[Any] = [None] * debugger.timeline.ranks

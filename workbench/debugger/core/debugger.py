@@ -53,6 +53,7 @@ class Debugger:
         self.settings = DebuggerSettings()
         self.judged: dict[int, GoldenEvent] = {}  # what `golden` found last, by branch
         self.lost = ""  # why the engine is gone
+        self.lost_at: Sequence[Sequence[str]] = ()  # the last operations of each rank then
         self.last_stop: Stop | None = None
         self.interrupts = Interrupts()
         self._quiet = 0  # commands run by others are not journalled
@@ -256,10 +257,11 @@ class Debugger:
 
     def _engine_lost(self, error: Exception) -> None:
         self.lost = str(error) or type(error).__name__
+        self.lost_at = error.operations if isinstance(error, RankError) else ()
         if self.executor is not None:
             self.executor.forget()
         self._leave_flight()
-        self.journal("error", self.lost)
+        self.journal("error", self.lost, data={"last_operations": self.lost_at} if self.lost_at else None)
         self.events(RankLostEvent(self.lost))
 
     def notice_loss(self) -> None:

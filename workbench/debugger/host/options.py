@@ -36,6 +36,7 @@ class Launch:
     session: Path | None = None
     listen: str = ""
     room: int = 4096
+    start_timeout: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def target_of(launch: Launch) -> DebugTarget:
         device=launch.device,
         dtype=launch.dtype,
         timeout=launch.timeout,
+        start_timeout=launch.start_timeout,
         listen=launch.listen,
     )
     config = requests.plan(model, config, prompts, launch.room)
@@ -94,6 +96,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--start-timeout", type=float, default=300.0)
     parser.add_argument("--listen", default="")
     parser.add_argument("--session", type=Path)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -109,6 +112,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
-        found.listen,
+        found.listen, start_timeout=found.start_timeout,
     )  # fmt: skip
     return HostOptions(found.socket, launch=launch)

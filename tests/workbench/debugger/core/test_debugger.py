@@ -10,7 +10,7 @@ from workbench.debugger.answers import Message, Stop, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import EngineGone, InternalError
-from workbench.debugger.failures import exit_code
+from workbench.debugger.failures import exit_code, last_operations
 
 
 def test_commands_with_an_argument_called_name_can_be_called(live: Live) -> None:
@@ -81,13 +81,16 @@ def test_a_rank_that_died_meanwhile_is_told_before_the_next_command(
     debugger.execute("next")
 
     def check() -> None:
-        raise RankError("rank 0 is lost: killed by SIGKILL")
+        raise RankError("rank 0 is lost: killed by SIGKILL", [["the gather of the logits", "rest"]])
 
     monkeypatch.setattr(debugger.engine.inferior.client, "check", check)
     with pytest.raises(RankError, match="killed by SIGKILL") as info:
         debugger.execute("info breakpoints")
     assert exit_code(info.value) == 5
-    debugger.execute("info breakpoints")
+    assert last_operations(info.value) == ["  rank 0, last operations: the gather of the logits → rest"]
+    told = debugger.execute("info ranks")
+    assert isinstance(told, TableResult)
+    assert (told.title, told.rows) == (str(info.value), [[0, "the gather of the logits"], [0, "rest"]])
     with pytest.raises(EngineGone, match="killed by SIGKILL") as gone:
         debugger.execute("next")
     assert exit_code(gone.value) == 5
