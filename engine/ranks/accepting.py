@@ -43,8 +43,10 @@ def accept_ranks(
     """Wait at `config.listen` for every rank; RankTimeout names those that have not come, and that torchrun is to be
     told `command`."""
     secret = shared_secret()
+    address = address_of(config.listen)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
-        listener = socket.create_server(address_of(config.listen), backlog=config.tp * 2 + MOST_STRANGERS)
+        listener = socket.create_server(address, family=family, backlog=config.tp * 2 + MOST_STRANGERS)
     except OSError as error:
         raise ConfigError(f"cannot listen at {config.listen}: {error}") from error
     with listener, selectors.DefaultSelector() as selector:
@@ -118,24 +120,24 @@ class _Reception:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self.listener.accept()
+            sock, address = self.listener.accept()
         except OSError:
             return  # it is gone again
         try:
-            applicant = Applicant(sock, self.secret)
-        except OSError:
-            self._turn_away(sock)
+            applicant = Applicant(sock, self.secret, address[0])
+        except OSError:  # gone as well
+            sock.close()
             return
         self._applicants[sock] = applicant
         self._selector.register(sock, selectors.EVENT_READ, applicant)
         if len(self._applicants) > MOST_STRANGERS + 2 * self.config.tp:
-            self._turn_away(next(iter(self._applicants)))
+            self._turn_away(next(iter(self._applicants.values())))
 
     def _hear(self, applicant: Applicant) -> None:
         try:
             member = applicant.hear()
         except Disconnected:
-            self._turn_away(applicant.socket)
+            self._turn_away(applicant)
             return
         if member is None:
             return
@@ -170,22 +172,22 @@ class _Reception:
         if self._applicants.pop(sock, None) is not None:
             self._selector.unregister(sock)
 
-    def _turn_away(self, sock: socket.socket) -> None:
+    def _turn_away(self, applicant: Applicant) -> None:
         """Close a stranger's connection; the first is told of, the others are counted."""
         self.strangers += 1
         if self.strangers == 1:
             self.on_warning(
-                f"somebody connected to {self.config.listen} from {_peer(sock)} and did not prove the secret; if that "
-                f"was a rank, set {KEY_VARIABLE} alike on both sides"
+                f"somebody connected to {self.config.listen} from {applicant.where} and did not prove the secret; if "
+                f"that was a rank, set {KEY_VARIABLE} alike on both sides"
             )
-        self._release(sock)
-        sock.close()
+        self._release(applicant.socket)
+        applicant.socket.close()
 
     def _forget_the_overdue(self) -> None:
         now = time.monotonic()
-        for sock, applicant in list(self._applicants.items()):
+        for applicant in list(self._applicants.values()):
             if applicant.deadline <= now:
-                self._turn_away(sock)
+                self._turn_away(applicant)
 
     def _forget_the_gone(self) -> None:
         """A rank that ended while others are awaited may be started again and join anew."""
@@ -207,10 +209,3 @@ def _at_its_end(sock: socket.socket) -> bool:
         return not sock.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
-
-
-def _peer(sock: socket.socket) -> str:
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return "an address that is gone"

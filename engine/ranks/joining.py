@@ -124,10 +124,11 @@ class _Keys:
 
 
 class Applicant:
-    """The host's side of one connection that has not proved anything yet. Its socket never blocks."""
+    """The host's side of one connection, from the address `where`, that has not proved anything yet. Its socket never
+    blocks."""
 
-    def __init__(self, sock: socket.socket, secret: bytes) -> None:
-        self.socket, self._secret = sock, secret
+    def __init__(self, sock: socket.socket, secret: bytes, where: str = "") -> None:
+        self.socket, self._secret, self.where = sock, secret, where
         self.deadline = time.monotonic() + HANDSHAKE_SECONDS
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._heard = b""

@@ -238,6 +238,19 @@ def test_a_tampered_answer_loses_the_rank_and_says_why(host: Host, rank: Rank) -
         remote.connection.send(Leave())
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_addresses_may_be_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        address = f"[::1]:{server.getsockname()[1]}"
+    host = Host(address, 1)
+    rank = Rank(address)
+    assert host.joined()[0].where == "::1"
+    host.close()
+    for sock in rank.sockets:
+        sock.close()
+
+
 class Relay:
     """Stands between a rank and its host, without the secret: passes on what `change` makes of it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -257,3 +258,23 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, folder: st
         assert isinstance(app.screen, StartingScreen)
         await press(pilot, "escape")
     assert app.return_value == 3
+
+
+def _knocks(where: tuple[str, int]) -> bool:
+    with socket.socket() as stranger:
+        return stranger.connect_ex(where) == 0
+
+
+async def test_while_ranks_are_awaited_strangers_are_told_of(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_KEY", "5a1c0f9e" * 8)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+    app = LockstepApp(routes.running([str(model), "--ids", "1", "--listen", f"127.0.0.1:{where[1]}"], "tiny"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await _until(lambda: _knocks(where), pilot)
+        await _until(lambda: "from 127.0.0.1 and did not prove" in "\n".join(text_of(pilot)), pilot)
+        assert isinstance(app.screen, StartingScreen)
+        await press(pilot, "escape")
+    assert app.return_value == 130

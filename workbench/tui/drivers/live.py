@@ -46,6 +46,7 @@ class LiveDriver:
         self.running: str | None = None
         self.opening: Sequence[str] = ()
         self.at: DebuggerState | None = None
+        self.warning = ""  # what the host said last while it was starting
         self.host_pid = 0
         self.rank_pids: Sequence[int] = ()
         self._started: HostClient | None = None
@@ -148,8 +149,9 @@ class LiveDriver:
             self._loop.call_soon_threadsafe(self._take, event)
 
     def _take(self, event: HostEvent) -> None:
-        if self.at is None:
-            return  # not started: `ready` tells
+        if self.at is None:  # not started: how that ends, `ready` tells
+            self.warning = clean(event.text, limit=300) if isinstance(event, OutputEvent) else self.warning
+            return
         match event:
             case StepEvent(branch=branch, step=step):
                 if self.running is not None:  # else the answer is here already, and knows better

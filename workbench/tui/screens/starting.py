@@ -50,11 +50,13 @@ class StartingScreen(Guarded, Screen[None]):
             return
         elapsed = time.monotonic() - self._began
         frame = _FRAMES[int(elapsed * 10) % len(_FRAMES)] if elapsed > 0.2 else " "
-        self.query_one(TextBlock).show(
+        lines = self.query_one(TextBlock)
+        wrong = self.driver.unresponsive or self.driver.warning
+        lines.show(
             [
                 [(f"{frame} ", "accent"), (self.what, "strong")],
                 [("  starting the ranks and loading the weights", "quiet"), (f"   {elapsed:.0f} s", "quiet")],
-                [(f"  {self.driver.unresponsive}", "wrong")],
+                *([("  ", "text"), *row] for row in wrapped(wrong, "wrong", lines.size.width - 2) or [[]]),
                 [("  esc", "text"), (" cancels", "quiet")],
             ]
         )
