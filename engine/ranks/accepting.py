@@ -5,7 +5,6 @@ All who connect are heard side by side, each for `HANDSHAKE_SECONDS` at most: no
 
 from __future__ import annotations
 
-import select
 import selectors
 import socket
 import time
@@ -190,10 +189,13 @@ class _Reception:
                 self._turn_away(applicant)
 
     def _forget_the_gone(self) -> None:
-        """A rank that ended while others are awaited may be started again and join anew."""
-        for at, member in list(self.joined.items()):
-            if select.select([member.socket], [], [], 0)[0] and _at_its_end(member.socket):
-                self.joined.pop(at).socket.close()
+        """A rank that ended while others are awaited may be started again and join anew. Its connection for commands
+        tells, over which it says nothing yet."""
+        for (rank, role), member in list(self.joined.items()):
+            if role == Role.COMMANDS and _at_its_end(member.socket):
+                for each in Role:
+                    if gone := self.joined.pop((rank, each), None):
+                        gone.socket.close()
 
     def _absent(self, command: str) -> str:
         missing = [str(rank) for rank in range(self.config.tp) if (rank, Role.BOARD) not in self.joined]
@@ -206,6 +208,8 @@ class _Reception:
 
 def _at_its_end(sock: socket.socket) -> bool:
     try:
-        return not sock.recv(1, socket.MSG_PEEK)
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
     except OSError:
         return True

@@ -78,13 +78,13 @@ def host(address: str) -> Iterator[Host]:
 
 
 class Rank:
-    """Rank 0 of 1, as far as its connections go."""
+    """A rank, as far as its connections go."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, rank: int = 0, size: int = 1) -> None:
         self.sockets: list[socket.socket] = []
         self.seals: list[Seals] = []
         for role in Role:
-            sock, seals, self.told = join(address_of(address), shared_secret(), 0, 1, role)
+            sock, seals, self.told = join(address_of(address), shared_secret(), rank, size, role)
             sock.settimeout(30)
             self.sockets.append(sock)
             self.seals.append(seals)
@@ -94,6 +94,11 @@ class Rank:
         """To the board."""
         return Connection(self.sockets[Role.BOARD], PAUSES, seals=self.seals[Role.BOARD])
 
+    def close(self) -> None:
+        """Leave without a word."""
+        for sock in self.sockets:
+            sock.close()
+
 
 @pytest.fixture
 def rank(address: str, host: Host) -> Iterator[Rank]:
@@ -101,8 +106,7 @@ def rank(address: str, host: Host) -> Iterator[Rank]:
     made = Rank(address)
     host.joined()
     yield made
-    for sock in made.sockets:
-        sock.close()
+    made.close()
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -147,8 +151,7 @@ def test_the_silent_and_the_slow_stop_nobody(address: str, host: Host) -> None:
             stranger.sendall(b"x")
         rank = Rank(address)
         host.joined()
-        for sock in rank.sockets:
-            sock.close()
+        rank.close()
     first, total = host.warnings
     assert "did not prove" in first
     assert int(total.split()[0]) >= 18  # those beyond the bound
@@ -164,8 +167,7 @@ def test_a_handshake_has_one_deadline_however_its_bytes_trickle(
         assert _drip(stranger, joining.CLAIM_BYTES - 1) < joining.CLAIM_BYTES // 2
     rank = Rank(address)
     host.close()
-    for sock in rank.sockets:
-        sock.close()
+    rank.close()
 
 
 def _drip(sock: socket.socket, most: int) -> int:
@@ -185,21 +187,24 @@ def connected(address: str) -> socket.socket:
 
 
 def test_a_rank_that_ended_while_others_are_awaited_may_come_again(address: str) -> None:
-    host, where, secret = Host(address, 1), address_of(address), shared_secret()
-    join(where, secret, 0, 1, Role.COMMANDS)[0].close()
+    """Also one that has said on the board's connection that it lives, as it does once a second."""
+    host = Host(address, 2)
+    gone = Rank(address, 0, 2)
+    gone.line.send(Standing(b"", 4321, 1.5))
+    gone.close()
+    again: list[Rank] = []
 
-    def again() -> bool:
-        try:
-            again.sock = join(where, secret, 0, 1, Role.COMMANDS)[0]  # type: ignore[attr-defined]
-        except ConfigError:
-            return False
-        return True
+    def admitted() -> bool:
+        with suppress(ConfigError):
+            again.append(Rank(address, 0, 2))
+        return bool(again)
 
-    eventually(again)
-    line, _, _ = join(where, secret, 0, 1, Role.BOARD)
+    eventually(admitted)
+    other = Rank(address, 1, 2)
+    assert [rank.rank for rank in host.joined()] == [0, 1]
     host.close()
-    for sock in (again.sock, line):  # type: ignore[attr-defined]
-        sock.close()
+    for rank in (*again, other):
+        rank.close()
 
 
 def test_the_board_carries_places_and_the_wish_to_pause(host: Host, rank: Rank) -> None:
@@ -247,8 +252,7 @@ def test_addresses_may_be_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(address)
     assert host.joined()[0].where == "::1"
     host.close()
-    for sock in rank.sockets:
-        sock.close()
+    rank.close()
 
 
 class Relay:
@@ -293,8 +297,7 @@ def test_a_relay_may_pass_messages_on_but_not_change_them(address: str, host: Ho
     commands.send(CommandFailure("RequestError", True, "a secret", ""))
     with pytest.raises(MalformedMessage, match="tampers with the connection"):
         remote.connection.receive()
-    for sock in rank.sockets:
-        sock.close()
+    rank.close()
 
 
 def test_the_kernel_watches_for_machines_that_are_out_of_reach(host: Host, rank: Rank) -> None:
