@@ -8,6 +8,7 @@ help (docs/security.md); no child does.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -183,8 +184,8 @@ def _running(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
     try:
         yield top
     finally:
-        for one in (*top.children(recursive=True), top):
-            with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            for one in (*top.children(recursive=True), top):
                 one.kill()
         process.communicate()
 
@@ -205,6 +206,12 @@ def _children(program: psutil.Process, word: str) -> list[psutil.Process]:
             if word in process.cmdline():
                 found.append(process)
     return found
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _steps(session: Path) -> int:
@@ -231,6 +238,23 @@ def test_home_and_its_look_at_the_machine_run_nothing_of_it(folder: Folder) -> N
 
 
 @pytest.mark.slow
+async def test_the_screens_in_a_browser_run_nothing_of_it(folder: Folder) -> None:
+    aiohttp = pytest.importorskip("aiohttp", reason="the extra `web` is not installed")
+    process = folder.start(("web", "--port", str(_free_port())))
+    assert process.stdout is not None
+    with _running(process):
+        address = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+            async with http.get(address) as answer:
+                path = answer.cookies["lockstep"]["path"]
+            async with http.ws_connect(address.split("/?")[0] + path + "ws") as screens:
+                shown = b""
+                while b"haiku" not in shown:
+                    shown += await screens.receive_bytes(timeout=PATIENCE)
+        folder.nothing_ran(process)
+
+
+@pytest.mark.slow
 def test_a_replay_on_screen_runs_nothing_of_it(folder: Folder) -> None:
     process = folder.start(("tui", "saved.session"), **_SCREENS)
     with _running(process) as program:
@@ -241,15 +265,10 @@ def test_a_replay_on_screen_runs_nothing_of_it(folder: Folder) -> None:
 
 @pytest.mark.slow
 def test_a_rank_of_a_host_that_listens_runs_nothing_of_it(folder: Folder) -> None:
-    addresses = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            addresses.append(free.getsockname()[1])
-    listen = f"127.0.0.1:{addresses[0]}"
+    listen = f"127.0.0.1:{_free_port()}"
     key = {"LOCKSTEP_KEY": "k" * 32}
     group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(addresses[1])}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     host = folder.start(("generate", ".", "--ids", "1,5", "--max-tokens", "2", "--listen", listen), **key)
     with _running(host):
         rank = folder.start(("rank", listen), **key, **group, **meeting)

@@ -18,9 +18,12 @@ def web(
         ),
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    visitors: Annotated[
+        int, typer.Option("--visitors", metavar="N", min=1, help="How many may be in at a time.")
+    ] = 4,
 ) -> None:
-    """Serve the screens to browsers on this machine only (needs the extra `web`)."""
+    """Serve the screens to browsers of this machine (needs the extra `web`). The address on stdout lets in."""
     # Imported here: the server is an extra.
     from workbench.tui.web import serve
 
-    raise typer.Exit(serve([] if target is None else [target], port))
+    raise typer.Exit(serve([] if target is None else [target], port, visitors))

@@ -1,0 +1,133 @@
+"""`lockstep web` answers its owner alone: token, cookie, names, places. Its screens are a program that only waits."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from http.cookies import Morsel
+from typing import Any
+
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp", reason="the extra `web` is not installed")
+pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
+
+from aiohttp.test_utils import TestClient, TestServer  # noqa: E402 - an extra
+
+from workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
+
+#: Says that it is ready, and ends with the first message, which is that it is to quit.
+_SCREENS = "printf '__GANGLION__\\n'; head -c 1 > /dev/null"
+
+
+@pytest.fixture
+async def server() -> OwnersServer:
+    made = OwnersServer(["demo"], visitors=2)
+    made.command = _SCREENS
+    return made
+
+
+@pytest.fixture
+async def client(server: OwnersServer) -> AsyncIterator[Any]:
+    """A visitor who keeps cookies, as a browser does."""
+    jar = aiohttp.CookieJar(unsafe=True)  # for addresses, too
+    async with TestClient(TestServer(await server.application()), cookie_jar=jar) as made:
+        yield made
+
+
+async def _come_in(client: Any, server: OwnersServer) -> Morsel[str]:
+    async with client.get("/", params={"token": server.token}) as answer:
+        assert answer.status == 200
+        assert f'url={server.path}"' in await answer.text()
+        return answer.cookies["lockstep"]
+
+
+async def test_no_route_answers_a_stranger(client: Any, server: OwnersServer) -> None:
+    paths = {"/", "/nowhere", f"{server.path}nowhere"}
+    for route in client.app.router.routes():
+        path = route.resource.canonical
+        paths.add(path if "{" in path or route.resource.name != "static" else f"{path}/js/textual.js")
+    assert {f"{server.path}{one}" for one in ("", "ws", "download/{key}", "static/js/textual.js")} <= paths
+    cookie = await _come_in(client, server)
+    client.session.cookie_jar.clear()
+    guesses = ({}, {"lockstep": server.token}, {"lockstep": "ü"}, {"lockstep": cookie.value[:-1]})
+    for path in paths:
+        for cookies in guesses:
+            async with client.get(path, cookies=cookies) as answer:
+                assert answer.status == 403, path
+                assert "open the address that it printed" in await answer.text()
+                assert answer.headers["X-Frame-Options"] == "DENY"
+        async with client.get(path, params={"token": server.token[:-1]}) as answer:
+            assert answer.status == 403, path
+        if path != "/":
+            async with client.get(path, params={"token": server.token}) as answer:
+                assert answer.status == 403, "the token opens the entrance alone"
+
+
+async def test_the_cookie_is_no_token_and_of_a_path_that_nobody_guesses(
+    client: Any, server: OwnersServer
+) -> None:
+    cookie = await _come_in(client, server)
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", server.path)
+    assert len(server.path) > 40
+    assert len({cookie.value, server.token, server.path.strip("/")}) == 3
+    other = OwnersServer([], 1)
+    assert {other.token, other.path}.isdisjoint({server.token, server.path})
+
+
+async def test_the_page_may_not_be_framed_and_asks_for_nothing_elsewhere(
+    client: Any, server: OwnersServer
+) -> None:
+    await _come_in(client, server)
+    for name in ("localhost", "127.0.0.1", "[::1]"):
+        cookies = {"lockstep": next(iter(client.session.cookie_jar)).value}
+        headers = {"Host": f"{name}:9000"}  # as ssh forwards it
+        async with client.get(server.path, headers=headers, cookies=cookies) as answer:
+            page = await answer.text()
+            policy = answer.headers["Content-Security-Policy"]
+            assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert "default-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert f"ws://{name}:9000{server.path}ws" in page
+        asked = re.findall(r"(?:href=|src=|url\()\"(\w+:[^\"]*)", page)
+        assert len(asked) >= 3
+        assert all(address.startswith(f"http://{name}:9000{server.path}static/") for address in asked)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "elsewhere.example"}, {"Host": "localhost.elsewhere.example:8000"}, {"Origin": "null"},
+        {"Origin": "http://elsewhere.example"}, {"Origin": "http://127.0.0.1:1"},
+    ],
+)  # fmt: skip
+async def test_no_page_from_elsewhere_drives_it(
+    headers: dict[str, str], client: Any, server: OwnersServer
+) -> None:
+    cookie = await _come_in(client, server)
+    for path in ("", "ws"):
+        async with client.get(
+            server.path + path, headers=headers, cookies={"lockstep": cookie.value}
+        ) as answer:
+            assert answer.status == 403
+
+
+async def test_as_many_visitors_as_allowed(client: Any, server: OwnersServer) -> None:
+    await _come_in(client, server)
+    first = await client.ws_connect(f"{server.path}ws")
+    second = await client.ws_connect(f"{server.path}ws")
+    async with client.get(server.path) as answer:
+        assert answer.status == 503
+        assert "2 visitors are in" in await answer.text()
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
+        await client.ws_connect(f"{server.path}ws")
+    await first.close()
+    async with asyncio.timeout(30):
+        while (await client.get(server.path)).status != 200:
+            await asyncio.sleep(0.02)
+    third = await client.ws_connect(f"{server.path}ws")
+    await asyncio.gather(second.close(), third.close())
+    async with asyncio.timeout(30):
+        while server.visits:
+            await asyncio.sleep(0.02)

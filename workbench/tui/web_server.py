@@ -1,0 +1,130 @@
+"""textual-serve, for the owner alone.
+
+Whoever drives the screens reads and writes files as the user who started them, and every user of a machine reaches
+its loopback interface. So nothing is answered without a secret: the token of the printed address, and after it a
+cookie. What is promised, and what is not: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from textual_serve.server import Server
+
+from engine.children import python_command
+
+#: The names by which a browser may ask; the port is another's where ssh forwards one.
+_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
+_COOKIE = "lockstep"
+#: Sent with everything.
+_HEADERS = {
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; font-src 'self' data:; "
+    "img-src 'self' data:; connect-src 'self' ws://{host}; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+#: A redirect would count as coming from the page on which the address was clicked: its request has no strict cookie.
+_COME_IN = '<!DOCTYPE html><meta http-equiv="refresh" content="0;url={path}"><a href="{path}">Lockstep</a>\n'
+#: textual-serve's page asks for a font of the web's.
+_ELSEWHERE = re.compile(r"<link[^>]*fonts\.googleapis[^>]*>")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class OwnersServer(Server):
+    """Serves `python -m workbench.tui arguments` to those who have the token, at most `visitors` at a time.
+
+    The screens lie below a path that nobody can guess, and the cookie is of that path: browsers send cookies to every
+    port of a host, and the next port may be another user's.
+    """
+
+    def __init__(self, arguments: Sequence[str], visitors: int) -> None:
+        command = python_command("-m", "workbench.tui", *arguments)
+        super().__init__(f"exec {shlex.join(command)}", title="Lockstep")
+        self.token, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.path = f"/{secrets.token_urlsafe(32)}/"
+        self._most = visitors
+        self.visits: set[asyncio.Task[object]] = set()
+
+    async def application(self) -> web.Application:
+        """The whole of it: the entrance at `/`, the screens below `path`."""
+
+        @web.middleware
+        async def owner_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self._check(request)
+            return await handler(request)
+
+        app = web.Application(middlewares=[owner_only])
+        app.router.add_get("/", self._come_in)
+        app.add_subapp(self.path, await self._make_app())
+        app.on_response_prepare.append(_protect)
+        return app
+
+    def _check(self, request: web.Request) -> None:
+        """HTTPForbidden unless the request is the owner's, by a name of this machine and from no page but our own."""
+        origin = request.headers.get("Origin")
+        if not _NAMES.fullmatch(request.host) or origin not in (None, f"http://{request.host}"):
+            raise web.HTTPForbidden(
+                text="lockstep web answers its own page only, by a name of this machine.\n"
+            )
+        token, cookie = request.query.get("token", ""), request.cookies.get(_COOKIE, "")
+        shown, secret = (token, self.token) if request.path == "/" else (cookie, self._cookie)
+        if not secrets.compare_digest(shown.encode(), secret.encode()):
+            raise web.HTTPForbidden(
+                text="lockstep web: open the address that it printed when it started, token included.\n"
+            )
+
+    async def _come_in(self, request: web.Request) -> web.Response:
+        """The token was right: a cookie, and the way to the screens."""
+        response = web.Response(text=_COME_IN.format(path=self.path), content_type="text/html")
+        response.set_cookie(_COOKIE, self._cookie, path=self.path, httponly=True, samesite="Strict")
+        return response
+
+    def _check_room(self) -> None:
+        if len(self.visits) >= self._most:
+            raise web.HTTPServiceUnavailable(
+                text=f"lockstep web: {self._most} visitors are in, and no more may be. Close the screens in another "
+                "tab and load this page again, or start lockstep web with more --visitors.\n"
+            )
+
+    async def handle_index(self, request: web.Request) -> web.StreamResponse:
+        """The page. It names its parts by the name under which it was asked for: others are foreign to it."""
+        self._check_room()
+        self.public_url = f"http://{request.host}"
+        page: web.StreamResponse = await super().handle_index(request)
+        if isinstance(page, web.Response) and page.text is not None:
+            page.text = _ELSEWHERE.sub("", page.text)
+        return page
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """A visit: screens of its own, until it is closed."""
+        self._check_room()
+        if (visit := asyncio.current_task()) is not None:
+            self.visits.add(visit)
+            visit.add_done_callback(self.visits.discard)
+        return await super().handle_websocket(request)
+
+    async def on_startup(self, app: web.Application) -> None:
+        """textual-serve's banner would name neither the token nor Lockstep."""
+
+    async def on_shutdown(self, app: web.Application) -> None:
+        """A page that is still open must not keep the server, and its screens are to end with it."""
+        for visit in self.visits:
+            visit.cancel()
+
+
+async def _protect(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+    response.headers["Content-Security-Policy"] = _POLICY.format(host=request.host)
