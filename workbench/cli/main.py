@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from io import TextIOWrapper
 
@@ -63,6 +64,8 @@ def run(arguments: list[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    # A session of NaN and infinities is shown as such; numpy need not warn of them as well.
+    warnings.simplefilter("ignore", RuntimeWarning)
     closed = _closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -31,5 +31,5 @@ def power(value: float, decimals: int = 0) -> str:
 
 
 def count(value: float) -> str:
-    """A count with thousands set apart: 1 681."""
-    return f"{int(value):,}".replace(",", " ")
+    """A count with thousands set apart: 1 681. In a stranger's session it may be no number."""
+    return number(value) if not math.isfinite(value) else f"{int(value):,}".replace(",", " ")

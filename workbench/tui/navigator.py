@@ -54,7 +54,9 @@ def next_stop(steps: Iterable[int], step: int, by: int) -> int | None:
 
 
 def same_operation(taps: Sequence[str], where: Where, by: int) -> Where:
-    """The same operation of a neighbouring layer."""
+    """The same operation of a neighbouring layer; where there is none, or no tap at all, the place."""
+    if where.tap >= len(taps):
+        return where
     present = layer_of(taps[where.tap])
     layer, short = (present or 0) + by, "" if present is None else local_name(taps[where.tap])
     name = f"layers.{layer}.{short}"

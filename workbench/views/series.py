@@ -12,6 +12,7 @@ from engine.taps.names import local_name, matches
 from sessions import STATISTICS, Session, Tap
 from workbench.views.operations import agreement
 from workbench.views.plain_text import said
+from workbench.views.statistics import counted
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"
@@ -87,6 +88,5 @@ def _present(
     if stats is None:
         return (None,) * session.ranks, (0,) * session.ranks, agree
     row = stats[tap.index]
-    counted = row[:, [STATISTICS.index("nan"), STATISTICS.index("inf")]]
-    bad = tuple(int(n) for n in np.nan_to_num(counted).sum(axis=1))
+    bad = tuple(map(counted, row[:, [STATISTICS.index("nan"), STATISTICS.index("inf")]]))
     return tuple(float(x) for x in row[:, STATISTICS.index(STATISTIC)]), bad, agree

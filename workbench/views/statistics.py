@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.errors import RequestError
 from engine.taps.names import matches
 from sessions import STATISTICS, Session, Tap
@@ -14,6 +17,11 @@ COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "
 
 #: More rows than this are no table that anybody opens.
 MOST_ROWS = 2_000_000
+
+
+def counted(values: NDArray[np.floating]) -> int:
+    """The sum of statistics that are counts. What is no number, in a stranger's session, counts nothing."""
+    return int(values[np.isfinite(values)].astype(np.float64).sum())
 
 
 def select(session: Session, globs: Sequence[str]) -> list[Tap]:

@@ -95,6 +95,8 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
     """The last token's row of attention probabilities of one (global) head."""
     tap = f"layers.{layer}.attn.probs"
     array, note = whole_of(debugger, parts_of(debugger, tap, whole=False))
+    if array.ndim != 3 or 0 in array.shape:
+        raise CommandError(f"{tap} has shape {array.shape}: attention is [heads, queries, keys]")
     if not 0 <= head < array.shape[0]:
         raise CommandError(f"there is no head {head}: heads are 0 to {array.shape[0] - 1}")
     row = np.asarray(array[head, -1], dtype=np.float64)

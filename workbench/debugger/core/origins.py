@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from engine.taps.names import count_layers, local_name
 from sessions.records import STATISTICS
 from workbench.debugger.answers import Position, Result
@@ -15,6 +13,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
+from workbench.views.statistics import counted
 from workbench.views.verdicts import verdicts_at
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
@@ -91,7 +90,7 @@ class _Search:
         bad = rows[:, _NAN] + rows[:, _INF]
         ranks = tuple(rank for rank, value in enumerate(bad) if value > 0)
         what = "NaN" if rows[:, _NAN].sum() > 0 else "inf"
-        return ranks, int(np.nan_to_num(bad)[list(ranks)].sum()), what
+        return ranks, counted(bad[list(ranks)]), what
 
     def dirty(self, tap: str, step: int) -> bool:
         """Whether a tap is wrong at a step."""

@@ -23,11 +23,12 @@ class StepTokens:
 
 
 def tokens_at(timeline: Timeline, at: Position, flight: Flight | None) -> StepTokens | None:
-    """The tokens of the step at a position; None before the first step, and for a step that was not run."""
+    """The tokens of the step at a position; None before the first step, and for a step that was not run or that fed
+    nothing."""
     if flight is not None and flight.step == at.step:
         names = flight.stopped.names[0]
         return StepTokens(int(names["token"]), int(names["position"]))
     if not 0 <= at.step <= timeline.last(at.branch):
         return None
-    told = timeline.record(at.branch, at.step).sequences[0]
-    return StepTokens(told.ids[-1], told.positions[-1], told.emitted)
+    told = timeline.first_fed(at.branch, at.step)
+    return None if told is None else StepTokens(told.ids[-1], told.positions[-1], told.emitted)

@@ -6,6 +6,7 @@ well as in the session, so that looking at the present costs no disk, and a full
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from sessions import Session, SessionError
 from sessions.errors import broken
 from sessions.history import owner_of
-from sessions.records import STATISTICS, StepRecord
+from sessions.records import STATISTICS, SequenceStep, StepRecord
 from workbench.debugger.answers import Position
 from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
 from workbench.debugger.errors import DebuggerError
@@ -134,16 +135,16 @@ class Timeline:
         record = self.record(branch, step)
         if record.stats is None:
             return None
-        told = record.sequences[0]  # the one that `step_tokens` speaks of
+        told = self.first_fed(branch, step)
         names: dict[str, Value] = {
             name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
         }
         return names | {
             "step": float(step),
             "rank": np.arange(self.ranks, dtype=np.float64),
-            "position": float(told.positions[-1]),
-            "token": float(told.ids[-1]),
-            "kv_len": cached(told.kv_lens, self.places.layers, self.ranks),
+            "position": float(told.positions[-1]) if told is not None else math.nan,
+            "token": float(told.ids[-1]) if told is not None else math.nan,
+            "kv_len": cached(told.kv_lens if told is not None else (), self.places.layers, self.ranks),
         }
 
     def tokens(self, branch: int, seq: int = 0, stop: int | None = None) -> list[int]:
@@ -151,6 +152,12 @@ class Timeline:
         count = self.line(branch).steps if stop is None else stop
         found = (self.sequence(branch, step, seq) for step in range(count))
         return [told.emitted for told in found if told is not None and told.emitted is not None]
+
+    def first_fed(self, branch: int, step: int) -> SequenceStep | None:
+        """What a step did to the sequence that stops, conditions and `where` speak of: the first of those that were fed
+        tokens. None where none was, as in a stranger's session."""
+        told = self.record(branch, step).sequences
+        return next((one for one in told if len(one.ids) and len(one.positions)), None)
 
     def sequence(self, branch: int, step: int, seq: int = 0) -> Any:
         """What a step did to one sequence; None when it took no part."""

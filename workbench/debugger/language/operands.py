@@ -165,9 +165,10 @@ def _kv_len(debugger: Debugger) -> float:
     at, timeline, flight = require_step(debugger), debugger.timeline, debugger.flight
     if flight is not None and flight.step == at.step:
         return min(names["kv_len"] for names in flight.stopped.names)
-    told = timeline.record(at.branch, at.step).sequences[0]
+    told = timeline.first_fed(at.branch, at.step)
     layer = None if at.place is None else timeline.places.layers[at.place]
-    found = [rows_of(told.kv_lens, rank, layer) for rank in range(timeline.ranks)]
+    lengths = told.kv_lens if told is not None else ()
+    found = [rows_of(lengths, rank, layer) for rank in range(timeline.ranks)]
     return min((float(rows) for rows in found if rows is not None), default=math.nan)
 
 

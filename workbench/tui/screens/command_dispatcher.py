@@ -54,8 +54,9 @@ class CommandDispatcher:
         elif name == "toggle":
             await self._choose_toggle()
         elif name == "break":
-            if self.bench.overview is not None:
-                self.run(f"{line} {self.bench.overview.taps[self.bench.place.tap]}")
+            taps = self.bench.overview.taps if self.bench.overview is not None else ()
+            if self.bench.place.tap < len(taps):
+                self.run(f"{line} {taps[self.bench.place.tap]}")
         elif name == "golden":
             await self.bench.show_pane(GOLDEN)
             if self.runner.driver.live:

@@ -254,7 +254,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     @on(Pane.OpenTensor)
     def _open_tensor(self, event: Pane.OpenTensor) -> None:
-        if self.overview is not None:
+        if self.overview is not None and event.tap < len(self.overview.taps):
             opening = self.commands.opener.open_tap(self.overview, replace(self.where, tap=event.tap))
             self.run_worker(opening, group="tensor", exclusive=True)
 

@@ -1,0 +1,69 @@
+"""Every pane on sessions of strangers: each value is refused or shown as broken where it stands; nothing escapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from sessions import SessionError
+from tests.sessions.oddities import ODDITIES
+from tests.sessions.strangers import usual, write
+from tests.workbench.tui.conftest import Bench, settle
+
+#: Through every pane with its modes, the tensor screens, branches, ranks, layers and stops.
+KEYS = (
+    "1", "down", "enter", "v", "v", "escape", "2", "m", "m", "v", "d", "3", "enter", "down", "escape", "4", "m",
+    "enter", "escape", "5", "enter", "m", "6", "enter", "7", "enter", "down", "right", "escape", "8", "down",
+    "enter", "w", "T", "R", "full_stop", "right_curly_bracket", "left_square_bracket", "x", "escape", "n", "s",
+    "i", "b", "z", "y",
+)  # fmt: skip
+#: What acts on a terminal or on the order of the text around it.
+OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Several at once: what has failed before.
+QUICK = (
+    ("foreign_names", "one_infinity"),
+    ("no_taps",),
+    ("no_sequences", "shape_4"),
+    ("nothing_in_sequences", "layouts_do_not_fit"),
+)
+
+
+async def walk(pilot: Pilot[int]) -> None:
+    """Press every key; nothing that a terminal obeys is ever drawn."""
+    for key in KEYS:
+        await pilot.press(key)
+        await settle(pilot)
+        for strip in pilot.app.screen._compositor.render_strips():
+            assert not OBEYED.search(strip.text), (key, strip.text)
+
+
+async def shown(bench: Bench, path: Path, oddities: Sequence[str], size: tuple[int, int]) -> None:
+    """With LOCKSTEP_DEBUG, which is set in the tests of the screens, whatever escapes ends the test."""
+    made = usual()
+    for oddity in oddities:
+        ODDITIES[oddity](made)
+    write(path, made)
+    with suppress(SessionError):  # refused
+        async with bench(path=path, size=size) as pilot:
+            await walk(pilot)
+
+
+@pytest.mark.parametrize("oddities", QUICK, ids=" ".join)
+async def test_the_panes_stand_it(bench: Bench, tmp_path: Path, oddities: Sequence[str]) -> None:
+    """On a small terminal or a large one, by turns."""
+    size = ((80, 24), (160, 50))[QUICK.index(tuple(oddities)) % 2]
+    await shown(bench, tmp_path / "stranger.session", oddities, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("oddity", ODDITIES)
+async def test_the_panes_stand_all_of_it(
+    bench: Bench, tmp_path: Path, oddity: str, size: tuple[int, int]
+) -> None:
+    await shown(bench, tmp_path / "stranger.session", (oddity,), size)
