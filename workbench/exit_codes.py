@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
+from engine.text import printable
+
 
 class Exit(IntEnum):
     """What the process says to whoever started it."""
@@ -31,7 +33,7 @@ def ended_by(number: int, recorded: Sequence[tuple[Path, int]] = ()) -> str:
     (-1: none)."""
     how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
     kept = [
-        f"; {path} is recorded {f'up to step {last}' if last >= 0 else 'without a step'}"
+        f"; {printable(path, 1000)} is recorded {f'up to step {last}' if last >= 0 else 'without a step'}"
         for path, last in recorded
     ]
     return how + "".join(kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +10,13 @@ import typer
 from rich.console import Console
 
 from sessions import Session
+from sessions.text import clean
 from workbench.checking.forced_run import check as run_check
 from workbench.checking.forced_run import check_fits, record_reference
 from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.progress import Status
+from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
 from workbench.export import csv, junit
 from workbench.export.cases import cases
@@ -130,9 +131,10 @@ def check(
     if as_json:
         print(dumps(result.to_json()))
     else:
-        print(f"{opened.name}, tp={tp}, {config.dtype}: {_extent(prompts)}, {steps} decode steps")
+        extent = f"{_extent(prompts)}, {steps} decode steps"
+        print(clean(f"{opened.name}, tp={tp}, {config.dtype}: {extent}"))
         render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
-        print(f"lockstep: recorded in {target}", file=sys.stderr)
+        tell(f"recorded in {target}")
     raise typer.Exit(Exit.OK if result.matches else Exit.DIVERGED)
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 
 from sessions import clean
 from workbench.cli import ending
+from workbench.cli.terminal import tell
 from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
@@ -45,7 +46,7 @@ class Console:
             finally:
                 self.debugger.settings.in_script = False
             if self.failure is not None:
-                print(f"lockstep: error: {where}: {clean(self.failure.message)}", file=sys.stderr)
+                tell(f"error: {where}: {self.failure.message}")
                 return Exit(self.failure.exit_code)
             if self.timed_out or self.interrupted:
                 return self.ended()
@@ -60,7 +61,7 @@ class Console:
             shown = Failure(type(error).__name__, f"{where}: {message}" if where else message, int(code))
             print(dumps(shown.to_json()), flush=True)
         said = f"lockstep: error: {where}: {message}" if where else message
-        print("\n".join([said, *last_operations(error)]), file=sys.stderr)
+        print(clean("\n".join([said, *last_operations(error)]), newlines=True), file=sys.stderr)
         return code
 
     def ended(self) -> Exit:

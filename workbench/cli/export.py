@@ -13,6 +13,7 @@ import typer
 from engine.text import bytes_text
 from sessions import Session
 from sessions.text import clean
+from workbench.cli.terminal import tell
 from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
@@ -95,7 +96,7 @@ def export(
                 _write(path, content)
         cut = written.story.cut if html or json_file else ()
     for words in cut:
-        print(f"lockstep: left out: {words}", file=sys.stderr)
+        tell(f"left out: {words}")
 
 
 def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
@@ -161,7 +162,7 @@ def _write(path: Path, content: Content) -> None:
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
-    print(f"lockstep: wrote {clean(str(path))} ({bytes_text(path.stat().st_size)})", file=sys.stderr)
+    tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
 
 
 def _put(out: TextIO, content: str | Callable[[TextIO], None]) -> None:

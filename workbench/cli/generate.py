@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -12,9 +11,9 @@ import typer
 
 from engine.run.sampling import Sampling
 from sessions.meta import ModelMeta, SessionMeta
-from sessions.text import clean
 from workbench.cli import options
 from workbench.cli.streaming import display
+from workbench.cli.terminal import tell
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
@@ -144,7 +143,7 @@ def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:
     said = f"{read} prompt tokens in {speed.prefill_seconds:.2f} s, {written} new tokens"
     if speed.decode_steps:
         said += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
-    print(f"lockstep: {said}", file=sys.stderr)
+    tell(said)
 
 
 def _say_where(inferior: Inferior) -> None:
@@ -155,8 +154,8 @@ def _say_where(inferior: Inferior) -> None:
     unpaged = inferior.loaded[0].unpaged
     said = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
     said += "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
-    print(f"lockstep: {clean(said)}", file=sys.stderr)
+    tell(said)
 
 
 def _warn(message: str) -> None:
-    print(f"lockstep: warning: {message}", file=sys.stderr)
+    tell(f"warning: {message}")

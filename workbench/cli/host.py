@@ -20,6 +20,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from sessions.text import clean
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.endpoint import accept
 from workbench.debugger.host.options import parse_options, start_debugger
@@ -34,7 +35,7 @@ def main() -> int:
     try:
         connection = accept(options.socket)
     except (DebuggerError, OSError) as error:
-        print(f"lockstep host: {error}", file=sys.stderr)
+        print(clean(f"lockstep host: {error}"), file=sys.stderr)
         return 2
     # The ranks and what they import see only the environment.
     scratch = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(dir=options.socket.parent)

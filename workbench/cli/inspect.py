@@ -57,7 +57,7 @@ def inspect(
             _need_some(tensors, tensor)
             print(dumps(asdict(_summary(model, names)) | {"tp": tp, "tensors": tensors}))
             return
-        print(_headline(model, names))
+        print(clean(_headline(model, names), newlines=True))
         _need_some(list(_print_all(found, model.config, names, tp)), tensor)
 
 

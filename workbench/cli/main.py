@@ -11,14 +11,13 @@ import signal
 import sys
 import traceback
 import warnings
-from contextlib import suppress
 from io import TextIOWrapper
 
 from engine.text import printable
 from workbench import error_log
 from workbench.cli import ending
 from workbench.cli.home import open_home
-from workbench.cli.terminal import no_screens
+from workbench.cli.terminal import no_screens, tell
 from workbench.exit_codes import Exit
 
 
@@ -40,7 +39,8 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:  # a command line that does not parse
-        _complain("\n".join(printable(line, 2000) for line in error.format_message().splitlines()))
+        said = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
+        print(f"lockstep: error: {said}", file=sys.stderr)
         return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ending.say(signal.SIGINT)
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
         code, message = explain(error)
         if debug:
             print(clean(traceback.format_exc(), newlines=True), end="", file=sys.stderr)
-        _complain("\n".join([message, *last_operations(error)]))
+        tell("\n".join([f"error: {message}", *last_operations(error)]))
         return code
     return Exit.OK
 
@@ -71,7 +71,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
     if "stdout" in closed:
-        _complain("stdout is closed: redirect it to /dev/null where its output is not wanted")
+        tell("error: stdout is closed: redirect it to /dev/null where its output is not wanted")
         sys.exit(Exit.USAGE)
     ending.on_signals()
     try:
@@ -89,8 +89,3 @@ def _closed_streams() -> list[str]:
         mode = "r" if name == "stdin" else "w"
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open while the program runs
     return closed
-
-
-def _complain(message: str) -> None:
-    with suppress(OSError):  # a terminal that is gone
-        print(f"lockstep: error: {message}", file=sys.stderr)

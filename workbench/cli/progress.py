@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
+from workbench.cli.terminal import tell
+
 
 class Status:
     """A line that is written over, and gone when the work is. Silent where stderr is no terminal."""
@@ -30,7 +32,7 @@ class Status:
     def warn(self, text: str) -> None:
         """Print a warning that stays."""
         self.clear()
-        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+        tell(f"warning: {text}")
 
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far a recording has come."""

@@ -11,6 +11,7 @@ from prompt_toolkit.history import FileHistory
 
 from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
+from sessions.text import clean
 from workbench.cli.console import Console
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
@@ -31,7 +32,7 @@ def interact(console: Console) -> Exit:
     asking: PromptSession[str] = PromptSession(
         history=FileHistory(str(history)), completer=DebuggerCompleter(console.debugger)
     )
-    print(greeting(console.debugger))
+    print(clean(greeting(console.debugger)))
     last = ""
     while not console.interrupted:
         try:

@@ -11,6 +11,7 @@ import typer
 from engine.run.sampling import Sampling
 from workbench.cli import options
 from workbench.cli.conversation import commands_of, converse, piped_commands
+from workbench.cli.terminal import tell
 from workbench.debugger.host.launch import start
 from workbench.debugger.host.options import Launch, target_of
 
@@ -83,7 +84,7 @@ def run(
         saved = debugger.session.path
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
         how = "recorded" if debugger.recording else "recorded in part"
-    print(f"lockstep: {how} in {saved}", file=sys.stderr)
+    tell(f"{how} in {saved}")
     raise typer.Exit(code)
 
 
@@ -93,4 +94,4 @@ def _patience(timeout: float | None) -> float:
 
 
 def _warn(message: str) -> None:
-    print(f"lockstep: warning: {message}", file=sys.stderr)
+    tell(f"warning: {message}")

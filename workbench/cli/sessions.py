@@ -157,14 +157,17 @@ def _describe(session: Session) -> dict[str, Any]:
 def _text(told: dict[str, Any]) -> str:
     rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
     rows = [
-        [b["id"], b["name"], b["parent"], b["fork_step"], b["steps"],
-         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items())) or "correct"]
+        [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
+         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items()), limit=200) or "correct"]
         for b in told["branches"]
     ]  # fmt: skip
     table = TableResult("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told["verdicts"].items()) or "none"
+    verdicts = (
+        ", ".join(f"{count} {clean(verdict, limit=40)}" for verdict, count in told["verdicts"].items())
+        or "none"
+    )
     return "\n".join([
-        f"{told['path']}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
+        f"{clean(told['path'])}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
         f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
         f"state: {told['missing'] or told['state']}",
         *(f"note: {note}" for note in told["notes"]),

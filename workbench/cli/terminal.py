@@ -1,9 +1,10 @@
-"""Whether there is a terminal to show screens on."""
+"""The terminal: whether screens can be shown on it, and lines on stderr."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 
@@ -18,6 +19,15 @@ def no_screens() -> str:
     if os.environ.get("TERM") in ("dumb", "unknown"):
         return f"TERM={os.environ['TERM']}: this terminal cannot be drawn on, so no screens"
     return ""
+
+
+def tell(text: str) -> None:
+    """A line on stderr under the program's name. It may quote a stranger, or a path: nothing that a terminal obeys."""
+    # Imported here: numpy comes along, which help and usage errors need not wait for.
+    from sessions.text import clean
+
+    with suppress(OSError):  # a terminal that is gone
+        print(clean(f"lockstep: {text}", newlines=True), file=sys.stderr, flush=True)
 
 
 def _streams() -> tuple[tuple[str, TextIO | None], ...]:

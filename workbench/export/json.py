@@ -27,5 +27,5 @@ def jsonable(value: object) -> Any:
 
 
 def dumps(value: object, *, indent: int | None = None) -> str:
-    """`value` as JSON text, in ASCII: a terminal finds nothing in it to obey."""
-    return json.dumps(jsonable(value), indent=indent, allow_nan=False)
+    """`value` as JSON text, in printable ASCII: a terminal finds nothing in it to obey."""
+    return json.dumps(jsonable(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")

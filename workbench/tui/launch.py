@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.text import printable
 from workbench import error_log
 from workbench.exit_codes import Exit
 from workbench.tui import routes, settings
@@ -63,12 +64,15 @@ def _run(first: Route) -> int:
     try:
         app = LockstepApp(first, settings.load())
     except SettingsError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {printable(error, 1000)}", file=sys.stderr)
         return Exit.USAGE
     result = app.run()
     if len(app.failures):
         many = f"{len(app.failures)} errors" if len(app.failures) > 1 else "an error"
-        print(f"lockstep: {many} that nobody expected: see {error_log.log_file()}", file=sys.stderr)
+        print(
+            f"lockstep: {many} that nobody expected: see {printable(error_log.log_file(), 1000)}",
+            file=sys.stderr,
+        )
     if app.return_code in (_CRASHED, Exit.DEFECT):
         print(
             "lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr

@@ -134,7 +134,7 @@ class Host:
                     self._requests.put(frame)
         except Disconnected as error:
             if isinstance(error, MalformedMessage):
-                print(f"lockstep host: {error}", file=sys.stderr, flush=True)
+                print(clean(f"lockstep host: {error}"), file=sys.stderr, flush=True)
             if self.debugger is not None:
                 self.debugger.interrupt(ahead=True)
             self._requests.put(None)
