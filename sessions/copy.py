@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import database, files
+from sessions.limits import UNLIMITED, ReadMeter
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
 
@@ -20,7 +21,7 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
     of one only; `SessionWriteError` where there is no room; `SessionBusy` while somebody records to `target`.
     """
     source, target = Path(source), Path(target)
-    connection, _ = database.connect_reader(source)
+    connection, _ = database.connect_reader(source, ReadMeter(source.name, UNLIMITED))
     with closing(connection):
         if missing := files.missing_log(source):
             raise SessionError(

@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from sessions.errors import SessionError, broken
+from sessions.format import read_rows
+from sessions.format.archive import Archive
+from sessions.format.schema import PROTECTED_SINCE
+from sessions.format.totals import Totals
 from sessions.records import Branch
 
 
@@ -53,6 +57,21 @@ class BranchHistory:
         for one in self.branches.values():
             self._stops[one.id] = self._stop(one)
         self._segments: dict[int, list[tuple[int, int, int]]] = {}  # of the branches asked for last
+
+    @classmethod
+    def read(cls, archive: Archive, totals: Totals) -> BranchHistory:
+        """The history of the session that `archive` reads."""
+        branches = read_rows.records(read_rows.branch, archive.rows("branches"), "branches", archive.meter)
+        crcs = "sum(crc)" if archive.version >= PROTECTED_SINCE else "0"
+        found = archive.query(
+            f"SELECT branch, min(step), max(step), count(*), {crcs} FROM steps GROUP BY branch", what="steps"
+        )
+        counts = [tuple(read_rows.integer(value, "steps") for value in row[:4]) for row in found]
+        totals.expect("branches", len({branch.id for branch in branches}))
+        totals.expect("steps", sum(row[3] for row in counts), sum(row[4] for row in found))
+        history = cls(branches, counts)
+        archive.meter.keep(history, branches.nbytes)
+        return history
 
     def _stop(self, branch: Branch) -> int:
         """Where the branch ends, after checking that it goes on from its fork without a gap. A parent has a smaller

@@ -28,7 +28,7 @@ class Tap:
     layout: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SequenceStep:
     """What one forward pass did to one sequence of the batch.
 

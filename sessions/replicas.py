@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,5 +52,5 @@ class Replicas:
 def _odd(checksums: NDArray[np.uint64], group: range) -> list[int]:
     """The ranks of a group whose checksum is not its commonest: on a tie the one that the lowest rank has."""
     values = [int(checksums[rank]) for rank in group]
-    usual = max(values, key=values.count)  # the first of the commonest
+    usual = Counter(values).most_common(1)[0][0]  # the first of the commonest
     return [rank for rank, value in zip(group, values, strict=True) if value != usual]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from sessions import dtypes, layouts
 from sessions.errors import SessionError
-from sessions.format import captures, migrate, read_rows
+from sessions.format import captures, journal, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
@@ -20,6 +21,7 @@ from sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
 from sessions.format.totals import Totals
 from sessions.history import BranchHistory
 from sessions.layouts import Rebuilt
+from sessions.limits import DEFAULT, RECORD_BYTES, ReadLimits, ReadMeter
 from sessions.meta import SessionMeta
 from sessions.records import (
     STATISTICS,
@@ -47,10 +49,11 @@ class Session:
     ranks: int
     replicas: Replicas
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: ReadLimits) -> None:
         """Use `open`."""
         self.path = Path(path)
-        self._archive = Archive(self.path)
+        self.meter = ReadMeter(self.path.name, limits)
+        self._archive = Archive(self.path, self.meter)
         self._meta = MetaTable()
         self._totals = Totals(self._archive)
         try:
@@ -60,9 +63,10 @@ class Session:
             raise
 
     @classmethod
-    def open(cls, path: Path) -> Session:
-        """Open the session at `path`; `SessionError` if it is not a valid session."""
-        return cls(path)
+    def open(cls, path: Path, limits: ReadLimits = DEFAULT) -> Session:
+        """Open the session at `path`; `SessionError` if it is not a valid session, `LimitExceeded` wherever reading
+        it would cost more than `limits`."""
+        return cls(path, limits)
 
     def close(self) -> None:
         """Close the file."""
@@ -76,6 +80,14 @@ class Session:
     ) -> None:
         self.close()
 
+    def view(self) -> AbstractContextManager[None]:
+        """Inside, what this thread reads has the time of one view; `LimitExceeded` when it is over."""
+        return self.meter.view()
+
+    def walk(self) -> AbstractContextManager[None]:
+        """As `view`, with a second more for each MiB of the file: for what reads all of it."""
+        return self.meter.view(self._archive.file_bytes())
+
     def refresh(self) -> bool:
         """Read what was written since; True if anything was. Cheap when nothing was."""
         if self._archive.state() == self._state:
@@ -85,29 +97,25 @@ class Session:
 
     def _load(self) -> None:
         """Read everything small: meta, taps, branches, which steps there are."""
-        archive, totals = self._archive, self._totals
-        with archive.snapshot():
+        archive, totals, meter = self._archive, self._totals, self.meter
+        with meter.view(), archive.snapshot():
             state = archive.state()
             self.version = archive.version
-            crcs = "sum(crc)" if self.protected else "0"
-            self._meta.read({read_rows.text(k, "meta"): v for k, v in totals.rows("meta")}, self.version)
-            taps = read_rows.taps(archive.rows("taps", "ORDER BY id"))
-            ranks = read_rows.ranks(self._meta.ranks, len(taps))
-            branches = [read_rows.branch(row) for row in archive.rows("branches")]
-            found = archive.query(
-                f"SELECT branch, min(step), max(step), count(*), {crcs} FROM steps GROUP BY branch",
-                what="steps",
-            )
-            counts = [tuple(read_rows.integer(value, "steps") for value in row[:4]) for row in found]
+            meta = {read_rows.text(k, "meta"): v for k, v in totals.rows("meta")}
+            self._meta.read(meta, self.version, meter)
+            named = archive.rows("taps", "ORDER BY id")
+            ranks = read_rows.ranks(self._meta.ranks, len(named))
+            nbytes = len(named) * (2 * RECORD_BYTES + 64 * ranks)
+            meter.room(nbytes, f"{len(named)} taps on {ranks} ranks")
+            taps = read_rows.taps(named)
             totals.expect("taps", len(taps))
-            totals.expect("branches", len({branch.id for branch in branches}))
-            totals.expect("steps", sum(row[3] for row in counts), sum(row[4] for row in found))
-            history = BranchHistory(branches, counts)
+            history = BranchHistory.read(archive, totals)
             self._state = state
         self.taps, self.ranks, self._history = taps, ranks, history
         self._by_name = {tap.name: tap for tap in taps}
         self.replicas = Replicas([tap.layout for tap in taps], ranks)
         self._arrays = StepArrays(self._archive, len(taps), ranks)
+        self.meter.keep(self._arrays, nbytes)
 
     # --- what the session is -----------------------------------------------------------------------
 
@@ -177,7 +185,7 @@ class Session:
             heads = self._archive.rows("steps", "WHERE branch = ? AND step = ?", owner, step)
             within = "WHERE branch = ? AND step = ? ORDER BY seq"
             sequences = self._archive.rows("sequences", within, owner, step)
-        record = read_rows.step_record(step, owner, heads, sequences, self.ranks)
+        record = read_rows.step_record(step, owner, heads, sequences, self.ranks, self.meter)
         return migrate.step_record(record, self.meta.model.num_layers) if self.version == 1 else record
 
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
@@ -213,18 +221,7 @@ class Session:
 
     def captured_taps(self, branch: int = 0) -> set[str]:
         """The taps of which any tensor was captured on the branch."""
-        known = {tap.index: tap.name for tap in self.taps}
-        return {
-            known[tap]
-            for owner, first, stop in self._history.segments(branch)
-            for (tap,) in self._archive.query(
-                "SELECT DISTINCT tap FROM tensors WHERE branch = ? AND step >= ? AND step < ?",
-                owner,
-                first,
-                stop,
-            )
-            if tap in known
-        }
+        return captures.ever(self._archive, self.taps, self._history.segments(branch))
 
     def stored(
         self, tap: str, *, first: int, stop: int, seq: int = 0, branch: int = 0
@@ -261,14 +258,21 @@ class Session:
     ) -> NDArray[Any] | None:
         """One captured tensor, bfloat16 widened to float32; None: not captured."""
         found = self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
-        return None if found is None else dtypes.widen(found.array, found.dtype)
+        if found is None:
+            return None
+        array = dtypes.widen(found.array, found.dtype)
+        self.meter.keep_array(array)
+        return array
 
     def rebuilt(
         self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
     ) -> Rebuilt:
         """The tensor that one rank alone would have had, from all ranks by the tap's layout."""
         parts = self.parts(tap, step=step, seq=seq, branch=branch, slice=slice)
-        return layouts.rebuild_records(self.tap(tap).layout, parts, self.ranks)
+        found = layouts.rebuild_records(self.tap(tap).layout, parts, self.ranks)
+        if found.array is not None:
+            self.meter.keep_array(found.array)
+        return found
 
     # --- journal and judgements ----------------------------------------------------------------------
 
@@ -276,20 +280,10 @@ class Session:
         self, *, branch: int | None = None, step: int | None = None, kind: str | None = None, after: int = 0
     ) -> list[Event]:
         """The journal in order, filtered; `after` an event's id gives the newer ones."""
-        found = self._totals.rows("events", "WHERE id > ? ORDER BY id", after, fewer=after)
-        asked = (branch, step, kind)
-        return [read_rows.event(row) for row in found if _is(row[1:4], asked)]
+        return journal.events(self._totals, self.meter, after, (branch, step, kind))
 
     def verdicts(
         self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
     ) -> list[Verdict]:
         """The judgements, by branch, step and (where the session knows the tap) execution order."""
-        asked = (branch, step, tap)
-        verdicts = [read_rows.verdict(row) for row in self._totals.kept("verdicts") if _is(row[:3], asked)]
-        order = {tap.name: tap.index for tap in self.taps}
-        return sorted(verdicts, key=lambda v: (v.branch, v.step, order.get(v.tap, len(order)), v.tap))
-
-
-def _is(found: Sequence[object], asked: Sequence[object]) -> bool:
-    """Whether the values of a row are those that were asked for; None: any."""
-    return all(want is None or want == value for want, value in zip(asked, found, strict=True))
+        return journal.verdicts(self._totals, self.meter, self._by_name, (branch, step, tap))

@@ -51,6 +51,8 @@ def apply(array: NDArray[Any], text: str) -> NDArray[Any]:
             array = array[(slice(None),) * dim + (term,)]
         elif max(term) >= array.shape[dim]:
             raise LayoutError(f"slice {text[:60]!r} reaches beyond shape {array.shape}")
+        elif len(term) > array.shape[dim]:
+            raise LayoutError(f"slice {text[:60]!r} names more elements than shape {array.shape} has")
         else:
             array = np.take(array, term, axis=dim)
     return array

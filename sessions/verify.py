@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from sessions.errors import SessionError
 from sessions.format import blobs, codec
 from sessions.format.archive import Archive
+from sessions.limits import DEFAULT, ReadLimits, tensor_bytes
 from sessions.session import Session
 
 _MOST_PROBLEMS = 100
@@ -48,16 +50,17 @@ _DANGLING = {
 }
 
 
-def verify(path: Path) -> list[str]:
-    """All that is wrong with a session, one line each (at most 100); empty: nothing.
+def verify(path: Path, limits: ReadLimits = DEFAULT) -> list[str]:
+    """All that is wrong with a session, one line each (at most 100); empty: nothing. What `limits` leave no room or
+    time for is a line too.
 
     Checks SQLite's own structure, that steps are continuous, that each reference leads somewhere, that
     every array decompresses to the size it must have, and that every tensor still has its content hash.
     """
     path = Path(path)
     try:
-        with Session.open(path) as session:
-            archive = Archive(path)
+        with Session.open(path, limits) as session, session.walk():
+            archive = Archive(path, session.meter)
             try:
                 problems = itertools.chain(
                     [session.missing] * bool(session.missing),
@@ -85,12 +88,12 @@ def _structure(archive: Archive) -> Iterator[str]:
 def _records(session: Session) -> Iterator[str]:
     """Read everything once through the public interface."""
     for branch in session.branches():
-        own = range(branch.fork_step, max(branch.fork_step, session.steps(branch.id).stop))
-        for step in own:
+        for step in session.own_steps(branch.id):
             for read in (session.step, session.stats, session.checksums, session.captured):
                 try:
                     read(step, branch.id)
                 except SessionError as error:
+                    session.meter.check_time()
                     yield str(error)
     for journal in (session.events, session.verdicts):
         try:
@@ -100,17 +103,20 @@ def _records(session: Session) -> Iterator[str]:
 
 
 def _blobs(archive: Archive) -> Iterator[str]:
-    """Every tensor's bytes against its hash, a few at a time: they are the bulk of a session."""
+    """Every tensor's bytes against its hash, one at a time: they are the bulk of a session."""
     last = -(2**63)
-    while found := archive.query(
-        "SELECT id, hash, dtype, shape, data FROM blobs WHERE id > ? ORDER BY id LIMIT 16", last
-    ):
-        for identity, name, dtype, shape, data in found:
+    while found := archive.query("SELECT id FROM blobs WHERE id > ? ORDER BY id LIMIT 1000", last):
+        for (identity,) in found:
             where = f"blob {identity}"
             try:
+                name, dtype, shape, data = archive.one(
+                    "SELECT hash, dtype, shape, data FROM blobs WHERE id = ?", identity
+                )
                 kind, dims = blobs.parse_shape(shape, dtype, where)
+                archive.meter.room(tensor_bytes(math.prod(dims), kind.itemsize), where)
                 if blobs.tensor_hash(codec.decode(data, kind, dims, where), dtype) != name:
                     yield f"{where}: its content does not have its hash"
             except SessionError as error:
+                archive.meter.check_time()
                 yield str(error)
         last = found[-1][0]

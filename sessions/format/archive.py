@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 from sessions.errors import SessionDamaged, SessionError, broken
 from sessions.format import database, files, rows
 from sessions.format.rows import Row
+from sessions.limits import Charged, ReadMeter
 
 
 class Archive:
     """Queries on one session file; SQLite's errors become `SessionError`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, meter: ReadMeter) -> None:
+        self.path, self.meter = path, meter
         self._lock = threading.RLock()
         self._depth = 0
         self._grew = False
@@ -36,20 +39,37 @@ class Archive:
         """ "incomplete: …" where the file's log is not beside it; "" where nothing is missing."""
         return files.missing_log(self.path) if self._immutable else ""
 
-    def query(self, sql: str, *arguments: object, what: str = "") -> list[tuple[Any, ...]]:
-        """All rows at once: an open cursor would hold the log back from being folded in. Their checksums are not
-        looked at. `what` names in an error what is read."""
+    def file_bytes(self) -> int:
+        """The length of the file and its log."""
+        return self.path.lstat().st_size + files.log_bytes(self.path)
+
+    def query(self, sql: str, *arguments: object, what: str = "") -> Charged[Row]:
+        """All rows at once: an open cursor would hold the log back from being folded in. They count while the list
+        lives. Their checksums are not looked at. `what` names in an error what is read."""
         with self._lock:
             if self._closed:
                 raise SessionError(f"session {self.path.name} has been closed.")
             if self._depth == 0:
                 self._follow()
-            try:
-                return self._connection.execute(sql, arguments).fetchall()
-            except database.ERRORS as error:
-                raise database.unreadable(self.path, error, what) from error
+            with self.meter.view():
+                try:
+                    with closing(self._connection.execute(sql, arguments)) as cursor:
+                        return self._take(cursor, what)
+                except database.ERRORS as error:
+                    self.meter.check_time()  # it was interrupted
+                    if isinstance(error, sqlite3.DataError):  # a row longer than SQLITE_LIMIT_LENGTH
+                        self.meter.room(self.meter.limits.memory + 1, f"a row of {what}" if what else "a row")
+                    raise database.unreadable(self.path, error, what) from error
 
-    def rows(self, table: str, clause: str = "", *arguments: object, where: str = "") -> list[Row]:
+    def _take(self, cursor: sqlite3.Cursor, what: str) -> Charged[Row]:
+        taken, found = 0, []
+        for row in cursor:
+            taken += getsizeof(row) + sum(map(getsizeof, row))
+            self.meter.room(taken, f"the rows of {what}" if what else "the rows")
+            found.append(row)
+        return self.meter.charged(found, taken)
+
+    def rows(self, table: str, clause: str = "", *arguments: object, where: str = "") -> Charged[Row]:
         """The rows of a table, as `schema.COLUMNS` has them. `SessionError` at the first that is damaged: it names
         `where`, or the row's own place."""
         good, bad = self.sift(table, clause, *arguments, where=where)
@@ -59,10 +79,11 @@ class Archive:
 
     def sift(
         self, table: str, clause: str = "", *arguments: object, where: str = ""
-    ) -> tuple[list[Row], list[SessionDamaged]]:
+    ) -> tuple[Charged[Row], list[SessionDamaged]]:
         """The rows that are sound, and an error for each that is damaged."""
-        sql = f"{rows.select(table, self.version)} {clause}"
-        return rows.sift(table, self.query(sql, *arguments, what=where or table), self.version, where)
+        found = self.query(f"{rows.select(table, self.version)} {clause}", *arguments, what=where or table)
+        good, bad = rows.sift(table, found, self.version, where)
+        return self.meter.charged(good, found.nbytes), bad
 
     def one(self, sql: str, *arguments: object) -> tuple[Any, ...]:
         """The single row."""
@@ -111,7 +132,7 @@ class Archive:
             raise database.unreadable(self.path, error) from error
 
     def _connect(self) -> None:
-        self._connection, self._immutable = database.connect_reader(self.path)
+        self._connection, self._immutable = database.connect_reader(self.path, self.meter)
         (self.version,) = self._connection.execute("PRAGMA user_version").fetchone()
         self._connections += 1
         self._stamp = self._file_stamp()

@@ -14,6 +14,9 @@ from sessions.dtypes import MAX_DIMS, MAX_TENSOR_BYTES, STORED_AS
 from sessions.errors import broken
 from sessions.format.json_text import parse_json
 
+#: Characters of a shape's text: more than MAX_DIMS numbers need.
+_LONGEST_SHAPE = 200
+
 
 def tensor_hash(array: NDArray[Any], dtype: str) -> bytes:
     """blake2b-128 of dtype, shape and bytes: the tensor's name in the session. Takes a `stored` array."""
@@ -27,13 +30,14 @@ def parse_shape(text: object, dtype: object, where: str) -> tuple[np.dtype[Any],
     kind = STORED_AS.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
         raise broken(where, f"unknown dtype {str(dtype)[:40]!r}")
-    shape = parse_json(text, where)
+    shape = parse_json(text[:_LONGEST_SHAPE] if isinstance(text, str) else text, where)
     if (
         not isinstance(shape, list)
         or not all(type(n) is int and n >= 0 for n in shape)
         or len(shape) > MAX_DIMS
     ):
         raise broken(where, f"{str(text)[:80]!r} is no shape")
-    if math.prod(shape) * kind.itemsize > MAX_TENSOR_BYTES:
+    # A dimension of 0 makes room for no other: numpy refuses those whose product is beyond its integers.
+    if math.prod(max(n, 1) for n in shape) * kind.itemsize > MAX_TENSOR_BYTES:
         raise broken(where, f"shape {str(shape)[:80]} claims more than {MAX_TENSOR_BYTES} bytes")
     return kind, tuple(shape)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sessions.errors import damaged
 from sessions.format import blobs, codec, read_rows
 from sessions.format.archive import Archive
 from sessions.format.rows import Row
+from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
 from sessions.records import Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
@@ -22,10 +24,21 @@ def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: in
         heads = {row[0]: row for row in archive.rows("blobs", contents, owner, step, where=where)}
     if missing := [blob for *_, blob in found if blob not in heads]:
         raise damaged(where, f"the content {missing[0]} of one is missing")
-    return [
+    nbytes = RECORD_BYTES * len(found)
+    archive.meter.room(nbytes, f"the list of {where}")
+    ordered = sorted(found, key=lambda row: (*row[2:5], str(row[5])))
+    keys = (
         read_rows.tensor_key(step, (tap, rank, seq, part, *heads[blob][2:]), taps, ranks)
-        for _, _, tap, seq, rank, part, blob in sorted(found, key=lambda row: (*row[2:5], str(row[5])))
-    ]
+        for _, _, tap, seq, rank, part, blob in ordered
+    )
+    return archive.meter.charged(keys, nbytes)
+
+
+def ever(archive: Archive, taps: Sequence[Tap], segments: Sequence[tuple[int, int, int]]) -> set[str]:
+    """The taps of which any tensor was captured in the (owner, first, stop) of `segments`."""
+    known = {tap.index: tap.name for tap in taps}
+    sql = "SELECT DISTINCT tap FROM tensors WHERE branch = ? AND step >= ? AND step < ?"
+    return {known[tap] for segment in segments for (tap,) in archive.query(sql, *segment) if tap in known}
 
 
 def stored(
@@ -62,13 +75,15 @@ def one(
         raise damaged(where, f"its content {blob} is missing")
     _, name, dtype, shape = heads[0]
     kind, dims = blobs.parse_shape(shape, dtype, where)
+    archive.meter.room(tensor_bytes(math.prod(dims), kind.itemsize), where)
     array = codec.decode(contents[0][0], kind, dims, where)
+    archive.meter.keep_array(array)
     if blobs.tensor_hash(array, dtype) != name:
         raise damaged(where, "its content does not have its hash")
     return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))
 
 
-def _rows(archive: Archive, owner: int, step: int, where: str) -> list[Row]:
+def _rows(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
     """The rows of all tensors of a step. They are read together: only then is one that is missing found."""
     found = archive.rows("tensors", _OF_STEP, owner, step, where=where)
     number = archive.rows("steps", _OF_STEP, owner, step, where=where)[0][-1]

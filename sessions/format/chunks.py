@@ -7,6 +7,7 @@ turned, in the transaction of the step that completes them, into one row a tap w
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,15 @@ from sessions.errors import broken, damaged
 from sessions.format import codec, rows
 from sessions.format.archive import Archive
 from sessions.format.schema import CHECKSUMS, CHUNK_STEPS, PROTECTED_SINCE, STATS
+from sessions.limits import tensor_bytes
 from sessions.records import STATISTICS
 
 DTYPES: dict[int, np.dtype[Any]] = {STATS: np.dtype("<f4"), CHECKSUMS: np.dtype("<u8")}
 NAMES = {STATS: "statistics", CHECKSUMS: "checksums"}
 
 _CACHED_CHUNKS = 4
+#: Chunks of which one column is decoded at a time.
+_TOGETHER = 64
 _KEY = "WHERE branch = ? AND kind = ?"
 
 
@@ -57,9 +61,14 @@ class StepArrays:
     """The arrays of every step, read back from either form. `taps` and `ranks` are the session's."""
 
     def __init__(self, archive: Archive, taps: int, ranks: int) -> None:
-        self._archive = archive
+        self._archive, self._meter = archive, archive.meter
         self._taps, self._ranks = taps, ranks
         self._chunks: dict[int, NDArray[np.uint8]] = {}
+        self._meter.register(self)
+
+    def forget(self) -> None:
+        """Let go of the chunks kept."""
+        self._chunks.clear()
 
     def at(self, kind: int, owner: int, step: int) -> NDArray[Any] | None:
         """The array of one step, [taps, ranks(, 8)]; None if it has none."""
@@ -97,9 +106,12 @@ class StepArrays:
             recorded = self._recorded(kind, owner, first, stop)
         if missing := [row for row in chunks if row[0] not in columns]:
             raise damaged(f"chunk {missing[0][0]}, tap {tap}", "it is missing")
-        planes = self._planes([columns[row[0]] for row in chunks], kind, f"tap {tap}")
-        picked = planes[:, :, pick[1], pick[0]] if kind == STATS else planes[:, :, pick[0]]
-        old = codec.from_planes(picked, DTYPES[kind])
+        old = [np.empty(0, DTYPES[kind])]
+        for begin in range(0, len(chunks), _TOGETHER):
+            together = [columns[row[0]] for row in chunks[begin : begin + _TOGETHER]]
+            planes = self._planes(together, kind, f"tap {tap}")
+            picked = planes[:, :, pick[1], pick[0]] if kind == STATS else planes[:, :, pick[0]]
+            old.append(codec.from_planes(picked, DTYPES[kind]).reshape(-1))
         new = np.array([self._recent(row[3], kind)[(tap, *pick)] for row in recent], DTYPES[kind])
         steps = [step for row in chunks for step in _chunk_steps(row)] + [row[2] for row in recent]
         at = np.array(steps, np.int64)
@@ -110,7 +122,7 @@ class StepArrays:
                 f"{NAMES[kind]} of branch {owner}, steps {first} to {stop - 1}",
                 f"{len(at)} of {recorded} steps are there",
             )
-        return at, np.concatenate([old.reshape(-1), new])[keep]
+        return at, np.concatenate([*old, new])[keep]
 
     def _chunked(self, kind: int, owner: int, step: int, where: str) -> NDArray[Any] | None:
         within = f"{_KEY} AND first_step <= ? AND last_step >= ?"
@@ -119,7 +131,9 @@ class StepArrays:
             if step in steps:
                 planes = self._chunk(row[0], kind)[..., steps.index(step)]
                 array = codec.from_planes(planes, DTYPES[kind])
-                return np.ascontiguousarray(array.swapaxes(1, 2)) if kind == STATS else array
+                array = np.ascontiguousarray(array.swapaxes(1, 2)) if kind == STATS else array
+                self._meter.keep_array(array)
+                return array
         return None
 
     def _chunk(self, chunk: int, kind: int) -> NDArray[np.uint8]:
@@ -130,20 +144,27 @@ class StepArrays:
             if [row[1] for row in columns] != list(range(self._taps)):
                 raise broken(where, f"{len(columns)} columns where each of {self._taps} taps should have one")
             planes = self._planes([row[2] for row in columns], kind, where)
+            self._meter.keep_array(planes, planes.nbytes)
             while len(self._chunks) >= _CACHED_CHUNKS:
                 self._chunks.pop(next(iter(self._chunks)))
             self._chunks[chunk] = planes
+            return planes
         return self._chunks[chunk]
 
     def _planes(self, blobs: Sequence[object], kind: int, where: str) -> NDArray[np.uint8]:
         """[columns, itemsize, (8, )ranks, CHUNK_STEPS]"""
         shape = (*row_shape(kind, self._ranks)[::-1], CHUNK_STEPS)
+        nbytes = len(blobs) * math.prod(shape) * DTYPES[kind].itemsize
+        self._meter.room(nbytes + nbytes // 8, f"{NAMES[kind]} of {CHUNK_STEPS} steps, {where}")
         return codec.planes_of(blobs, DTYPES[kind], shape, f"{NAMES[kind]}, {where}")
 
     def _recent(self, blob: object, kind: int) -> NDArray[Any]:
         """[taps, ranks(, 8)]"""
-        shape = (self._taps, *row_shape(kind, self._ranks))
-        return codec.decode(blob, DTYPES[kind], shape, f"{NAMES[kind]} of a recent step")
+        shape, where = (self._taps, *row_shape(kind, self._ranks)), f"{NAMES[kind]} of a recent step"
+        self._meter.room(tensor_bytes(math.prod(shape), DTYPES[kind].itemsize), where)
+        array = codec.decode(blob, DTYPES[kind], shape, where)
+        self._meter.keep_array(array)
+        return array
 
 
 def _chunk_steps(row: rows.Row) -> Sequence[int]:
@@ -152,7 +173,7 @@ def _chunk_steps(row: rows.Row) -> Sequence[int]:
     where = f"chunk {chunk}"
     if not isinstance(first, int) or not isinstance(last, int) or not CHUNK_STEPS <= last - first + 1 < 2**31:
         raise broken(where, f"no steps from {str(first)[:20]} to {str(last)[:20]}")
-    steps = range(first, last + 1) if listed == b"" else codec.decode_ints(listed, where)
+    steps = range(first, last + 1) if listed == b"" else codec.decode_ints(listed, where, CHUNK_STEPS)
     if len(steps) != CHUNK_STEPS or steps[0] != first or steps[-1] != last:
         raise broken(where, f"{len(steps)} steps where {CHUNK_STEPS} from {first} to {last} should be")
     return steps

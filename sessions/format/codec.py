@@ -89,8 +89,11 @@ def planes_of(
     """The byte planes of several arrays of one shape, [len(blobs), itemsize, *shape]: for reading a few
     elements of each without decoding the rest."""
     size = math.prod(shape) * dtype.itemsize
-    raw = b"".join([decompress(data, size, where) for data in blobs])
-    return np.frombuffer(raw, np.uint8).reshape((len(blobs), dtype.itemsize, *shape))
+    raw = [decompress(data, size, where) for data in blobs] if len(blobs) == 1 else ()
+    planes = np.frombuffer(raw[0], np.uint8) if raw else np.empty(len(blobs) * size, np.uint8)
+    for at, data in enumerate(() if raw else blobs):
+        planes[at * size : (at + 1) * size] = np.frombuffer(decompress(data, size, where), np.uint8)
+    return planes.reshape((len(blobs), dtype.itemsize, *shape))
 
 
 def from_planes(planes: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -110,7 +113,7 @@ def decode_ints(data: object, where: str, most: int = MAX_LIST_BYTES // 8) -> tu
     """The inverse of `encode_ints`; `SessionError` for a list that claims more than `most` integers."""
     if data == b"":
         return ()
-    length = _list_length(data, where)
+    length = list_length(data, where)
     if length > most:
         raise broken(where, f"a list of {length} integers, where at most {most} may be")
     deltas = decode(data, np.dtype("<i8"), (length,), where)
@@ -126,11 +129,13 @@ def decode_floats(data: object, where: str) -> tuple[float, ...]:
     """The inverse of `encode_floats`."""
     if data == b"":
         return ()
-    return tuple(decode(data, np.dtype("<f8"), (_list_length(data, where),), where).tolist())
+    return tuple(decode(data, np.dtype("<f8"), (list_length(data, where),), where).tolist())
 
 
-def _list_length(data: object, where: str) -> int:
+def list_length(data: object, where: str) -> int:
     """Elements of 8 bytes that a list's blob declares, if that is a size a list may have."""
+    if data == b"":
+        return 0
     if not isinstance(data, bytes):
         raise broken(where, f"expected a blob, found {type(data).__name__}")
     try:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from sessions.errors import SessionDamaged, SessionError, SessionWriteError
 from sessions.format import files, rows
 from sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
+from sessions.limits import ReadMeter, expired
 from sessions.text import clean
 
 BUSY_SECONDS = 10.0
 
 #: What a query on a damaged file may raise; UnicodeError where SQLite's own message quotes the damage.
 ERRORS = (sqlite3.Error, UnicodeError)
+_LONGEST_ROW = 10**9  # bytes: SQLite's own limit
+_INSTRUCTIONS = 4000  # of SQLite's machine between two looks at the time: about a millisecond
 _CLOSING_SECONDS = 0.2  # a reader that stays attached is no reason to wait
 
 _PRAGMAS = frozenset(
@@ -37,8 +41,8 @@ _FUNCTIONS = frozenset({"count", "min", "max", "sum"})
 _SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
 
 
-def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A hardened read-only connection, and whether it is immutable.
+def connect_reader(path: Path, meter: ReadMeter) -> tuple[sqlite3.Connection, bool]:
+    """A hardened read-only connection that stays within the meter's limits, and whether it is immutable.
 
     A finished file is read without writing anything beside it. One that was left in log mode without a log
     (a copy of the main file alone) has to be declared immutable for that; such a connection sees no change.
@@ -53,7 +57,9 @@ def connect_reader(path: Path) -> tuple[sqlite3.Connection, bool]:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
-        connection.text_factory = _text
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(meter.limits.memory // 4, _LONGEST_ROW))
+        connection.set_progress_handler(expired, _INSTRUCTIONS)
+        connection.text_factory = partial(_text, meter)
         connection.set_authorizer(_authorize)
         _check(connection, path)
         _check_length(connection, path)
@@ -170,8 +176,10 @@ def _connect(path: Path, options: str, timeout: float | None = None) -> sqlite3.
     return sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
 
 
-def _text(stored: bytes) -> str | bytes:
-    """A TEXT value. What is not UTF-8 stays bytes, which no column may hold: then its row is damaged, not the query."""
+def _text(meter: ReadMeter, stored: bytes) -> str | bytes:
+    """A TEXT value. What is not UTF-8 stays bytes, which no column may hold: then its row is damaged, not the query.
+    One character beyond ASCII makes all of them up to four bytes wide."""
+    meter.room(len(stored) if stored.isascii() else 4 * len(stored), "a text")
     try:
         return stored.decode()
     except UnicodeDecodeError:

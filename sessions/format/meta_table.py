@@ -6,12 +6,14 @@ A field that does not validate (damaged, or a stranger's) is treated as unknown 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from sessions.format import migrate
-from sessions.format.json_text import json_text, parse_json
+from sessions.format.json_text import json_bytes, json_text, parse_json
+from sessions.limits import RECORD_BYTES, ReadMeter
 from sessions.meta import SessionMeta
 from sessions.records import JSON
 
@@ -44,6 +46,23 @@ def page_row(page: int, texts: Mapping[int, str]) -> tuple[str, str]:
     return (f"{key}.{page}" if page else key), text
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Parsed:
+    """A row's text and its value."""
+
+    text: object
+    value: JSON
+
+    @classmethod
+    def of(cls, key: str, text: object, meter: ReadMeter) -> _Parsed:
+        """The row `key`; counted twice, as the value and as the typed one that is made of it."""
+        where, nbytes = f"meta {key[:40]!r}", 2 * json_bytes(text) + RECORD_BYTES
+        meter.room(nbytes, where)
+        parsed = cls(text, parse_json(text, where))
+        meter.keep(parsed, nbytes)
+        return parsed
+
+
 class MetaTable:
     """The table as it was last read. What has not changed is not parsed again: token texts are long."""
 
@@ -51,13 +70,16 @@ class MetaTable:
         self.meta = _UNKNOWN
         self.ranks: JSON = None
         self.problems: list[str] = []
-        self._parsed: dict[str, tuple[object, JSON]] = {}  # by key: the text and its JSON value
+        self._parsed: dict[str, _Parsed] = {}  # by key
         self._fields: dict[str, tuple[JSON, Any]] = {}  # by key: the JSON value and the typed one
 
-    def read(self, rows: Mapping[str, object], version: int) -> None:
+    def read(self, rows: Mapping[str, object], version: int, meter: ReadMeter) -> None:
         """Take the rows (key, JSON text) of a file of that version. `SessionError` for what is no JSON."""
-        self._parsed = {key: (text, self._parse(key, text)) for key, text in rows.items()}
-        stored = {key: value for key, (_, value) in self._parsed.items()}
+        before, self._parsed = self._parsed, {}
+        for key, text in rows.items():
+            known = before.get(key)
+            self._parsed[key] = known if known and known.text == text else _Parsed.of(key, text, meter)
+        stored = {key: parsed.value for key, parsed in self._parsed.items()}
         if version == 1:
             stored = migrate.meta(stored)
         self.ranks, self.problems = stored.get("ranks"), []
@@ -67,12 +89,11 @@ class MetaTable:
             if name not in _TYPES or (page and name != _TEXTS):
                 continue  # of a later version, or a stranger's
             value = self._field(key, name, stored[key])
-            fields[name] = {**fields.get(name, {}), **value} if name == _TEXTS else value
+            if name == _TEXTS:
+                fields.setdefault(name, {}).update(value)
+            else:
+                fields[name] = value
         self.meta = SessionMeta(**fields)
-
-    def _parse(self, key: str, text: object) -> JSON:
-        before = self._parsed.get(key)
-        return before[1] if before and before[0] == text else parse_json(text, f"meta {key[:40]!r}")
 
     def _field(self, key: str, name: str, stored: JSON) -> Any:
         before = self._fields.get(key)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from sessions.errors import broken, damaged
 from sessions.format import blobs, codec
-from sessions.format.json_text import parse_json
+from sessions.format.json_text import json_bytes, parse_json
 from sessions.format.rows import Row
 from sessions.format.schema import MAX_LAYERS
 from sessions.layouts import parse as parse_layout
+from sessions.limits import RECORD_BYTES, Charged, ReadMeter
 from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
 
+T = TypeVar("T")
+
 MAX_RANKS = 1024
+
+#: About what an integer takes in a list: itself, its place, and both as numpy has them meanwhile.
+_INTEGER_BYTES = 64
+
+
+def records(read: Callable[[Row], T], rows: Sequence[Row], what: str, meter: ReadMeter) -> Charged[T]:
+    """Rows as records; the last column of each is JSON."""
+    nbytes = sum(RECORD_BYTES + json_bytes(row[-1]) for row in rows)
+    meter.room(nbytes, f"the list of {len(rows)} {what}")
+    return meter.charged(map(read, rows), nbytes)
 
 
 def text(value: object, where: str) -> str:
@@ -85,7 +99,9 @@ def branch(row: Row) -> Branch:
     )
 
 
-def step_record(step: int, owner: int, heads: Sequence[Row], found: Sequence[Row], ranks: int) -> StepRecord:
+def step_record(
+    step: int, owner: int, heads: Sequence[Row], found: Sequence[Row], ranks: int, meter: ReadMeter
+) -> StepRecord:
     """The one row of `steps` and its rows of `sequences`, without arrays."""
     where = f"step {step} of branch {owner}"
     if len(heads) != 1:
@@ -93,13 +109,14 @@ def step_record(step: int, owner: int, heads: Sequence[Row], found: Sequence[Row
     _, _, phase, wall, free, used, dropped, _, sequences, _ = heads[0]
     if sequences not in (None, len(set(found))):
         raise damaged(where, f"{len(set(found))} of {sequences} sequences are there")
+    meter.room(json_bytes(dropped), where)
     words = parse_json(dropped, where)
     if not isinstance(words, list):
         raise broken(where, "`dropped` is no JSON list")
     return StepRecord(
         step=step,
         phase=text(phase, where),
-        sequences=tuple(sequence_step(row, where, ranks) for row in found),
+        sequences=tuple(sequence_step(row, where, ranks, meter) for row in found),
         wall_seconds=real(wall, where),
         free_blocks=maybe_integer(free, where),
         used_blocks=maybe_integer(used, where),
@@ -107,12 +124,15 @@ def step_record(step: int, owner: int, heads: Sequence[Row], found: Sequence[Row
     )
 
 
-def sequence_step(row: Row, where: str, ranks: int) -> SequenceStep:
+def sequence_step(row: Row, where: str, ranks: int, meter: ReadMeter) -> SequenceStep:
     """A row of `sequences`."""
     _, _, seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = (
         row
     )
-    return SequenceStep(
+    lists = (ids, positions, kv_lens, blocks, topk_ids, topk_logits)
+    nbytes = RECORD_BYTES + _INTEGER_BYTES * sum(codec.list_length(data, where) for data in lists)
+    meter.room(nbytes, f"the lists of {where}")
+    record = SequenceStep(
         seq=integer(seq, where),
         ids=codec.decode_ints(ids, where),
         positions=codec.decode_ints(positions, where),
@@ -125,6 +145,8 @@ def sequence_step(row: Row, where: str, ranks: int) -> SequenceStep:
         logsumexp=maybe_real(logsumexp, where),
         entropy=maybe_real(entropy, where),
     )
+    meter.keep(record, nbytes)
+    return record
 
 
 def _lengths(data: object, where: str, ranks: int) -> tuple[tuple[int, ...], ...]:

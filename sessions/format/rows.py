@@ -19,6 +19,9 @@ Row = tuple[Any, ...]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
+#: Damaged rows of one query that are told one by one; further ones are as good as missing.
+MOST_DAMAGED = 1000
+
 #: How a message names a row.
 _PLACES: Final = {
     "meta": "meta {key!r}",
@@ -56,16 +59,17 @@ def select(table: str, version: int) -> str:
 def sift(
     table: str, found: Sequence[Row], version: int, where: str = ""
 ) -> tuple[list[Row], list[SessionDamaged]]:
-    """The rows of `select` whose checksum matches, without it; and an error for each other one, which names `where`
-    or else the row's own place."""
+    """The rows of `select` whose checksum matches, without it; and an error for each other one (the first
+    MOST_DAMAGED), which names `where` or else the row's own place."""
     if version < PROTECTED_SINCE:
         return list(found), []
-    good, bad = [], []
+    good: list[Row] = []
+    bad: list[SessionDamaged] = []
     for row in found:
         values = row[:-1]
         if zlib.crc32(_encode((table, *values))) - (1 << 31) == row[-1]:
             good.append(values)
-        else:
+        elif len(bad) < MOST_DAMAGED:
             bad.append(damaged(where or place(table, values), "its checksum does not match"))
     return good, bad
 

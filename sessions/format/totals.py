@@ -18,12 +18,18 @@ class Totals:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
+        archive.meter.register(self)
         self.problems: dict[str, list[str]] = {}
         self._kept: dict[str, tuple[object, list[Row]]] = {}
+
+    def forget(self) -> None:
+        """Let go of the rows kept."""
+        self._kept.clear()
 
     def rows(self, table: str, clause: str = "", *arguments: object, fewer: int = 0) -> list[Row]:
         """The sound rows of a table; `clause` leaves out `fewer` of them."""
         with self._archive.snapshot():
+            good: list[Row]
             try:
                 good, bad = self._archive.sift(table, clause, *arguments)
             except SessionDamaged as error:  # SQLite cannot read the table's pages
@@ -39,7 +45,9 @@ class Totals:
             except SessionDamaged:
                 stamp = self._archive.state()
             if table not in self._kept or self._kept[table][0] != stamp:
-                self._kept[table] = stamp, self.rows(table)
+                found = self.rows(table)
+                self._kept[table] = stamp, found
+                return found
             return self._kept[table][1]
 
     def expect(

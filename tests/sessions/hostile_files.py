@@ -225,18 +225,18 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "wide text": _wide_text,
     # Counts.
     "chained branches": _chained_branches(20_000),
-    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}', 0 FROM numbers", 1_000_000),
-    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}', 0 FROM numbers", 500_000),
+    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}', 0 FROM numbers", 150_000),
+    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}', 0 FROM numbers", 100_000),
     "many tensors": _many(
-        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs), 0 FROM numbers", 1_000_000
+        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs), 0 FROM numbers", 150_000
     ),
     "many sequences": _many(
         "sequences",
         "SELECT 0, 0, n, ids, positions, kv_lens, block_table, emitted, forced, topk_ids, topk_logits,"
         " logsumexp, entropy, 0 FROM numbers JOIN sequences WHERE branch = 0 AND step = 0 AND seq = 0",
-        200_000,
+        20_000,
     ),
-    "many meta rows": _many("meta", "SELECT 'token_texts.' || n, '{}', 0 FROM numbers", 500_000),
+    "many meta rows": _many("meta", "SELECT 'token_texts.' || n, '{}', 0 FROM numbers", 50_000),
     # Lies.
     "no such shape": _tensor([0, 10**30], b""),
     "empty and huge": _tensor([0, 1 << 62, 1 << 62], zstandard.ZstdCompressor().compress(b"")),
