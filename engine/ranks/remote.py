@@ -22,7 +22,7 @@ from engine.ranks.vitals import Vitals
 from engine.ranks.wire import Connection, Disconnected
 
 #: Seconds without a sign of life after which a rank is said to be silent.
-_SILENT_AFTER = 5.0
+SILENT_AFTER = 5.0
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class RemoteRank:
             told.pid if told else 0,
             "",
             told.processor if told else 0.0,
-            silent if silent > _SILENT_AFTER else 0.0,
+            silent if silent > SILENT_AFTER else 0.0,
         )
 
     def ask_to_exit(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -240,6 +242,52 @@ def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> 
         "rank 1 and rank 0 are out of step: collective 3 is the gather of the logits (step 0)"
     )
     assert f"and the all-reduce of {O_PROJ} (step 0) on rank 0" in said
+
+
+def stop_later(victim: int, seconds: float) -> None:
+    """Stop that rank of the engine that is being started, so many seconds from now."""
+
+    def stop() -> None:
+        for child in psutil.Process().children():
+            words = child.cmdline()
+            if PROGRAM in words and json.loads(words[-1])["rank"] == victim:
+                child.suspend()
+                return
+        stop_later(victim, 0.01)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+
+
+def run_for_ever(path: Path, chance: random.Random, victim: int) -> None:
+    """A new engine under way; one rank stops at some time, from its start to idleness between steps."""
+    config = EngineConfig(tp=2, threads=1, timeout_seconds=2, start_timeout_seconds=3)
+    at_start = chance.random() < 0.4
+    if at_start:
+        stop_later(victim, chance.uniform(0, 3))
+    with Client(config, model_taps(model_config(path), 2), program=PROGRAM) as client:
+        if not at_start:
+            stop_later(victim, chance.uniform(0, 0.5))
+        while True:
+            client.load(path)
+            client.call(AddSequence(0, [5, 6, 7]))
+            for _ in range(5):
+                client.call(RunStep())
+                time.sleep(chance.choice((0, 0, 0.02)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_rank_stopped_at_any_time_is_named(variant: Callable[[str], Path], seed: int) -> None:
+    chance = random.Random(seed)
+    victim = chance.randrange(2)
+    with pytest.raises(RankTimeout) as error:
+        run_for_ever(variant("qwen2-tied"), chance, victim)
+    assert str(error.value).startswith(f"rank {victim} "), error.value
+    assert " is stopped (state T" in str(error.value)
+    print(str(error.value).partition(". No answer")[0])
 
 
 def test_a_rank_that_stops_while_it_starts_is_named() -> None:

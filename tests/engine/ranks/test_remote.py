@@ -19,6 +19,7 @@ from engine.errors import RankError, RankTimeout
 from engine.ranks.client import Client
 from engine.ranks.joining import KEY_VARIABLE, RELAY_SECONDS
 from engine.ranks.messages import AddSequence, ResumeStep, RunStep, WatchTaps
+from engine.ranks.remote import SILENT_AFTER
 from engine.ranks.reports import StepReport
 from engine.taps.breaks import PauseSpec
 from engine.taps.names import model_taps
@@ -141,10 +142,18 @@ def test_a_rank_of_torchrun_that_dies_is_named_and_the_others_end(
 def test_a_rank_of_torchrun_that_hangs_is_reported_with_where_it_stands(
     address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
 ) -> None:
+    """All that its host has of it is that it was silent."""
     client = connected(address, variant("qwen2-tied"), trouble="sleep", rank="1")
     ranks = [psutil.Process(pid) for pid in client.pids]
     client.send(RunStep())
-    with pytest.raises(RankTimeout, match=f"rank 1 at {O_PROJ}, step 0"):
-        client.collect(RunStep(), 1.0)
+    reach(client, 1, O_PROJ)
+    os.kill(client.pids[1], signal.SIGSTOP)
+    with pytest.raises(RankTimeout) as error:
+        client.collect(RunStep(), SILENT_AFTER + 1)
+    assert str(error.value).startswith(
+        f"rank 1 has not entered the all-reduce of {O_PROJ} that rank 0 waits in: nothing"
+    )
+    assert f"rank 1 at {O_PROJ}, step 0" in str(error.value)
+    os.kill(client.pids[1], signal.SIGCONT)
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() for rank in ranks), "a rank outlived its host"
