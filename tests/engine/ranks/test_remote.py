@@ -150,10 +150,9 @@ def test_a_rank_of_torchrun_that_hangs_is_reported_with_where_it_stands(
     os.kill(client.pids[1], signal.SIGSTOP)
     with pytest.raises(RankTimeout) as error:
         client.collect(RunStep(), SILENT_AFTER + 1)
-    assert str(error.value).startswith(
-        f"rank 1 has not entered the all-reduce of {O_PROJ} that rank 0 waits in: nothing"
-    )
-    assert f"rank 1 at {O_PROJ}, step 0" in str(error.value)
+    said = str(error.value)
+    assert said.startswith(f"rank 1 has not entered the all-reduce of {O_PROJ} that rank 0 waits in: nothing")
+    assert f"rank 1 at {O_PROJ}, step 0" in said
     os.kill(client.pids[1], signal.SIGCONT)
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() for rank in ranks), "a rank outlived its host"
