@@ -40,7 +40,7 @@ class Vitals:
             return f"nothing was heard of {who} for {self.silent:.0f} s"
         match self.state:
             case "stopped":
-                return f"{who} is stopped (state T: SIGSTOP or SIGTSTP; `kill -CONT` continues it)"
+                return f"{who} is stopped (state T: SIGSTOP or SIGTSTP)"
             case "tracing-stop":
                 return f"{who} is stopped by a tracer (state t: gdb, strace)"
             case "running":

@@ -60,7 +60,7 @@ WAITS = (OpKind.ALL_REDUCE, 1, True)
         (  # before the collective
             [trace(0, REDUCED, WAITS), trace(1, REDUCED, (OpKind.TAP, 1, False), state="stopped")],
             "rank 1 has not entered the all-reduce of layers.0.attn.o_proj that rank 0 waits in: its process "
-            "(pid 101) is stopped (state T: SIGSTOP or SIGTSTP; `kill -CONT` continues it)",
+            "(pid 101) is stopped (state T: SIGSTOP or SIGTSTP)",
         ),
         (  # the same, asleep in Python: no state tells
             [trace(0, REDUCED, (OpKind.TAP, 1, False)), trace(1, REDUCED, WAITS)],

@@ -168,7 +168,9 @@ class HostClient:
         seconds = self._silence.look()
         if seconds < _SILENT_AFTER or self._ended:
             return ""
-        return f"the host has not answered for {seconds:.0f} s: {vitals_of(self.process.pid).describe()}"
+        vitals = vitals_of(self.process.pid)
+        do = f"; `kill -CONT {vitals.pid}` continues it" if vitals.stopped else ""
+        return f"the host has not answered for {seconds:.0f} s: {vitals.describe()}{do}"
 
     def close(self) -> None:
         """End the host and its ranks, whatever they are doing; the session is kept. Safe to call again."""
