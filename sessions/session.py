@@ -100,6 +100,7 @@ class Session:
         archive, totals, meter = self._archive, self._totals, self.meter
         with meter.view(), archive.snapshot():
             state = archive.state()
+            totals.problems.clear()
             self.version = archive.version
             meta = {read_rows.text(k, "meta"): v for k, v in totals.rows("meta")}
             self._meta.read(meta, self.version, meter)
@@ -138,7 +139,7 @@ class Session:
     def damage(self) -> list[str]:
         """What was found damaged or missing of the tables that are read as a whole, so far. It is left out of what
         they show. Damage to a step, a tensor or a verdict is an error where that is read."""
-        return [problem for problems in self._totals.problems.values() for problem in problems]
+        return list(self._totals.problems)
 
     @property
     def growing(self) -> bool:

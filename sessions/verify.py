@@ -62,27 +62,35 @@ def verify(path: Path, limits: ReadLimits = DEFAULT) -> list[str]:
         with Session.open(path, limits) as session, session.walk():
             archive = Archive(path, session.meter)
             try:
-                problems = itertools.chain(
-                    [session.missing] * bool(session.missing),
-                    session.meta_problems,
-                    _structure(archive),
-                    _records(session),
-                    _blobs(archive),
-                )
-                return list(itertools.islice(problems, _MOST_PROBLEMS))
+                parts = _structure(archive), _records(session), _blobs(archive)
+                known = [session.missing] * bool(session.missing) + session.meta_problems
+                problems = itertools.chain(known, *map(_guarded, parts))
+                return list(itertools.islice(dict.fromkeys(problems), _MOST_PROBLEMS))
             finally:
                 archive.close()
     except SessionError as error:
         return [str(error)]
 
 
+def _guarded(problems: Iterator[str]) -> Iterator[str]:
+    """The problems, up to one that ends the search for more of them."""
+    try:
+        yield from problems
+    except SessionError as error:
+        yield str(error)
+
+
 def _structure(archive: Archive) -> Iterator[str]:
-    for (line,) in archive.query(f"PRAGMA integrity_check({_MOST_PROBLEMS})"):
-        if line != "ok":
-            yield f"database: {line}"
-    for what, sql in _DANGLING.items():
-        for row in archive.query(sql):
-            yield f"{what}: {row}"
+    checks = {"database": f"PRAGMA integrity_check({_MOST_PROBLEMS})"} | _DANGLING
+    for what, sql in checks.items():
+        try:
+            found = archive.query(sql, what=what)
+        except SessionError as error:
+            yield str(error)
+            continue
+        for row in found:
+            if row != ("ok",):
+                yield f"{what}: {row[0] if len(row) == 1 else row}"
 
 
 def _records(session: Session) -> Iterator[str]:
@@ -100,6 +108,7 @@ def _records(session: Session) -> Iterator[str]:
             journal()
         except SessionError as error:
             yield str(error)
+    yield from session.damage
 
 
 def _blobs(archive: Archive) -> Iterator[str]:

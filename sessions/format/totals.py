@@ -13,13 +13,12 @@ Total = tuple[int, int]  # the number of rows, the sum of their checksums
 
 
 class Totals:
-    """The tables of one session against their rows in `totals`. `problems` says by table what was wrong with it
-    when it was last looked at."""
+    """The tables of one session against their rows in `totals`. `problems` says what was wrong with any of them."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         archive.meter.register(self)
-        self.problems: dict[str, list[str]] = {}
+        self.problems: dict[str, None] = {}  # in the order in which they were found
         self._kept: dict[str, tuple[object, list[Row]]] = {}
 
     def forget(self) -> None:
@@ -54,19 +53,23 @@ class Totals:
         self, table: str, number: int, crcs: int | None = None, *, bad: Sequence[SessionDamaged] = ()
     ) -> None:
         """Note the `bad` rows of a table, and what is missing where it has that `number` of sound ones."""
-        said = self.problems[table] = [str(error) for error in bad]
+        for error in bad:
+            self.problems[str(error)] = None
         try:
             total = self.of(table)
         except SessionDamaged as error:
-            said.append(str(error))
+            self.problems[str(error)] = None
             return
         if total is None:
             return
         missing = total[0] - number - len(bad)
         if missing > 0:
-            said.append(str(damaged(f"table {table!r}", f"{missing} of {total[0]} rows are missing")))
+            self._miss(table, f"{missing} of {total[0]} rows are missing")
         elif missing < 0 or crcs not in (None, total[1]):
-            said.append(str(damaged(f"table {table!r}", "its rows are not those that were written")))
+            self._miss(table, "its rows are not those that were written")
+
+    def _miss(self, table: str, what: str) -> None:
+        self.problems[str(damaged(f"table {table!r}", what))] = None
 
     def of(self, table: str) -> Total | None:
         """The total of a table now; None: the file's version has none."""
