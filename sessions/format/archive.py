@@ -11,7 +11,7 @@ from sys import getsizeof
 from typing import Any
 
 from sessions.errors import SessionDamaged, SessionError, broken
-from sessions.format import database, files, rows
+from sessions.format import database, files, log, rows
 from sessions.format.rows import Row
 from sessions.limits import Charged, ReadMeter
 
@@ -36,8 +36,8 @@ class Archive:
 
     @property
     def missing(self) -> str:
-        """ "incomplete: …" where the file's log is not beside it; "" where nothing is missing."""
-        return files.missing_log(self.path) if self._immutable else ""
+        """ "incomplete: …" where the file's log is not beside it, or damaged; "" where nothing is missing."""
+        return files.missing_log(self.path) if self._immutable else self._lost
 
     def file_bytes(self) -> int:
         """The length of the file and its log."""
@@ -133,6 +133,7 @@ class Archive:
 
     def _connect(self) -> None:
         self._connection, self._immutable = database.connect_reader(self.path, self.meter)
+        self._lost = log.lost_commits(self.path, self.meter.check_time)
         (self.version,) = self._connection.execute("PRAGMA user_version").fetchone()
         self._connections += 1
         self._stamp = self._file_stamp()

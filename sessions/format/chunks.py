@@ -129,18 +129,18 @@ class StepArrays:
         for row in self._archive.rows("chunks", within, owner, kind, step, step, where=where):
             steps = _chunk_steps(row)
             if step in steps:
-                planes = self._chunk(row[0], kind)[..., steps.index(step)]
+                planes = self._chunk(row[0], kind, where)[..., steps.index(step)]
                 array = codec.from_planes(planes, DTYPES[kind])
                 array = np.ascontiguousarray(array.swapaxes(1, 2)) if kind == STATS else array
                 self._meter.keep_array(array)
                 return array
         return None
 
-    def _chunk(self, chunk: int, kind: int) -> NDArray[np.uint8]:
+    def _chunk(self, chunk: int, kind: int, where: str) -> NDArray[np.uint8]:
         """A whole chunk's planes [taps, itemsize, (8, )ranks, steps], kept for the neighbouring steps."""
         if chunk not in self._chunks:
-            where = f"chunk {chunk}"
-            columns = self._archive.rows("columns", "WHERE chunk = ? ORDER BY tap", chunk)
+            where = f"{where}, chunk {chunk}"
+            columns = self._archive.rows("columns", "WHERE chunk = ? ORDER BY tap", chunk, where=where)
             if [row[1] for row in columns] != list(range(self._taps)):
                 raise broken(where, f"{len(columns)} columns where each of {self._taps} taps should have one")
             planes = self._planes([row[2] for row in columns], kind, where)
