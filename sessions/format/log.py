@@ -6,9 +6,12 @@ the log if it carries the header's two salts, and holds if its checksum, which r
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,57 +20,68 @@ from sessions.format.files import wal_of
 
 _HEADER, _FRAME = 32, 24
 _MAGICS = {0x377F0682: "<u4", 0x377F0683: ">u4"}
+_PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
+_ADVICE = "What was committed before can be read; copy both files again from where they are whole."
 Sums = tuple[int, int]
 
 
-def lost_commits(path: Path) -> str:
+def lost_commits(path: Path, check_time: Callable[[], None]) -> str:
     """ "incomplete: …" where frames of the session's log are damaged and commits in them lost; "" where none is.
 
-    Looked at twice: a log that is just being written looks damaged for a moment.
+    Looked at twice: a log that is just being written looks damaged for a moment. `check_time` ends what takes too long.
     """
-    return "" if not _damage(path) else _damage(path)
+    return "" if not _damage(path, check_time) else _damage(path, check_time)
 
 
-def _damage(path: Path) -> str:
-    log = wal_of(path)
+def _damage(path: Path, check_time: Callable[[], None]) -> str:
+    name = wal_of(path).name
     try:
-        content = log.read_bytes()
+        with wal_of(path).open("rb") as log:
+            header = log.read(_HEADER)
+            if len(header) < _HEADER:
+                return ""
+            order = _MAGICS.get(int.from_bytes(header[:4], "big"), "")
+            if not order or _sums(header[:24], order, (0, 0)) != struct.unpack(">II", header[24:]):
+                return (
+                    f"incomplete: the header of {name} is damaged, none of its steps can be read. {_ADVICE}"
+                )
+            frame = _first_damaged(log, header, order, check_time)
     except OSError:
         return ""
-    if len(content) < _HEADER:
-        return ""
-    advice = "What was committed before can be read; copy both files again from where they are whole."
-    order = _MAGICS.get(int.from_bytes(content[:4], "big"), "")
-    if not order or _sums(content[:24], order, (0, 0)) != struct.unpack(">II", content[24:32]):
-        return f"incomplete: the header of {log.name} is damaged, none of its steps can be read. {advice}"
-    frame = _first_damaged(content, order)
     if frame is None:
         return ""
-    return f"incomplete: {log.name} is damaged at frame {frame}, what was committed from there on is lost. {advice}"
+    return (
+        f"incomplete: {name} is damaged at frame {frame}, what was committed from there on is lost. {_ADVICE}"
+    )
 
 
-def _first_damaged(content: bytes, order: str) -> int | None:
+def _first_damaged(log: BinaryIO, header: bytes, order: str, check_time: Callable[[], None]) -> int | None:
     """The first frame of the log that does not hold although it is one of it; None where all of them hold.
 
     What follows the log's last frame is a rest: of an earlier log, with other salts, or of a transaction that was
     rolled back, without a commit.
     """
-    size = _FRAME + int.from_bytes(content[8:12], "big")
-    salts = content[16:24]
-    sums: Sums = struct.unpack(">II", content[24:32])
-    starts = range(_HEADER, len(content) - size + 1, size)
-    for number, at in enumerate(starts):
-        frame = content[at : at + size]
-        sums = _sums(frame[:8] + frame[_FRAME:], order, sums)
-        if frame[8:16] == salts and sums == struct.unpack(">II", frame[16:24]):
-            continue
-        ours = frame[8:12] == salts[:4] or frame[12:16] == salts[4:]
-        if (ours and _commits(frame)) or any(
-            content[later + 8 : later + 16] == salts and _commits(content[later : later + 8])
-            for later in starts[number + 1 :]
-        ):
-            return number
-        return None
+    page, salts = int.from_bytes(header[8:12], "big"), header[16:24]
+    if page not in _PAGE_SIZES:
+        return 0
+    sums: Sums = struct.unpack(">II", header[24:])
+    number, suspect = 0, None
+    while len(head := log.read(_FRAME)) == _FRAME:
+        check_time()
+        if suspect is None:
+            content = log.read(page)
+            if len(content) < page:
+                break
+            sums = _sums(head[:8] + content, order, sums)
+            if head[8:16] != salts or sums != struct.unpack(">II", head[16:]):
+                suspect = number
+                if _commits(head) and (head[8:12] == salts[:4] or head[12:16] == salts[4:]):
+                    return suspect
+        else:
+            log.seek(page, os.SEEK_CUR)
+            if _commits(head) and head[8:16] == salts:
+                return suspect
+        number += 1
     return None
 
 
