@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
+from engine.lifeline import end_with_starter
 from engine.ranks.joining import (
     PAUSES,
     RELAY_SECONDS,
@@ -34,6 +35,7 @@ from engine.ranks.joining import (
 from engine.ranks.messages import COMMANDS, Command
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.wire import Connection, Disconnected
+from engine.scratch import remove_once_left
 
 
 class RankSpec(msgspec.Struct, frozen=True):
@@ -73,13 +75,8 @@ def rank_environment(argument: str) -> RankEnvironment:
 
 def _inherited(argument: str) -> RankEnvironment:
     spec = msgspec.json.decode(argument, type=RankSpec)
-
-    def watch() -> None:
-        os.read(spec.lifeline_fd, 1)
-        Path(spec.store).unlink(missing_ok=True)  # as the host would have
-        os._exit(1)
-
-    _in_background("lifeline", watch)
+    # What the host would have removed goes with the ranks.
+    end_with_starter(spec.lifeline_fd, lambda: remove_once_left(Path(spec.store).parent))
     return RankEnvironment(
         rank=spec.rank, size=spec.size, local_rank=spec.rank, local_size=spec.size, device=spec.device,
         timeout=spec.timeout, threads=spec.threads,

@@ -1,7 +1,7 @@
 """Starting and ending rank processes (torch-free).
 
-A rank inherits three descriptors and nothing else: its socket, the progress board, and the read end of
-a lifeline pipe whose write end only the host holds, so that no rank outlives its host.
+A rank inherits three descriptors and nothing else: its socket, the progress board, and a lifeline, so that no rank
+outlives its host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -19,12 +19,14 @@ import msgspec
 
 from engine.children import start_python
 from engine.config import EngineConfig
+from engine.lifeline import Lifeline
 from engine.ranks.environment import RankSpec
 from engine.ranks.messages import Leave
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.reports import ANSWERS, Answer
 from engine.ranks.vitals import Vitals, vitals_of
 from engine.ranks.wire import Connection, Disconnected
+from engine.scratch import ScratchFolder
 
 #: Bytes of a dead rank's last words that are worth repeating.
 _LAST_WORDS = 2000
@@ -37,9 +39,9 @@ class RankProcess:
     rank: int
     process: subprocess.Popen[bytes]
     connection: Connection[Answer]
-    lifeline: int
+    lifeline: Lifeline
     output: IO[bytes]
-    store: Path | None = field(default=None)
+    meeting: ScratchFolder | None = None  # where the ranks meet, held by one of them for all
 
     def vitals(self) -> Vitals:
         """How its process is."""
@@ -64,10 +66,10 @@ class RankProcess:
             self.process.kill()
             self.process.wait()
         self.connection.close()
-        os.close(self.lifeline)
+        self.lifeline.close()
         self.output.close()
-        if self.store is not None:
-            self.store.unlink(missing_ok=True)
+        if self.meeting is not None:
+            self.meeting.close()
 
     def epitaph(self) -> str:
         """How the process ended and what it said last."""
@@ -84,41 +86,39 @@ class RankProcess:
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
     """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
-    descriptor, path = tempfile.mkstemp(prefix="lockstep-store-")
-    os.close(descriptor)
-    store = Path(path)
+    meeting = ScratchFolder.make("store")
     ranks: list[RankProcess] = []
     try:
         for rank in range(config.tp):
-            ranks.append(_start(rank, config, board, program, store))
+            ranks.append(_start(rank, config, board, program, meeting.path / "store"))
     except BaseException:
         for started in ranks:
             started.kill()
             started.end()
-        store.unlink(missing_ok=True)
+        meeting.close()
         raise
-    ranks[0].store = store
+    ranks[0].meeting = meeting
     return ranks
 
 
 def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, store: Path) -> RankProcess:
     ours, theirs = socket.socketpair()
     ours.settimeout(config.timeout_seconds)  # a rank that stops within a message must not stop its host
-    read_end, write_end = os.pipe()
+    lifeline = Lifeline()
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.tp)
     spec = RankSpec(
         rank=rank, size=config.tp, device=config.device, store=str(store), timeout=config.timeout_seconds,
-        threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=read_end,
+        threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=lifeline.fd,
     )  # fmt: skip
     try:
         process = start_python(
             "-m", program, msgspec.json.encode(spec).decode(),
             settings={"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=output, stderr=output, pass_fds=(theirs.fileno(), board.fd, read_end),
+            stdout=output, stderr=output, pass_fds=(theirs.fileno(), board.fd, lifeline.fd),
             process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
         )  # fmt: skip
     finally:
         theirs.close()
-        os.close(read_end)
-    return RankProcess(rank, process, Connection(ours, ANSWERS), write_end, output)
+        lifeline.handed_over()
+    return RankProcess(rank, process, Connection(ours, ANSWERS), lifeline, output)

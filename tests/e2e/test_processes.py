@@ -85,7 +85,9 @@ def test_nothing_outlives_a_program_that_is_ended(
         here.signal(_APP, signal.Signals[how])
     here.nothing_is_left()
     if how == "SIGTERM":
-        here.back_in_shell()
+        shown = " ".join(here.back_in_shell().split())
+        found = re.search(r"lockstep: ended by SIGTERM; live.session is recorded up to step (\d+)", shown)
+        assert found is not None, shown
         assert here.line_discipline() == before
         assert here.code() == 128 + signal.SIGTERM
 

@@ -40,6 +40,7 @@ def record_reference(
     floor: bool = True,
     device: str = "cpu",
     progress: Progress = lambda what, done, of: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
     Runs are forced onto what the truth emits, greedily.
@@ -53,9 +54,13 @@ def record_reference(
 
     noise = None
     if floor:
-        golden, noise = record_pair(directory, sequences, steps, dtype, device=device, progress=count)
+        golden, noise = record_pair(
+            directory, sequences, steps, dtype, device=device, progress=count, warn=warn
+        )
     else:
-        golden = record_golden(directory, sequences, steps, "float64", device=device, progress=count)
+        golden = record_golden(
+            directory, sequences, steps, "float64", device=device, progress=count, warn=warn
+        )
     return Reference(forced_onto(golden), steps, golden, noise)
 
 

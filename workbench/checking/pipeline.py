@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from engine.scratch import ScratchFolder
 from sessions import Session, Verdict
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
@@ -132,8 +132,8 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
 @contextmanager
 def _corrected(run: CheckedRun, engine: Session, golden: Session) -> Iterator[Session]:
     """The same run, each tap replaced by its golden value once it was recorded."""
-    with TemporaryDirectory(prefix="lockstep-ledger-") as scratch:
-        path = Path(scratch) / "corrected.session"
+    with ScratchFolder.make("ledger") as folder:
+        path = folder.path / "corrected.session"
         run.record(path, lambda step: corrections(engine, golden, step))
         with Session.open(path) as session:
             yield session

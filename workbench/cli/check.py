@@ -114,7 +114,7 @@ def check(
     with Status() as status:
         reference = record_reference(
             opened.directory, prompts, steps, config.dtype,
-            floor=floor == "auto", device=device, progress=status.count,
+            floor=floor == "auto", device=device, progress=status.count, warn=status.warn,
         )  # fmt: skip
         status.say(f"starting {tp} rank{'s' * (tp > 1)}")
         with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:

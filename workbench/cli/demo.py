@@ -68,6 +68,10 @@ class Quiet(Teller):
         """The line on stderr."""
         self._status.count(what, done, of)
 
+    def warning(self, text: str) -> None:
+        """A line of its own on stderr."""
+        self._status.warn(text)
+
 
 class Aloud(Quiet):
     """Tells the story on stdout."""

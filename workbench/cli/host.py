@@ -1,30 +1,32 @@
 """The host: a process of its own that holds a debugger, so that a screen stays light and never stalls.
 
-    python -P -m workbench.cli.host --socket PATH MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N]
-        [--device D] [--dtype D] [--rule NAME=VALUE]… [--capture WHAT]… [--seed N --temperature X --top-k N
-        --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT] [--session FILE]
-    python -P -m workbench.cli.host --socket PATH --replay FILE
+    python -P -m workbench.cli.host --socket PATH [--lifeline FD] MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat]
+        [--tp N] [--device D] [--dtype D] [--rule NAME=VALUE]… [--capture WHAT]… [--seed N --temperature X
+        --top-k N --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT] [--session FILE]
+    python -P -m workbench.cli.host --socket PATH [--lifeline FD] --replay FILE
 
-It listens on a Unix socket (mode 0600; PATH's directory must be its owner's alone), serves the first client of
-the same user, and ends with it, ranks included. Temporary files, the ranks' as well, go beside the socket and
-are gone with the host. `debugger.host.client` is the other side, `debugger.host.messages` the protocol.
+It listens on a Unix socket (mode 0600; PATH lies in a folder of `engine.scratch`), serves the first client of the same
+user, and ends with it, ranks included; FD tells that the client is gone before it came. Temporary files, the ranks' as
+well, go beside the socket, and are gone with the last of both. `debugger.host.client` is the other side,
+`debugger.host.messages` the protocol.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
 from functools import partial
-from pathlib import Path
 
+from engine.scratch import ScratchFolder
 from sessions.text import clean
+from workbench.cli.ending import SIGNALS
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.endpoint import accept
 from workbench.debugger.host.options import parse_options, start_debugger
 from workbench.debugger.host.server import Host
+from workbench.exit_codes import Exit
 from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
@@ -33,16 +35,22 @@ def main() -> int:
     options = parse_options(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c is the client's to send as an interrupt
     try:
-        connection = accept(options.socket)
-    except (DebuggerError, OSError) as error:
+        folder = ScratchFolder.join(options.socket.parent)
+    except OSError as error:
         print(clean(f"lockstep host: {error}"), file=sys.stderr)
-        return 2
-    # The ranks and what they import see only the environment.
-    scratch = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(dir=options.socket.parent)
-    try:
-        return Host(connection, Path(scratch)).run(partial(start_debugger, options))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        return Exit.USAGE
+    with folder:
+        try:
+            connection = accept(options.socket, options.lifeline)
+        except (DebuggerError, OSError) as error:
+            print(clean(f"lockstep host: {error}"), file=sys.stderr)
+            return Exit.USAGE
+        # The ranks and what they import see only the environment.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder.path)
+        host = Host(connection, folder)
+        for number in SIGNALS:
+            signal.signal(number, host.end)
+        return host.run(partial(start_debugger, options))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ Everything shown is computed while it is told; nothing is canned.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.run.sampling import Sampling
+from engine.scratch import ScratchFolder
 from workbench.checking.forced_run import check, record_reference
 from workbench.checking.pipeline import CheckResult, Reference
 from workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
@@ -38,6 +38,9 @@ class Teller:
 
     def working(self, what: str, done: int, of: int) -> None:
         """Something takes a moment."""
+
+    def warning(self, text: str) -> None:
+        """Something that is no part of the story."""
 
     def chapter(self, number: int, rules: Mapping[str, str]) -> None:
         """A run is about to start under these rules."""
@@ -81,15 +84,16 @@ def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) ->
     steps = 3 if fast else 8
     config = plan(model, EngineConfig(tp=tp), [prompt], MAX_TOKENS)
     reference = record_reference(
-        model.directory, [prompt], steps, config.dtype, floor=not fast, progress=teller.working
-    )
+        model.directory, [prompt], steps, config.dtype, floor=not fast, progress=teller.working,
+        warn=teller.warning,
+    )  # fmt: skip
     teller.working("starting the ranks", 0, tp)
-    with Inferior(model.path, model.config, config) as engine, tempfile.TemporaryDirectory() as scratch:
+    with Inferior(model.path, model.config, config) as engine, ScratchFolder.make("demo") as folder:
         stage = _Stage(teller, model, engine, reference, prompt)
         runs = [
             stage.play(1, {}, directory / "demo-faultless.session"),
             stage.play(2, BUG, directory / "demo-no-bias.session"),
-            stage.play(3, {}, Path(scratch) / "restored.session"),
+            stage.play(3, {}, folder.path / "restored.session"),
         ]
     teller.closing(runs)
     return runs

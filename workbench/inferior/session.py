@@ -9,13 +9,14 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from sessions import Session, SessionError, SessionWriter
+from sessions import SessionError, SessionWriter
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from workbench.inferior.identity import checkpoint_digest, versions
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.step_record import taps_of
 from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.tokenizer import find_tokenizer
+from workbench.views.extent import last_steps
 
 #: What this process records, and has recorded: a signal ends it anywhere.
 _WRITERS: dict[Path, SessionWriter] = {}
@@ -42,15 +43,10 @@ def create_session(
 
 def fold_recordings() -> list[tuple[Path, int]]:
     """Close what this process still records. Returns the sessions that it leaves, and each one's last step."""
-    kept = []
-    for path, writer in _WRITERS.items():
-        with contextlib.suppress(
-            SessionError
-        ):  # a temporary one is gone; a full disk keeps the log beside the file
+    for writer in _WRITERS.values():
+        with contextlib.suppress(SessionError):  # a full disk keeps the log beside the file
             writer.close()
-        with contextlib.suppress(SessionError), Session.open(path) as session:
-            kept.append((path, max(session.steps(branch.id).stop for branch in session.branches()) - 1))
-    return kept
+    return last_steps(list(_WRITERS))
 
 
 def session_meta(inferior: Inferior, known: SessionMeta) -> SessionMeta:

@@ -1,7 +1,8 @@
 """Golden sessions on disk, so that the same question is put to transformers only once (torch-free).
 
-One file a question, named by the hash of all that decides its answer. Files appear whole (written aside,
-then renamed); a damaged one is recorded again; the oldest go when the cache outgrows its limit.
+One file a question, named by the hash of all that decides its answer. Files appear whole (written in a folder of the
+recorder's, then renamed); a damaged one is set aside and recorded again; the oldest go when the cache outgrows its
+limit.
 """
 
 from __future__ import annotations
@@ -9,22 +10,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from sessions import Session, SessionError
+from engine.scratch import ScratchFolder
+from engine.text import printable
+from sessions import Session
 from sessions.errors import SessionBusy
+from sessions.format import files
 from sessions.remove import remove
+from sessions.verify import verify
 from workbench.paths import golden_directory
 from workbench.references.request import GoldenRequest
 
+#: What is told of something that the user should know.
+Warn = Callable[[str], None]
+
 #: Raised whenever the recorder starts to write something else for the same question.
 FORMAT = 2
+
+#: Damaged sessions that are kept.
+DAMAGED_KEPT = 3
 
 #: Bytes that the cache may hold; golden sessions keep every tensor of every tap.
 LIMIT_BYTES = 8 << 30
@@ -46,30 +55,30 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[tuple[in
     return hashlib.blake2b(json.dumps(question, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def find(key: str) -> Path | None:
-    """The session of that key, None where there is none or it is damaged (then it is deleted)."""
+def find(key: str, warn: Warn) -> Path | None:
+    """The session of that key, None where there is none. One that is damaged is set aside, which `warn` is told."""
     path = _path(key)
-    if _usable(path):
-        os.utime(path)  # used now: the last to be pruned
-        return path
-    remove(path)
-    return None
+    if not path.exists():
+        return None
+    if problem := _problem(path):
+        warn(
+            f"the cached golden reference {path.name} is damaged ({problem}): it is kept as "
+            f"{_set_aside(path).name} beside it, and recorded again"
+        )
+        return None
+    os.utime(path)  # used now: the last to be pruned
+    return path
 
 
-@contextmanager
-def aside() -> Iterator[Path]:
-    """A name beside the cached sessions to record to, free again afterwards."""
+def folder() -> ScratchFolder:
+    """A folder to record in, on the file system of the cached sessions."""
     directory = golden_directory()
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f".{os.getpid()}-{secrets.token_hex(8)}.session"
-    try:
-        yield path
-    finally:
-        remove(path)
+    return ScratchFolder.make("golden", directory)
 
 
 def keep(key: str, recorded: Path) -> Path:
-    """Put what was recorded `aside` under its key; returns where it lies now."""
+    """Put what was recorded in a `folder` under its key; returns where it lies now."""
     path = _path(key)
     recorded.replace(path)
     prune(path.parent, keep=path)
@@ -95,11 +104,23 @@ def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str =
         total -= stat.st_size
 
 
-def _usable(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
+def _problem(path: Path) -> str:
+    """What is wrong with a cached session; "" for nothing."""
+    found = verify(path)
+    if not found:
         with Session.open(path) as session:
-            return len(session.steps(0)) > 0
-    except SessionError:
-        return False
+            found = [] if session.steps(0) else ["it has no step"]
+    return printable(found[0], 300) if found else ""
+
+
+def _set_aside(path: Path) -> Path:
+    """Move a damaged session out of the way. The newest few are kept, for whoever wants to know what happened."""
+    aside = path.with_suffix(".damaged")
+    path.replace(aside)
+    for companion in files.companions(path):
+        companion.unlink(missing_ok=True)
+    os.utime(aside)
+    damaged = sorted(path.parent.glob("*.damaged"), key=lambda one: one.stat().st_mtime, reverse=True)
+    for old in damaged[DAMAGED_KEPT:]:
+        old.unlink(missing_ok=True)
+    return aside

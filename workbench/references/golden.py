@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,9 +18,11 @@ import msgspec
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.children import start_python
+from engine.lifeline import Lifeline
 from engine.text import printable
 from sessions import Session
 from workbench.references import cache
+from workbench.references.cache import Warn
 from workbench.references.request import (
     DType,
     GoldenRequest,
@@ -48,21 +49,22 @@ def record_golden(
     threads: int | None = None,
     timeout: float | None = None,
     progress: Progress | None = None,
+    warn: Warn = lambda text: None,
 ) -> Path:
     """One golden session for these token ids, from the cache or recorded now: a prefill and `steps` decode steps.
 
     `threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
-    passes and is called from another thread. ReferenceFailure says why there is no session; CheckpointError and
-    ConfigError come from opening the checkpoint.
+    passes and is called from another thread; `warn` is told of a damaged entry of the cache. ReferenceFailure says
+    why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
     """
     checkpoint = _Checkpoint.open(model_dir)
     request = checkpoint.request(sequences, steps, dtype, device, threads)
-    found = cache.find(checkpoint.key(request))
+    found = cache.find(checkpoint.key(request), warn)
     if found is not None:
         return found
-    with cache.aside() as path:
-        _run(checkpoint, [(request, path)], timeout, progress)
-        return cache.keep(checkpoint.key(request), path)
+    with cache.folder() as folder:
+        (recorded,) = _run(checkpoint, [request], folder.path, timeout, progress)
+        return cache.keep(checkpoint.key(request), recorded)
 
 
 def record_pair(
@@ -75,6 +77,7 @@ def record_pair(
     threads: int | None = None,
     timeout: float | None = None,
     progress: Progress | None = None,
+    warn: Warn = lambda text: None,
 ) -> tuple[Path, Path]:
     """What an engine at `dtype` is judged by: the truth (float64), and the reference at `dtype` on the same ids.
 
@@ -83,7 +86,7 @@ def record_pair(
     """
     checkpoint = _Checkpoint.open(model_dir)
     truth = checkpoint.request(sequences, steps, "float64", device, threads)
-    golden = cache.find(checkpoint.key(truth))
+    golden = cache.find(checkpoint.key(truth), warn)
     if golden is not None:
         forced = forced_onto(golden)
         floor = record_golden(
@@ -95,13 +98,14 @@ def record_pair(
             threads=threads,
             timeout=timeout,
             progress=progress,
+            warn=warn,
         )
         return golden, floor
-    with cache.aside() as first, cache.aside() as second:
+    with cache.folder() as folder:
         follower = msgspec.structs.replace(
             truth, dtype=dtype
         )  # forced onto the first's tokens by the recorder
-        _run(checkpoint, [(truth, first), (follower, second)], timeout, progress)
+        first, second = _run(checkpoint, [truth, follower], folder.path, timeout, progress)
         follower = msgspec.structs.replace(follower, sequences=forced_onto(first))
         floor = cache.keep(checkpoint.key(follower), second)
         return cache.keep(checkpoint.key(truth), first), floor
@@ -149,32 +153,41 @@ def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
 
 def _run(
     checkpoint: _Checkpoint,
-    jobs: Sequence[tuple[GoldenRequest, Path]],
+    requests: Sequence[GoldenRequest],
+    folder: Path,
     timeout: float | None,
     progress: Progress | None,
-) -> None:
-    """Record the jobs in one subprocess; each after the first is forced onto the first's tokens."""
-    asked = [RecordingJob(request, checkpoint.digest, str(path)) for request, path in jobs]
-    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
-        file = Path(scratch) / "jobs.json"
-        file.write_bytes(msgspec.json.encode(asked))
-        with start_python(
-            "-m", "workbench.references.record", str(file),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(jobs[0][0].threads),
-        ) as process:  # fmt: skip
-            listener = _Listener(process, progress)
-            try:
-                code = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                raise ReferenceFailure(
-                    f"no golden reference within {timeout:g} s: allow more time", 4
-                ) from None
-            finally:
-                if process.poll() is None:  # timed out or interrupted
-                    process.kill()
-                listener.join()
+) -> list[Path]:
+    """Record the requests in `folder`, in one subprocess; each after the first is forced onto the first's tokens."""
+    outputs = [folder / f"{number}.session" for number in range(len(requests))]
+    asked = [
+        RecordingJob(request, checkpoint.digest, str(output))
+        for request, output in zip(requests, outputs, strict=True)
+    ]
+    jobs = folder / "jobs.json"
+    jobs.write_bytes(msgspec.json.encode(asked))
+    lifeline = Lifeline()
+    try:
+        process = start_python(
+            "-m", "workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(requests[0].threads),
+        )  # fmt: skip
+    finally:
+        lifeline.handed_over()
+    with process:
+        listener = _Listener(process, progress)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise ReferenceFailure(f"no golden reference within {timeout:g} s: allow more time", 4) from None
+        finally:
+            if process.poll() is None:  # timed out or interrupted
+                process.kill()
+            lifeline.close()
+            listener.join()
     if code != 0:
         raise listener.failure(code)
+    return outputs
 
 
 def _settings(threads: int) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""`python -m workbench.references.record JOBS.json`: record golden sessions in a process of its own.
+"""`python -m workbench.references.record JOBS.json [LIFELINE]`: record golden sessions in a process of its own.
 
 The file is a list of `RecordingJob`; those after the first are forced onto the tokens that came out of the first. The
 sessions' paths go to stdout. On stderr one JSON object a line: `RecorderProgress`, and at the end of a failure a
-`RecorderFailure` with the process's own exit code.
+`RecorderFailure` with the process's own exit code. LIFELINE is a descriptor (`engine.lifeline`): when its other end is
+closed, the process ends and removes the folder that the jobs and their sessions lie in (`engine.scratch`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.lifeline import end_with_starter
+from engine.scratch import remove_once_left
 from engine.text import printable
 from workbench.references.golden import forced_onto
 from workbench.references.request import (
@@ -28,8 +31,10 @@ def _say(message: RecorderProgress | RecorderFailure) -> None:
 
 
 def _read(arguments: list[str]) -> list[RecordingJob]:
-    if len(arguments) != 1:
-        raise ReferenceFailure("usage: python -m workbench.references.record JOBS.json", 2)
+    if len(arguments) not in (1, 2):
+        raise ReferenceFailure("usage: python -m workbench.references.record JOBS.json [LIFELINE]", 2)
+    if len(arguments) == 2:
+        end_with_starter(int(arguments[1]), lambda: remove_once_left(Path(arguments[0]).parent))
     try:
         text = Path(arguments[0]).read_bytes()
     except OSError as error:

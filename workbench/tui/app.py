@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -54,6 +55,7 @@ class LockstepApp(Guarded, App[int]):
         self.settings = chosen or UserSettings()
         self._first = first
         self._leaving = False
+        self.recorded: list[Path] = []  # the live sessions on screen when a signal ended the program
         self.failures = FailureNotices(
             lambda text: self.notify(text, title="Error", severity="error", timeout=15)
         )
@@ -157,7 +159,16 @@ class LockstepApp(Guarded, App[int]):
         last.daemon = True
         last.start()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: self.exit(return_code=128 + number))
+            self._loop.call_soon_threadsafe(self._leave, number)
+
+    def _leave(self, number: int) -> None:
+        # Not at the top: the home screen is painted before this is needed.
+        from workbench.tui.screens.workbench import WorkbenchScreen
+
+        for screen in self.screen_stack:
+            if isinstance(screen, WorkbenchScreen) and screen.driver.live and screen.driver.at is not None:
+                self.recorded.append(Path(screen.driver.at.session))
+        self.exit(return_code=128 + number)
 
     def on_setting_chosen(self, event: SettingChosen) -> None:
         """A screen's setting is kept."""

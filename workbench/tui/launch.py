@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,7 +79,22 @@ def _run(first: Route) -> int:
             "lockstep: error: a defect of lockstep; sessions are kept up to their last step", file=sys.stderr
         )
         return Exit.DEFECT
+    if (number := (app.return_code or 0) - 128) > 0:
+        _say_ended(number, app.recorded)
     return app.return_code or (result if isinstance(result, int) else 0)
+
+
+def _say_ended(number: int, recorded: list[Path]) -> None:
+    """What has ended the program, and what is kept."""
+    # Imported here: the first paint needs none of it.
+    from workbench.exit_codes import ended_by
+    from workbench.tui.drivers.port import CLOSING
+    from workbench.views.extent import last_steps
+
+    for thread in threading.enumerate():
+        if thread.name == CLOSING:
+            thread.join()  # the host folds its session
+    print(f"lockstep: {ended_by(number, last_steps(recorded))}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -162,7 +162,7 @@ def test_a_rank_ends_at_once_wherever_it_is() -> None:
             ],
             stderr=subprocess.PIPE, text=True,
             env={
-                **os.environ, "PYTHONPATH": str(ROOT), "LOCKSTEP_KEY": "0123456789abcdef", "RANK": "1",
+                **os.environ, "PYTHONPATH": str(ROOT), "LOCKSTEP_KEY": "0123456789abcdef" * 4, "RANK": "1",
                 "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
             },
         ) as rank,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from engine import scratch
 from engine.errors import CheckpointError
 from sessions import Session
 from tests.checkpoints import tiny_variant
@@ -44,7 +49,8 @@ def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(key: str, text: str = "") -> Path:
-    with cache.aside() as path:
+    with cache.folder() as folder:
+        path = folder.path / "recorded.session"
         path.write_text(text)
         return cache.keep(key, path)
 
@@ -69,19 +75,29 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
         assert a is not None
         assert b is not None
         assert 0 < np.abs(a - b).max() < 1e-4
-    assert sorted(own_cache.rglob(".*")) == []  # nothing half-done is left
+    assert sorted(own_cache.rglob("*.*")) == sorted([golden_path, floor_path])  # nothing half-done is left
+    warned: list[str] = []
 
     def again() -> tuple[Path, Path]:
-        return record_pair(model_dir, [PROMPT, GoldenSequence((9,))], 2, "float32", threads=1)
+        return record_pair(
+            model_dir, [PROMPT, GoldenSequence((9,))], 2, "float32", threads=1, warn=warned.append
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(golden.subprocess, "Popen", None)  # would fail if called
         assert again() == (golden_path, floor_path)
         assert record_golden(model_dir, forced_onto(golden_path), 2, "float32", threads=1) == floor_path
-    # A damaged entry is recorded again, alone.
-    whole = floor_path.read_bytes()
-    floor_path.write_bytes(whole[: len(whole) // 2])
+    # A damaged entry is recorded again, alone: here one of its tensors has changed, and nothing else.
+    with sqlite3.connect(floor_path) as changed:
+        changed.execute(
+            "UPDATE blobs SET hash = zeroblob(length(hash)) WHERE id = (SELECT max(id) FROM blobs)"
+        )
+    changed.close()
+    assert warned == []
     assert again() == (golden_path, floor_path)
+    (said,) = warned
+    assert said.startswith(f"the cached golden reference {floor_path.name} is damaged (")
+    assert said.endswith(f"): it is kept as {floor_path.stem}.damaged beside it, and recorded again")
     with Session.open(floor_path) as session:
         np.testing.assert_array_equal(session.rebuilt("logits", step=2).array, b)
 
@@ -160,7 +176,7 @@ def test_changed_weights_are_another_question(tmp_path: Path, monkeypatch: pytes
     """Even one bit in the middle of a tensor too large to be in the digest whole."""
     model_dir = tiny_variant(tmp_path, "llama")
     asked: list[str] = []
-    monkeypatch.setattr(cache, "find", lambda key: asked.append(key) or Path("found"))
+    monkeypatch.setattr(cache, "find", lambda key, warn: asked.append(key) or Path("found"))
     record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
     file = model_dir / "model.safetensors"
     weights = load_file(file)
@@ -178,7 +194,48 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     assert [path.exists() for path in paths] == [True, False, False, True]
 
 
-def test_no_session_under_that_name_is_no_hit_and_goes() -> None:
-    path = fill("key", "not a session")
-    assert cache.find("key") is None
-    assert not path.exists()
+def test_no_session_under_that_name_is_no_hit_and_set_aside() -> None:
+    """The newest few, that is."""
+    warned: list[str] = []
+    for age, name in enumerate("abcde"):
+        path = fill(name, "not a session")
+        assert cache.find(name, warned.append) is None
+        assert not path.exists()
+        os.utime(path.with_suffix(".damaged"), (1000 + age, 1000 + age))
+    assert cache.find("a", warned.append) is None
+    assert [said.split()[4] for said in warned] == [f"{name}.session" for name in "abcde"]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["c.damaged", "d.damaged", "e.damaged"]
+
+
+_STARTER = """
+import sys
+from workbench.references.golden import record_golden
+from workbench.references.request import GoldenSequence
+record_golden(sys.argv[1], [GoldenSequence((3, 4, 5))], 1, "float32", threads=1)
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_recorder_ends_with_its_starter_and_nothing_half_made_stays(
+    both: bool, model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder removes it, or, where both were killed, who records next."""
+    root = str(Path(golden.__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTER, str(model_dir)], env=os.environ | {"PYTHONPATH": root}
+    ) as starter:
+        while not (recorders := psutil.Process(starter.pid).children()):
+            assert starter.poll() is None
+            time.sleep(0.01)
+        (folder,) = (own_cache / "golden").iterdir()
+        (folder / "0.session").write_text("half made")
+        recorders[0].suspend()
+        starter.kill()
+    assert folder.exists()
+    recorders[0].send_signal(signal.SIGKILL if both else signal.SIGCONT)
+    recorders[0].wait(60)
+    if both:
+        assert folder.exists()
+        monkeypatch.setattr(scratch, "_swept", set())
+        cache.folder().close()
+    assert [*(own_cache / "golden").iterdir()] == []

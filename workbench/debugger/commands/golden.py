@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.scratch import ScratchFolder
 from sessions import SessionWriter, Verdict
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
@@ -49,8 +49,8 @@ def golden(debugger: Debugger) -> Result:
     if last < 0:
         raise DebuggerError("nothing was run yet: `next` runs the first step")
     reference = _reference(debugger, at.branch, last)
-    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as scratch:
-        run = BranchRun(debugger, at.branch, last, Path(scratch) / "engine.session")
+    with ScratchFolder.make("golden") as folder:
+        run = BranchRun(debugger, at.branch, last, folder.path / "engine.session")
         try:
             result = check_run(run, reference)
         except DiagnosisError as error:
@@ -70,7 +70,8 @@ def _reference(debugger: Debugger, branch: int, last: int) -> Reference:
     )
     directory = inferior.path if inferior.path.is_dir() else inferior.path.parent
     dtype = next(known for known in DTYPES if known == inferior.config.dtype)
-    return Reference(sequences, last, *record_pair(directory, sequences, last, dtype))
+    warn = inferior.recorder.on_warning
+    return Reference(sequences, last, *record_pair(directory, sequences, last, dtype, warn=warn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,9 @@ def check_arguments(spec: Command, given: Mapping[str, ArgumentValue]) -> dict[s
             raise CommandError(f"{spec.name} has no argument {clean(name, limit=40)!r}: usage: {spec.usage}")
     values = {}
     for name, argument in known.items():
-        value = given.get(name, argument.default)
+        value = given.get(name)
+        if value is None:
+            value = argument.default
         if value is None and argument.required:
             raise CommandError(f"{spec.name}: {argument.name} is missing: usage: {spec.usage}")
         values[name] = bool(value) if argument.kind == "flag" else _converted(argument, value, spec)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -29,8 +28,10 @@ from typing import Any, TypeVar
 from msgspec.msgpack import Decoder
 
 from engine.children import start_python
+from engine.lifeline import Lifeline
 from engine.ranks.vitals import Waiting, vitals_of
 from engine.ranks.wire import Connection, Disconnected
+from engine.scratch import ScratchFolder
 from workbench.debugger.core.registry import ArgumentValue
 from workbench.debugger.host.messages import (
     AnswerFrame,
@@ -73,20 +74,26 @@ OnHostEvent = Callable[[HostEvent], None]
 _FRAMES: Decoder[HostFrame] = Decoder(HostFrame)
 
 
-def _directory() -> Path:
-    """A directory of our own (mode 0700) for the socket, whose path may not be longer than about 100 bytes."""
+def _folder() -> ScratchFolder:
+    """A folder of our own for the socket, whose path may not be longer than about 100 bytes."""
     place = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="lockstep-host-", dir=place if len(place) <= _LONGEST else "/tmp"))
+    return ScratchFolder.make("host", Path(place if len(place) <= _LONGEST else "/tmp"))
 
 
 class HostClient:
     """One host process. `on_event` is called on the reading thread; the last event is a ClosedEvent."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, on_event: OnHostEvent) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: ScratchFolder,
+        lifeline: Lifeline,
+        on_event: OnHostEvent,
+    ) -> None:
         """Use `start`."""
         self.process, self.on_event = process, on_event
         self.ready: Future[ReadyEvent] = Future()
-        self._directory = directory
+        self._folder, self._lifeline = folder, lifeline
         self._connection: Connection[HostFrame] | None = None
         self._pending: dict[int, Pending[Any]] = {}
         self._queued: list[RequestFrame] = []
@@ -106,12 +113,13 @@ class HostClient:
         cls, arguments: Sequence[str], on_event: OnHostEvent = lambda event: None, *, program: str
     ) -> HostClient:
         """Start `python -m program`, a host, on `arguments` (see `host.options`); returns at once."""
-        directory = _directory()
+        folder, lifeline = _folder(), Lifeline()
         process = start_python(
-            "-m", program, "--socket", str(directory / "socket"), *arguments,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            "-m", program, "--socket", str(folder.path / "socket"), "--lifeline", str(lifeline.fd), *arguments,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, pass_fds=(lifeline.fd,),
         )  # fmt: skip
-        return cls(process, directory, on_event)
+        lifeline.handed_over()
+        return cls(process, folder, lifeline, on_event)
 
     # --- asking --------------------------------------------------------------------------------------
 
@@ -194,7 +202,8 @@ class HostClient:
             self._connection.close()
         if self.process.stderr is not None and threading.current_thread() is not self._reader:
             self._reader.join(_GRACE)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._lifeline.close()
+        self._folder.close()
 
     # --- hearing -------------------------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class HostClient:
 
     def _connect(self) -> None:
         """Wait for the socket to be there and greet it."""
-        path, deadline = self._directory / "socket", time.monotonic() + _PATIENCE
+        path, deadline = self._folder.path / "socket", time.monotonic() + _PATIENCE
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

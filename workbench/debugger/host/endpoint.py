@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
 from msgspec.msgpack import Decoder
@@ -20,8 +22,9 @@ MOST_REQUEST = 1 << 20
 _PATIENCE = 120.0
 
 
-def accept(path: Path) -> Connection[RequestFrame]:
-    """Wait for the one client on a socket at `path`. DebuggerError when the place is not safe or nobody comes."""
+def accept(path: Path, lifeline: int | None = None) -> Connection[RequestFrame]:
+    """Wait for the one client on a socket at `path`. DebuggerError when the place is not safe, when nobody comes, or
+    when the other end of the descriptor `lifeline` is closed before."""
     directory = path.parent.stat()
     if directory.st_uid != os.getuid() or stat.S_IMODE(directory.st_mode) & 0o077:
         raise DebuggerError(f"{path.parent} must belong to you alone (mode 0700)")
@@ -32,18 +35,21 @@ def accept(path: Path) -> Connection[RequestFrame]:
         finally:
             os.umask(before)
         listener.listen(1)
-        listener.settimeout(_PATIENCE)
+        deadline = time.monotonic() + _PATIENCE
+        awaited: list[socket.socket | int] = [listener] if lifeline is None else [listener, lifeline]
         try:
-            while True:
+            while came := select.select(awaited, [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if listener not in came:
+                    raise DebuggerError("the client has ended before it came")
                 client, _ = listener.accept()
                 if _same_user(client):
-                    client.settimeout(None)
                     return Connection(client, Decoder(RequestFrame), MOST_REQUEST)
                 client.close()
-        except TimeoutError:
-            raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s") from None
+            raise DebuggerError(f"no client came to {path} within {_PATIENCE:g} s")
         finally:
             path.unlink(missing_ok=True)
+            if lifeline is not None:
+                os.close(lifeline)
 
 
 def _same_user(client: socket.socket) -> bool:

@@ -41,9 +41,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class HostOptions:
-    """The host's command line: a replay or a launch."""
+    """The host's command line: a replay or a launch. `lifeline`: a descriptor; see `engine.lifeline`."""
 
     socket: Path
+    lifeline: int | None = None
     replay: Path | None = None
     launch: Launch | None = None
 
@@ -87,6 +88,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     """The host's command line; ends the process on a wrong one, as argparse does."""
     parser = argparse.ArgumentParser(prog="workbench.cli.host")
     parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--lifeline", type=int)
     parser.add_argument("--replay", type=Path)
     parser.add_argument("model", nargs="?")
     for name in ("prompt", "ids", "rule", "capture"):
@@ -107,11 +109,11 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     if (found.replay is None) == (found.model is None):
         parser.error("give a MODEL or --replay FILE")
     if found.replay is not None:
-        return HostOptions(found.socket, replay=found.replay)
+        return HostOptions(found.socket, found.lifeline, replay=found.replay)
     sampling = Sampling(found.temperature, found.top_k, found.top_p, found.seed)
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
         found.listen, start_timeout=found.start_timeout,
     )  # fmt: skip
-    return HostOptions(found.socket, launch=launch)
+    return HostOptions(found.socket, found.lifeline, launch=launch)

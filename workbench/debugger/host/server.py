@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from types import FrameType
 from typing import NoReturn, assert_never
 
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
+from engine.scratch import ScratchFolder
 from sessions.text import clean
 from workbench.debugger.commands.print import tensor_value
 from workbench.debugger.core.debugger import Debugger
@@ -52,10 +53,11 @@ from workbench.debugger.host.messages import (
     WeightRequest,
 )
 from workbench.debugger.host.state import command_answer, state_of
-from workbench.exit_codes import Exit
+from workbench.exit_codes import Exit, ended_by
+from workbench.inferior.session import fold_recordings
 
-#: Seconds for the debugger to end in an orderly way once its client is gone.
-_GRACE = 5.0
+#: Seconds for the debugger to end in an orderly way once its client is gone; then for the session alone to be folded.
+_GRACE, _LAST_GRACE = 5.0, 10.0
 #: Seconds between two looks at the ranks while there is nothing to do.
 _LOOK_SECONDS = 0.25
 #: Least seconds between two "step" events: a screen draws no faster.
@@ -65,20 +67,21 @@ Start = Callable[[Callable[[str], None]], Debugger]
 
 
 class Host:
-    """Serves one client. `scratch` is the directory for temporary files."""
+    """Serves one client. `folder` is for temporary files."""
 
-    def __init__(self, connection: Connection[RequestFrame], scratch: Path) -> None:
-        self.connection, self.scratch = connection, scratch
+    def __init__(self, connection: Connection[RequestFrame], folder: ScratchFolder) -> None:
+        self.connection, self.folder = connection, folder
         self.debugger: Debugger | None = None
         self._sending, self._counting = threading.Lock(), threading.Lock()
         self._requests: queue.Queue[RequestFrame | None] = queue.Queue()
         self._outstanding = 0  # requests received and not answered; interrupts are for them alone
         self._last_step = 0.0
+        self._signal = 0  # what is ending this process
 
     def run(self, start: Start) -> int:
         """Start the debugger (`start` is given what takes warnings) and serve until the client is gone; returns an
         exit code."""
-        threading.Thread(target=self.listen, name="requests", daemon=True).start()
+        threading.Thread(target=self._attend, name="requests", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         try:
             self.debugger = start(self._warn)
@@ -89,8 +92,14 @@ class Host:
             debugger.events = self._debugger_event
             self._send(_ready(debugger))
             self.serve(debugger)
-            threading.Timer(_GRACE, self._leave, (1,)).start()
-        return self._leave(0)  # neither the timer nor the reading thread is waited for
+            self._leave_in_a_while()
+        return self._leave(0)  # neither the timers nor the reading thread are waited for
+
+    def end(self, number: int, _: FrameType | None = None) -> None:
+        """A signal handler: end as if the client were gone."""
+        self._signal = number
+        with contextlib.suppress(OSError):  # it is gone
+            self.connection.socket.shutdown(socket.SHUT_RD)
 
     def serve(self, debugger: Debugger) -> None:
         """Answer requests, one after another, until the client asks to close or is gone."""
@@ -121,7 +130,7 @@ class Host:
     # --- requests ------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Reads requests; interrupts are served here and now."""
+        """Reads requests; interrupts are served here and now. Then what runs is to stop, and `serve` to end."""
         try:
             while True:
                 frame = self.connection.receive()
@@ -135,21 +144,44 @@ class Host:
         except Disconnected as error:
             if isinstance(error, MalformedMessage):
                 print(clean(f"lockstep host: {error}"), file=sys.stderr, flush=True)
+        finally:
             if self.debugger is not None:
                 self.debugger.interrupt(ahead=True)
             self._requests.put(None)
+
+    def _attend(self) -> None:
+        """The reading thread: without a client the host ends, whatever it is doing."""
+        try:
+            self.listen()
+        finally:
+            self._leave_in_a_while()
             if self.debugger is None:
-                self._leave(1)  # still starting: nothing to save, and the ranks end with this process
+                self._abandon()  # still starting
 
     def _interrupt(self) -> None:
         with self._counting:
             if self.debugger is not None and self._outstanding:
                 self.debugger.interrupt(ahead=True)
 
+    def _leave_in_a_while(self) -> None:
+        for seconds, act in ((_GRACE, self._abandon), (_LAST_GRACE, lambda: os._exit(1))):
+            timer = threading.Timer(seconds, act)
+            timer.daemon = True
+            timer.start()
+
+    def _abandon(self) -> NoReturn:
+        """Leave what is under way, with the session folded; ranks and recorders end with this process."""
+        if self.debugger is not None and self.debugger.timeline.session is not None:
+            self.debugger.timeline.session.close()  # a reader would keep the log from being folded away
+        fold_recordings()
+        self._leave(1)
+
     def _leave(self, code: int) -> NoReturn:
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self.scratch.parent.rmdir()  # the client's, who may be gone; not where it holds anything else
+        if self._signal:
+            code = 128 + self._signal
+            said = ended_by(self._signal, fold_recordings())
+            print(f"lockstep host: {said}", file=sys.stderr, flush=True)
+        self.folder.close()
         os._exit(code)
 
     # --- to the client -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from workbench.debugger.events import RankLostEvent, StepEvent
 from workbench.debugger.host.client import HostClient
 from workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
 from workbench.debugger.host.pending import HostError
-from workbench.tui.drivers.port import CommandFailed, Progressed, Reply, Said
+from workbench.tui.drivers.port import CLOSING, CommandFailed, Progressed, Reply, Said
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
@@ -139,7 +139,7 @@ class LiveDriver:
         client, self._started, self.listener = self._started, None, None
         if client is not None:
             # Not a daemon: the program does not end before the ranks have.
-            threading.Thread(target=_end, args=(client,), name="host-close").start()
+            threading.Thread(target=_end, args=(client,), name=CLOSING).start()
 
     # --- events --------------------------------------------------------------------------------------
 

@@ -16,6 +16,9 @@ from workbench.tui.widgets.status_line import Fact
 from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
 
+#: The name of threads that wait for a host to end.
+CLOSING = "host-close"
+
 
 class CommandFailed(Exception):
     """A command that was not carried out; the message says why."""

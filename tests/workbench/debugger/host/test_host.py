@@ -17,6 +17,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from engine.scratch import ScratchFolder
 from sessions import Session
 from sessions.verify import verify
 from tests.checkpoints import tiny_checkpoint
@@ -130,8 +131,8 @@ def test_an_interrupt_while_nothing_runs_stops_nothing(host: tuple[HostClient, H
 
 
 def test_the_socket_is_the_owners_alone(checkpoint: Path, tmp_path: Path) -> None:
-    open_place = tmp_path / "open"
-    open_place.mkdir(mode=0o755)
+    open_place = ScratchFolder.make("open", tmp_path).path
+    open_place.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-m", PROGRAM, "--socket", str(open_place / "s"), str(checkpoint)],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,

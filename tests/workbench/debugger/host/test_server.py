@@ -12,6 +12,7 @@ import pytest
 from msgspec.msgpack import Decoder, encode
 
 from engine.ranks.wire import Connection
+from engine.scratch import ScratchFolder
 from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
@@ -38,7 +39,7 @@ class Served:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(30)
         self.connection = Connection(self.socket, Decoder(HostFrame))
-        self.host = Host(Connection(theirs, Decoder(RequestFrame)), scratch)
+        self.host = Host(Connection(theirs, Decoder(RequestFrame)), ScratchFolder.make("host", scratch))
         self.host.debugger = debugger
         self.threads = [
             threading.Thread(target=self.host.listen, daemon=True),
