@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path, user_state_path
+
+#: Names that Windows keeps for devices, with any ending.
+_RESERVED = frozenset(
+    {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
+)
 
 
 def data_directory() -> Path:
@@ -39,10 +45,22 @@ def sessions_directory() -> Path:
     return directory
 
 
+def file_stem(name: str) -> str:
+    """A foreign name (of a tap, a model) as part of a file's name: letters, digits and `-_=.`, at most 100 bytes.
+
+    It is one name and no path, is not hidden, and means nothing special to a shell or to Windows. Two names may become
+    the same one, so whoever writes a file looks whether it is taken.
+    """
+    kept = "".join(c if c.isalnum() or c in "-_=." else "-" for c in name[:400])
+    kept = re.sub(r"-{2,}|\.{2,}", "-", kept)
+    kept = kept.encode()[:100].decode(errors="ignore").strip("-.")
+    return f"_{kept}" if kept.partition(".")[0].upper() in _RESERVED else kept or "unnamed"
+
+
 def new_session_path(stem: str) -> Path:
     """A name in `sessions_directory` that is not taken: STEM-DATE-TIME-PROCESS.session. Two processes that start in
     the same second get two names."""
-    named = f"{stem}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    named = f"{file_stem(stem)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     directory = sessions_directory()
     candidates = (
         directory / f"{named}{suffix}.session" for suffix in ("", *(f"-{n}" for n in range(2, 1000)))

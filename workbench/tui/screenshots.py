@@ -78,13 +78,12 @@ def _hex(colour: Color | None, otherwise: str) -> str:
 def write(shown: Screenshot, file: Path) -> Path:
     """Write what is shown to `file`, in the format that its ending names; returns where it lies.
 
-    A file that is there already is never replaced: the next free name is taken.
+    A file that is there already is never replaced: the next free name is taken. No directory is made.
     """
     content = _content(shown, file.suffix.lower().lstrip("."))
     file = _free(file.absolute())
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         fresh.write_bytes(content)
         fresh.rename(file)
     except OSError as error:

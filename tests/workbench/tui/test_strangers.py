@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 from sessions import SessionError
 from tests.sessions.oddities import ODDITIES
 from tests.sessions.strangers import usual, write
-from tests.workbench.tui.conftest import Bench, settle
+from tests.workbench.tui.conftest import Bench, press, settle
+from workbench.tui.panes.base import Pane
 
 #: Through every pane with its modes, the tensor screens, branches, ranks, layers and stops.
 KEYS = (
@@ -67,3 +68,23 @@ async def test_the_panes_stand_all_of_it(
     bench: Bench, tmp_path: Path, oddity: str, size: tuple[int, int]
 ) -> None:
     await shown(bench, tmp_path / "stranger.session", (oddity,), size)
+
+
+async def test_a_taps_name_makes_no_path(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name that an export proposes is one in the working directory, whatever the tap is called."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    names = iter((f"{tmp_path}/outside/x", "../../x", "CON", "...", "x" * 300, "\x1b[2J"))
+    made = usual()
+    made.rename(lambda index, name: next(names, name))
+    async with bench(path=write(tmp_path / "stranger.session", made)) as pilot:
+        for index in range(6):
+            pilot.app.screen.post_message(Pane.OpenTensor(index))
+            await settle(pilot)
+            await press(pilot, "e", "s", "escape")
+    written = sorted(path.name for path in (tmp_path / "cwd").iterdir())
+    assert len(written) == 6
+    assert all("-step2" in name and name.endswith(".svg") for name in written)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cwd", "stranger.session"]

@@ -16,6 +16,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from workbench.export.table import Table
+from workbench.paths import file_stem
 from workbench.tui import screenshots
 from workbench.tui.guard import Guarded
 from workbench.tui.reader import Reader
@@ -171,7 +172,7 @@ class TensorScreen(Guarded, Screen[None]):
         if self.snapshot is None:
             return None
         title = f"{self.overview.model}: {self.snapshot.tap} {self.snapshot.view}, step {self.where.step}"
-        stem = f"{self.snapshot.tap.replace('.', '-')}-step{self.where.step}"
+        stem = f"{file_stem(self.snapshot.tap.replace('.', '-'))}-step{self.where.step}"
         return screenshots.taken(self, self.query_one("#body").region, title, self._table()), stem
 
     def _plane(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
