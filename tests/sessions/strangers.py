@@ -7,9 +7,7 @@ that whatever it lets through is tried.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 
 from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from tests.sessions.hostile_files import changed
 from tests.sessions.samples import put_meta
 
 #: Every kind of string that may do harm where it is shown, parsed or made a file's name.
@@ -105,7 +104,7 @@ def write(path: Path, made: Stranger) -> Path:
         writer.verdicts(made.verdicts)
     put_meta(path, **made.rows)
     if made.sql:
-        with closing(sqlite3.connect(path)) as connection, connection:
+        with changed(path) as connection:
             for statement, values in made.sql:
                 connection.execute(statement, values)
     return path
