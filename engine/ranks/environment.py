@@ -45,7 +45,6 @@ class RankSpec(msgspec.Struct, frozen=True):
     size: int
     device: str
     store: str  # the file where the ranks meet
-    timeout: float
     threads: int
     socket_fd: int
     board_fd: int
@@ -54,14 +53,13 @@ class RankSpec(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RankEnvironment:
-    """`timeout`: the host's patience in seconds. `store`: the rendezvous file, None under torchrun."""
+    """What a rank is given. `store`: the rendezvous file, None under torchrun."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     device: str
-    timeout: float
     threads: int
     host: Connection[Command]
     board: ProgressBoard
@@ -79,7 +77,7 @@ def _inherited(argument: str) -> RankEnvironment:
     end_with_starter(spec.lifeline_fd, lambda: remove_once_left(Path(spec.store).parent))
     return RankEnvironment(
         rank=spec.rank, size=spec.size, local_rank=spec.rank, local_size=spec.size, device=spec.device,
-        timeout=spec.timeout, threads=spec.threads,
+        threads=spec.threads,
         host=Connection(socket.socket(fileno=spec.socket_fd), COMMANDS),
         board=ProgressBoard(spec.board_fd, spec.size), store=spec.store,
     )  # fmt: skip
@@ -99,7 +97,7 @@ def _joined(argument: str) -> RankEnvironment:
     _in_background("board", lambda: _carry(Connection(line, PAUSES, seals=line_seals), board, rank))
     return RankEnvironment(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=told.device,
-        timeout=told.timeout, threads=told.threads or max(1, (os.cpu_count() or 1) // local_size),
+        threads=told.threads or max(1, (os.cpu_count() or 1) // local_size),
         host=Connection(host, COMMANDS, seals=host_seals), board=board, store=None,
     )  # fmt: skip
 

@@ -108,7 +108,7 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.tp)
     spec = RankSpec(
-        rank=rank, size=config.tp, device=config.device, store=str(store), timeout=config.timeout_seconds,
+        rank=rank, size=config.tp, device=config.device, store=str(store),
         threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=lifeline.fd,
     )  # fmt: skip
     try:

@@ -1,0 +1,94 @@
+"""When ranks that report no progress are hung, by a clock and processes of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.parallel.operations import Operation, OpKind
+from engine.ranks import vitals
+from engine.ranks.hangs import RankTrace
+from engine.ranks.patience import MOST_SLOW, Patience
+from engine.ranks.vitals import Vitals, Waiting
+
+SECONDS = 60.0
+
+
+class Ranks:
+    """Rank 0 waits in an all-reduce that rank 1 has not entered; each uses its share of a processor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shares: tuple[float, float]) -> None:
+        self.now, self.progress, self.shares, self.state = 1000.0, 0, shares, "sleeping"
+        monkeypatch.setattr(vitals, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.patience = Patience(SECONDS, self.look)
+
+    def look(self) -> list[RankTrace]:
+        used = [share * self.now for share in self.shares]
+        inside = Operation(9, OpKind.ALL_REDUCE, 0, 3, 5, True)
+        outside = Operation(8, OpKind.TAP, 0, 3, 4, False)
+        return [
+            RankTrace(0, [inside], Vitals(10, "sleeping", used[0]), False),
+            RankTrace(1, [outside], Vitals(11, self.state, used[1]), False),
+        ]
+
+    def waits(self, most: float = 5000.0) -> float:
+        """Seconds until they count as hung; `most` where they do not."""
+        began = self.now
+        while not self.patience.over(self.progress):
+            self.now += 0.1
+            if self.now - began >= most:
+                return most
+        return self.now - began
+
+
+@pytest.mark.parametrize(
+    ("shares", "rounds"),
+    [
+        ((0.0, 0.0), 1),
+        ((1.0, 0.0), 1),  # the one that waits may spin, as NCCL does
+        ((0.0, 0.005), 1),  # a watchdog thread is no work
+        ((0.0, 0.05), MOST_SLOW),  # on an overloaded machine a rank gets a twentieth of a processor
+        ((0.0, 1.0), MOST_SLOW),  # a loop without an end
+    ],
+)
+def test_the_rank_that_is_waited_for_decides(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, float], rounds: int
+) -> None:
+    assert Ranks(monkeypatch, shares).waits() == pytest.approx(rounds * SECONDS, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "rounds"), [("stopped", 1), ("running", MOST_SLOW), ("disk-sleep", MOST_SLOW)]
+)
+def test_the_state_of_its_process_counts(monkeypatch: pytest.MonkeyPatch, state: str, rounds: int) -> None:
+    ranks = Ranks(monkeypatch, (0.0, 0.0))
+    ranks.state = state
+    assert ranks.waits() == pytest.approx(rounds * SECONDS, abs=2)
+
+
+def test_progress_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, (0.0, 0.0))
+    for _ in range(5):
+        assert ranks.waits(50) == 50
+        ranks.progress += 1
+    assert ranks.waits() == pytest.approx(SECONDS, abs=2)
+
+
+def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, (0.0, 0.0))
+    ranks.patience.seconds = None
+    assert ranks.waits(5000) == 5000
+
+
+def test_time_that_this_process_was_stopped_for_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(vitals, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    waiting = Waiting()
+    clock.now += 0.5
+    assert waiting.look() == 0.5
+    clock.now += 3600
+    assert waiting.look() == 1.5
+    waiting.restart()
+    clock.now += 0.25
+    assert waiting.look() == 0.25
