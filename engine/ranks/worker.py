@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -22,6 +23,7 @@ from engine.ranks.environment import RankEnvironment, rank_environment
 from engine.ranks.messages import Command, Leave
 from engine.ranks.reports import CommandFailure, Done, RankReady
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage
+from engine.scratch import remove_once_left
 
 #: Seconds that ranks wait for each other, a day: it is the host that judges who hangs, and they end with it.
 _COLLECTIVE_SECONDS = 86_400.0
@@ -55,11 +57,21 @@ def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
         print(f"lockstep rank: {error}", file=sys.stderr, flush=True)  # the host repeats a rank's last words
         os._exit(1)
     except Disconnected:
-        os._exit(1)  # no host: nobody is left to tell
+        _end_without_host(here)
     except Exception as error:
-        _report(here.host, error)
+        try:
+            here.host.send(CommandFailure.of(error))
+        except Disconnected:
+            _end_without_host(here)
         _stay(here.host)
         os._exit(1)
+
+
+def _end_without_host(here: RankEnvironment) -> NoReturn:
+    """Nobody is left to tell, nor to remove what the host had made for its ranks."""
+    if here.store is not None:
+        remove_once_left(Path(here.store).parent)
+    os._exit(1)
 
 
 def _meet(here: RankEnvironment) -> Comm:
@@ -100,12 +112,5 @@ def _answer(host: Connection[Command], commands: Commands) -> bool:
     except Exception as error:
         if isinstance(error, EngineError):  # after any other the rank stands where it was raised
             commands.comm.note(OpKind.IDLE)
-        _report(host, error)
-    return True
-
-
-def _report(host: Connection[Command], error: Exception) -> None:
-    try:
         host.send(CommandFailure.of(error))
-    except Disconnected:
-        os._exit(1)
+    return True

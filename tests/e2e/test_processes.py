@@ -92,6 +92,22 @@ def test_nothing_outlives_a_program_that_is_ended(
         assert here.code() == 128 + signal.SIGTERM
 
 
+def test_what_the_killed_have_left_is_swept_by_the_next_to_start(
+    terminals: Callable[..., Terminal], model: Path
+) -> None:
+    """Screens and host killed together, so that neither can tidy up after the other."""
+    here = terminals()
+    _start(here, model)
+    here.signal(_HOST, signal.SIGSTOP)
+    here.signal(_APP, signal.SIGKILL)
+    here.signal(_HOST, signal.SIGKILL)
+    here.enter("reset")  # the screens could not
+    here.until(lambda shown: not here.processes())
+    assert [path.name.split("-")[1] for path in here.scratch.iterdir()] == ["host"]
+    here.shell_line(f"lockstep generate {model} --ids 1 --max-tokens 1")
+    assert [*here.scratch.iterdir()] == []
+
+
 def test_quitting_while_the_ranks_start_ends_them(terminals: Callable[..., Terminal], model: Path) -> None:
     here = terminals()
     here.start(f"lockstep tui {model} --tp 2 --ids 1,5")

@@ -110,7 +110,7 @@ def _problem(path: Path) -> str:
     if not found:
         with Session.open(path) as session:
             found = [] if session.steps(0) else ["it has no step"]
-    return printable(found[0], 300) if found else ""
+    return printable(found[0].partition(". ")[0], 150) if found else ""  # without what to do about it
 
 
 def _set_aside(path: Path) -> Path:

@@ -233,10 +233,12 @@ def test_a_host_ends_though_its_command_does_not(
         recorder = next((c for c in children if "workbench.references.record" in c.cmdline()), None)
         time.sleep(0.02)
     recorder.suspend()
-    connection.close()
-    host.ended()
-    assert folded(session) == 1
-    recorder.resume()
+    try:
+        connection.close()
+        host.ended()
+        assert folded(session) == 1
+    finally:
+        recorder.resume()
     recorder.wait(_PATIENCE)
 
 
