@@ -57,7 +57,7 @@ class LimitExceeded(SessionError):
     """A session asks for more memory or time than reading it may cost."""
 
 
-class Cache(Protocol):
+class BoundedCache(Protocol):
     """Decoded values that are kept only because they may be asked for again."""
 
     def forget(self) -> None:
@@ -133,7 +133,7 @@ class ReadMeter:
         self.keep(found, nbytes)
         return found
 
-    def register(self, cache: Cache) -> None:
+    def register(self, cache: BoundedCache) -> None:
         """Have `cache` emptied where there is no room otherwise."""
         self._caches.add(cache)
 

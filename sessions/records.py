@@ -97,6 +97,21 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that has stopped at the tap `place` (an index) and is not over: what has passed by now, that tap included.
+
+    Arrays as in `StepRecord`; of a sequence only its ids and positions are known.
+    """
+
+    step: int
+    place: int
+    sequences: Sequence[SequenceStep]
+    stats: NDArray[np.float32] | None = None
+    checksums: NDArray[np.uint64] | None = None
+    tensors: Sequence[TensorRecord] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """A line of history. It shares every step before `fork_step` with its parent."""
 

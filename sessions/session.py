@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sessions import dtypes, layouts
 from sessions.errors import SessionError
-from sessions.format import captures, journal, migrate, read_rows
+from sessions.format import captures, flight, journal, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
@@ -27,6 +27,7 @@ from sessions.records import (
     STATISTICS,
     Branch,
     Event,
+    StepInFlight,
     StepRecord,
     Tap,
     TensorKey,
@@ -214,11 +215,21 @@ class Session:
             values.append(found[1])
         return np.concatenate(steps), np.concatenate(values)
 
+    def in_flight(self) -> tuple[int, StepInFlight] | None:
+        """A branch and the step of it that has stopped in its middle; its tensors are read as those of any step."""
+        return flight.read(self._archive, len(self.taps), self.ranks)
+
+    def _holder(self, step: int, branch: int) -> int:
+        """The branch that holds what a step has captured."""
+        found = self.in_flight() if step == self.steps(branch).stop else None
+        here = found is not None and (found[0], found[1].step) == (branch, step)
+        return branch if here else self._history.owner(branch, step)
+
     # --- tensors -----------------------------------------------------------------------------------
 
     def captured(self, step: int, branch: int = 0) -> list[TensorKey]:
         """Every tensor captured at a step, in execution order."""
-        return captures.keys(self._archive, self.taps, self.ranks, self._history.owner(branch, step), step)
+        return captures.keys(self._archive, self.taps, self.ranks, self._holder(step, branch), step)
 
     def captured_taps(self, branch: int = 0) -> set[str]:
         """The taps of which any tensor was captured on the branch."""
@@ -228,20 +239,15 @@ class Session:
         self, tap: str, *, first: int, stop: int, seq: int = 0, branch: int = 0
     ) -> dict[int, Hashable]:
         """By step, a value that changes when other tensors of the tap are stored for it: a cache key."""
-        return {
-            step: parts
-            for owner, begin, end in self._history.segments(branch)
-            if begin < stop and first < end
-            for step, parts in captures.stored(
-                self._archive, self.tap(tap), owner, max(begin, first), min(end, stop), seq
-            ).items()
-        }
+        end = self.steps(branch).stop
+        segments = [*self._history.segments(branch), (branch, end, end + 1)]  # the last is a step in flight
+        return captures.stored(self._archive, self.tap(tap), segments, range(first, stop), seq)
 
     def capture(
         self, tap: str, *, step: int, rank: int, seq: int = 0, branch: int = 0, slice: str | None = None
     ) -> TensorRecord | None:
         """One captured tensor exactly as recorded. `slice` None: the whole if there is one, else a part."""
-        owner = self._history.owner(branch, step)
+        owner = self._holder(step, branch)
         return captures.one(self._archive, self.tap(tap), owner, step, rank, seq, slice)
 
     def parts(

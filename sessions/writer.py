@@ -12,12 +12,12 @@ from types import TracebackType
 
 from sessions import layouts
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, files, meta_table, rows, write_rows
+from sessions.format import chunks, database, files, flight, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
 from sessions.recording_file import RecordingFile
-from sessions.records import JSON, StepRecord, Tap, TensorRecord, Verdict
+from sessions.records import JSON, StepInFlight, StepRecord, Tap, TensorRecord, Verdict
 from sessions.session import Session
 
 
@@ -155,6 +155,7 @@ class SessionWriter:
             ]
             counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
             with self._commit() as db:
+                flight.clear(db)
                 captured = self._insert_tensors(branch, record.step, record.tensors)
                 rows.insert(db, "steps", [write_rows.step_row(branch, record, arrays, captured)])
                 rows.insert(db, "sequences", sequences)
@@ -166,11 +167,34 @@ class SessionWriter:
             self._next_step[branch] = record.step + 1
             self._recent.update({(branch, kind): count for kind, count in counts.items()})
 
+    def in_flight(self, branch: int, record: StepInFlight) -> None:
+        """Show how far the branch's next step has come, in place of what was shown before: the tensors are added to
+        those. `step` replaces all of it, `abandon_flight` takes it back."""
+        arrays = write_rows.step_arrays(record, len(self._tap_index), self.ranks)
+        with self._lock:
+            if record.step != self.next_step(branch):
+                raise ValueError(f"step {record.step} is not the next of branch {branch}")
+            with self._commit() as db:
+                before = flight.tensors_of(db, branch, record.step)
+                if before is None:
+                    flight.clear(db)
+                more = self._insert_tensors(branch, record.step, record.tensors)
+                flight.write(db, branch, record, arrays, (before or 0) + more)
+
+    def abandon_flight(self) -> None:
+        """The step in flight was broken off."""
+        with self._commit() as db:
+            flight.clear(db)
+
     def tensors(
         self, branch: int, step: int, tensors: Iterable[TensorRecord], *, dropped: Sequence[str] = ()
     ) -> None:
-        """Add tensors to a step already recorded on this very branch: captured later, on demand."""
+        """Add tensors to a step already recorded on this very branch, or to that in flight: captured on demand."""
         with self._commit() as db:
+            shown = flight.tensors_of(db, branch, step)
+            if shown is not None:
+                flight.recount(db, branch, shown + self._insert_tensors(branch, step, tensors))
+                return
             found = rows.several(db, "steps", "WHERE branch = ? AND step = ?", branch, step)
             if not found:
                 raise ValueError(f"branch {branch} has no step {step} of its own")

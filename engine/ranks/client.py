@@ -29,7 +29,16 @@ from engine.ranks.patience import Patience
 from engine.ranks.processes import RankProcess, start_ranks
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.remote import RemoteRank
-from engine.ranks.reports import Answer, CapturedTensor, CommandFailure, LoadReport, RankReady, StepReport
+from engine.ranks.reports import (
+    Answer,
+    CapturedTensor,
+    CommandFailure,
+    LoadReport,
+    PauseReport,
+    RankReady,
+    StepAbandoned,
+    StepReport,
+)
 from engine.ranks.wire import Disconnected, MalformedMessage
 from engine.run.memory import report_bytes
 from engine.taps.names import TapSpec
@@ -67,6 +76,9 @@ class Client:
         self._taps = [spec.name for spec in specs]
         self.board = ProgressBoard.create(config.tp)
         self._ranks: list[Rank] = []
+        self._passed: list[list[CapturedTensor]] = [
+            [] for _ in range(config.tp)
+        ]  # told of at pauses of this pass
         self._selector = selectors.DefaultSelector()
         try:
             if config.listen:
@@ -205,10 +217,21 @@ class Client:
         for rank, answer in sorted(answers.items()):
             if not isinstance(answer, kind):
                 self._lost({rank: f"it answered with a {type(answer).__name__}, which was not asked for"})
-            if isinstance(answer, StepReport):
-                answer.tensors = self._captured[rank]
+            self._hand_over(rank, answer)
             found.append(answer)
         return found
+
+    def _hand_over(self, rank: int, answer: Answer) -> None:
+        """Give the report of a pause the tensors that came with it, and that of a step all of the step's."""
+        if isinstance(answer, PauseReport):
+            answer.tensors = self._captured[rank]
+            # The tensor that the rank stands at may still be patched: it comes again.
+            self._passed[rank] += [one for one in answer.tensors if one.tap != answer.pause.place]
+        else:
+            if isinstance(answer, StepReport):
+                answer.tensors = self._passed[rank] + self._captured[rank]
+            if isinstance(answer, StepReport | StepAbandoned):
+                self._passed[rank] = []
 
     def _receive(self, answers: dict[int, Answer], seconds: float) -> dict[int, str]:
         """Put the answers that come within so many seconds into `answers`; returns which ranks are gone, and why."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import EngineError, RequestError
@@ -22,7 +23,7 @@ from engine.run.loading import Loader
 from engine.run.runner import Runner
 from engine.run.sequences import StepResult
 from engine.taps.breaks import Pause, PauseSpec, check_condition
-from engine.taps.hub import CapturePolicy, Cut, TapPatch
+from engine.taps.hub import Captured, CapturePolicy, Cut, TapPatch
 from engine.taps.measure import checksum, measure, statistics, tensor_checksum
 from engine.taps.pausing import Abandon, Pauser
 
@@ -162,25 +163,40 @@ class Commands:
 
     def _report(self, result: StepResult) -> r.StepReport:
         """The pass's report; what it captured goes ahead of it, one tensor a frame."""
-        captured = result.captured
-        captured.reverse()
-        while captured:
-            one = captured.pop()  # and so let go of, once it was sent
-            self.host.send(r.CapturedTensor(one.tap, one.seq, one.cut, _to_wire(one.tensor)))
+        self._send_captured(result.captured)
         return r.StepReport(
             phase=result.phase,
             seconds=result.seconds,
             free_blocks=result.free_blocks,
             used_blocks=result.used_blocks,
             sequences=result.sequences,
-            stats=None if result.stats is None else WireArray.of(result.stats, "float32"),
-            checksums=None if result.checksums is None else WireArray.of(result.checksums, "uint64"),
+            stats=_maybe(result.stats, "float32"),
+            checksums=_maybe(result.checksums, "uint64"),
         )
+
+    def _send_captured(self, captured: list[Captured]) -> None:
+        captured.reverse()
+        while captured:
+            one = captured.pop()  # and so let go of, once it was sent
+            self.host.send(r.CapturedTensor(one.tap, one.seq, one.cut, _to_wire(one.tensor)))
+
+    def _pause_report(self, pause: Pause) -> r.PauseReport:
+        """Where this rank stands and what the pass has left behind so far; what it captured goes ahead."""
+        batch = self.runner.hub.batch
+        stats, checksums, captured = self.runner.hub.so_far()
+        self._send_captured(captured)
+        sequences = [
+            r.PausedSequence(
+                one.seq, *(x[one.start : one.stop].tolist() for x in (batch.ids, batch.positions))
+            )
+            for one in batch.spans
+        ]
+        return r.PauseReport(pause, sequences, _maybe(stats, "float32"), _maybe(checksums, "uint64"))
 
     def _wait(self, pause: Pause) -> PauseSpec:
         """Tell the host where this rank stands; serve reads until it is resumed."""
         self.comm.note(OpKind.PAUSED, pause.place)
-        self.host.send(r.PauseReport(pause))
+        self.host.send(self._pause_report(pause))
         while True:
             command = self.receive()
             if isinstance(command, m.AbandonStep):
@@ -266,6 +282,10 @@ def _to_wire(x: Tensor) -> WireArray:
     dtype = _dtype(x)
     x = x.detach().cpu().contiguous()
     return WireArray.of((x.view(torch.int16) if dtype == "bfloat16" else x).numpy(), dtype)
+
+
+def _maybe(array: NDArray[Any] | None, dtype: str) -> WireArray | None:
+    return None if array is None else WireArray.of(array, dtype)
 
 
 def _from_wire(value: WireArray) -> Tensor:

@@ -1,7 +1,7 @@
 """What a rank answers its host (torch-free): tagged `msgspec.Struct`s, validated on arrival.
 
 `RankReady` once; then one answer a command, or `CommandFailure`. What a step has captured comes tensor by tensor
-(`CapturedTensor`) before the step's report, so that no frame holds more than one tensor.
+(`CapturedTensor`) before the report of the step or of a pause within it, so that no frame holds more than one tensor.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class LoadReport(Struct, frozen=True, tag="loaded"):
 
 
 class CapturedTensor(Struct, frozen=True, tag="captured"):
-    """One tensor that a step has left behind, sent before its `StepReport`."""
+    """One tensor that a step has left behind, sent before its `StepReport`, or before the `PauseReport` that tells
+    of it first."""
 
     tap: int
     seq: int
@@ -79,10 +80,23 @@ class StepReport(Struct, tag="step"):
     )  # put together by the host, in the order they came
 
 
-class PauseReport(Struct, frozen=True, tag="paused"):
-    """The rank stands still inside a pass."""
+class PausedSequence(Struct, frozen=True):
+    """What a paused pass reads of a sequence."""
+
+    seq: int
+    ids: list[int]
+    positions: list[int]
+
+
+class PauseReport(Struct, tag="paused"):
+    """The rank stands still inside a pass. `stats` [taps, statistics] and `checksums` [taps] are those of the taps that
+    have passed, the one that it stands at included (NaN and 0 for the others); `tensors` came since the last pause."""
 
     pause: Pause
+    sequences: list[PausedSequence]
+    stats: WireArray | None = None
+    checksums: WireArray | None = None
+    tensors: list[CapturedTensor] = field(default_factory=list)
 
 
 class StepAbandoned(Struct, frozen=True, tag="abandoned"):

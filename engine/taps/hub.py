@@ -103,6 +103,7 @@ class TapHub:
         self.pauser: Pauser | None = None
         self.ledger = StatisticsLedger(len(specs))
         self._captured: list[Captured] = []
+        self._told = 0  # how many of those were handed out at pauses of this pass
         self._windows = {
             self.places[f"layers.{i}.attn.scores"]: model.windows[i] if model.windows else None
             for i in range(model.num_layers)
@@ -125,8 +126,8 @@ class TapHub:
 
     def begin(self, batch: Batch) -> None:
         """A forward pass starts."""
-        self._batch = batch
-        self._captured = []
+        self.batch = batch
+        self._captured, self._told = [], 0
         if self.pauser:
             self.pauser.begin(batch)
 
@@ -136,19 +137,19 @@ class TapHub:
         self._apply_patches(index, x, sequence, after=False)
         masked = 0 if sequence is None else self.masked(index, x)
         if self.pauser is not None:
-            before = self.patches
+            before, self._standing = self.patches, (index, x, sequence, masked)
             self.pauser.at(index, x, sequence, masked)
             if self.patches is not before:  # given while paused here
                 self._apply_patches(index, x, sequence, after=False)
         if self.policy.statistics:
             self.ledger.add(index, x, masked)
         if index in self.policy.tensors:
-            self._capture(index, x, sequence, self.policy.tensors[index])
+            self._captured += self._cut(index, x, sequence)
         self._apply_patches(index, x, sequence, after=True)
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
-        """The pass is over: statistics [taps, 8], checksums [taps], captured tensors."""
-        captured, self._captured = self._captured, []
+        """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has told of."""
+        captured, self._captured = self._captured[self._told :], []
         if not self.policy.statistics:
             return None, None, captured
         stats, checksums = self.ledger.close()
@@ -159,20 +160,36 @@ class TapHub:
         self.ledger.clear()
         self._captured = []
 
+    def so_far(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
+        """While paused: statistics and checksums of what has passed, the tap paused at included, and the tensors
+        captured since the last pause. A patch may still overwrite the tensor paused at, so it is told of again."""
+        index, x, sequence, masked = self._standing
+        new = self._captured[self._told :]
+        self._told += sum(one.tap != index for one in new)
+        if index in self.policy.tensors:
+            new += self._cut(index, x, sequence)
+        if not self.policy.statistics:
+            return None, None, new
+        return *self.ledger.table_with(index, x, masked), new
+
     def parts(self, index: int, x: Tensor, sequence: int | None) -> list[tuple[int, Tensor]]:
         """x cut into the batch's sequences, as (sequence id, tensor) pairs."""
-        spans = self._batch.spans
+        spans = self.batch.spans
         if sequence is not None:
             return [(spans[sequence].seq, x)]
         if self.specs[index].name == "logits":  # one row a sequence
             return [(span.seq, x[i : i + 1]) for i, span in enumerate(spans)]
         return [(span.seq, x[span.start : span.stop]) for span in spans]
 
-    def _capture(self, index: int, x: Tensor, sequence: int | None, cut: Cut) -> None:
+    def _cut(self, index: int, x: Tensor, sequence: int | None) -> list[Captured]:
+        """What the policy keeps of a tensor."""
+        cut = self.policy.tensors[index]
         token_axis = 1 if index in self._windows or index - 1 in self._windows else 0
+        found = []
         for seq, part in self.parts(index, x, sequence):
             kept = part if cut == "full" else part.narrow(token_axis, part.shape[token_axis] - 1, 1)
-            self._captured.append(Captured(index, seq, kept.clone(), cut))
+            found.append(Captured(index, seq, kept.clone(), cut))
+        return found
 
     def _apply_patches(self, index: int, x: Tensor, sequence: int | None, *, after: bool) -> None:
         for patch in self.patches:

@@ -43,11 +43,30 @@ class StatisticsLedger:
             self._order[key].append(entry)
 
     def close(self) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
-        """Statistics [taps, 8] and checksums [taps] of the step (NaN and 0 where a tap did not run);
-        the ledger is empty again."""
+        """The table of the step, which is over; the ledger is empty again."""
+        table = self.table()
+        self.clear()
+        return table
+
+    def table_with(
+        self, tap: int, x: Tensor, masked: int = 0
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+        """The table as it would be with tensor x at `tap`, which is not recorded yet."""
+        self.add(tap, x, masked)
+        table = self.table()
+        del self._taps[-1], self._masked[-1]
+        if self._measured.pop(len(self._taps), None) is None:
+            key = (x.numel(), x.dtype)
+            del self._deferred[key][-1], self._order[key][-1]
+        return table
+
+    def table(self) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+        """Statistics [taps, 8] and checksums [taps] so far: NaN and 0 where a tap has not run."""
         entries = len(self._taps)
         parts, sums = np.zeros((entries, 8)), np.zeros(entries, dtype=np.int64)
         for key, tensors in self._deferred.items():
+            if not tensors:
+                continue
             rows = torch.stack([x.reshape(-1) for x in tensors])
             where = self._order[key]
             parts[where], sums[where] = measure(rows).cpu().numpy(), checksum(rows).cpu().numpy()
@@ -65,7 +84,6 @@ class StatisticsLedger:
                 mine = np.flatnonzero(taps == tap)
                 stats[tap] = statistics(merge(parts[mine])[None])[0]
                 checksums[tap] = _chain(sums[mine].view(np.uint64))
-        self.clear()
         return stats, checksums
 
     def clear(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sessions.errors import damaged
 from sessions.format import blobs, codec, read_rows
@@ -42,17 +42,20 @@ def ever(archive: Archive, taps: Sequence[Tap], segments: Sequence[tuple[int, in
 
 
 def stored(
-    archive: Archive, tap: Tap, owner: int, first: int, stop: int, seq: int
-) -> dict[int, tuple[tuple[int, str, int], ...]]:
-    """What was captured of a tap at the steps from `first` to before `stop` of the branch `owner`: (rank, slice, blob)
+    archive: Archive, tap: Tap, segments: Sequence[tuple[int, int, int]], steps: range, seq: int
+) -> dict[int, Hashable]:
+    """What was captured of a tap at those of `steps` that lie in the segments (owner, first, stop): (rank, slice, blob)
     of each part by step. Blobs never change: equal parts are equal bits."""
     found: dict[int, list[tuple[int, str, int]]] = {}
-    for _, step, _, _, rank, slice_, blob in archive.rows(
-        "tensors",
-        "WHERE branch = ? AND step >= ? AND step < ? AND tap = ? AND seq = ? ORDER BY step, rank, slice",
-        *(owner, first, stop, tap.index, seq),
-    ):
-        found.setdefault(step, []).append((rank, read_rows.text(slice_, "tensors"), blob))
+    for owner, first, stop in segments:
+        if first >= steps.stop or steps.start >= stop:
+            continue
+        for _, step, _, _, rank, slice_, blob in archive.rows(
+            "tensors",
+            "WHERE branch = ? AND step >= ? AND step < ? AND tap = ? AND seq = ? ORDER BY step, rank, slice",
+            *(owner, max(first, steps.start), min(stop, steps.stop), tap.index, seq),
+        ):
+            found.setdefault(step, []).append((rank, read_rows.text(slice_, "tensors"), blob))
     return {step: tuple(parts) for step, parts in found.items()}
 
 
@@ -86,7 +89,8 @@ def one(
 def _rows(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
     """The rows of all tensors of a step. They are read together: only then is one that is missing found."""
     found = archive.rows("tensors", _OF_STEP, owner, step, where=where)
-    number = archive.rows("steps", _OF_STEP, owner, step, where=where)[0][-1]
+    heads = archive.rows("steps", _OF_STEP, owner, step, where=where)
+    number = (heads or archive.rows("in_flight", _OF_STEP, owner, step, where=where))[0][-1]
     if number not in (None, len(set(found))):
         raise damaged(where, f"{len(set(found))} of {number} tensors are there")
     return found

@@ -36,6 +36,7 @@ _PLACES: Final = {
     "tensors": "tensor of tap {tap} on rank {rank}, step {step} of branch {branch}, sequence {seq}",
     "events": "event {id}",
     "verdicts": "verdict on {tap!r}, step {step} of branch {branch}",
+    "in_flight": "step in flight {step} of branch {branch}",
     "totals": "number of rows of {name!r}",
 }
 

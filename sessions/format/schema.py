@@ -14,6 +14,8 @@
     tensors     which blob a tap was on a rank for a sequence at a step
     events      commands, stops, notes, in order: ids from 1 without a gap
     verdicts    what was judged; the newest judgement of a tap at a step stands
+    in_flight   the step that has stopped in its middle, where it stands and what has passed: arrays as in `recent`,
+                b"": none; `tensors` is how many it has in that table. The whole step's rows replace it
     totals      for each table of COUNTED: its number of rows and the sum of their `crc`
 
 `crc` is in every row `rows.checksum` of the table's name and the row's other columns, keys included, so that a
@@ -21,7 +23,7 @@ row that is reached under another key is found too; of `blobs` without `data`, w
 missing is found by what counts it: `totals`, and in `steps` the bits of `arrays` (1 << kind), the number of
 `sequences` and the number of `tensors` of the step. `crc` protects from damage, not from a forger.
 
-Versions 1 and 2 had neither `crc` nor `totals`, `arrays`, `sequences` and `tensors`.
+Versions 1 and 2 had neither `crc` nor `totals`, `in_flight`, `arrays`, `sequences` and `tensors`.
 
 Tables only: no view, trigger, virtual table or generated column, and a reader refuses a file whose schema
 is not, to the letter, the one below.
@@ -104,6 +106,11 @@ TABLES: dict[str, str] = {
         " verdict TEXT NOT NULL, detail TEXT NOT NULL, crc INTEGER NOT NULL,"
         " PRIMARY KEY (branch, step, tap)) WITHOUT ROWID"
     ),
+    "in_flight": (
+        "CREATE TABLE in_flight (branch INTEGER PRIMARY KEY, step INTEGER NOT NULL, place INTEGER NOT NULL,"
+        " sequences TEXT NOT NULL, stats BLOB NOT NULL, checksums BLOB NOT NULL, tensors INTEGER NOT NULL,"
+        " crc INTEGER NOT NULL)"
+    ),
     "totals": (
         "CREATE TABLE totals (name TEXT PRIMARY KEY NOT NULL, number INTEGER NOT NULL, crcs INTEGER NOT NULL,"
         " crc INTEGER NOT NULL) WITHOUT ROWID"
@@ -130,7 +137,7 @@ def objects(version: int) -> frozenset[tuple[str, str, str, str | None]]:
     """Everything that sqlite_schema may hold in a file of that version: (type, name, table, sql)."""
     tables = dict(TABLES)
     if version < PROTECTED_SINCE:
-        del tables["totals"]
+        del tables["totals"], tables["in_flight"]
         added = "|".join((*ADDED, "crc"))
         tables = {name: re.sub(rf", ({added}) INTEGER NOT NULL", "", sql) for name, sql in tables.items()}
     return frozenset(

@@ -11,7 +11,7 @@ from sessions import dtypes
 from sessions.format import blobs, chunks, codec, rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
-from sessions.records import SequenceStep, StepRecord, TensorRecord
+from sessions.records import SequenceStep, StepInFlight, StepRecord, TensorRecord
 
 
 def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:
@@ -64,7 +64,7 @@ def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
     return [rows for of_rank in sequence.kv_lens for rows in of_rank]
 
 
-def step_arrays(record: StepRecord, taps: int, ranks: int) -> dict[int, bytes]:
+def step_arrays(record: StepRecord | StepInFlight, taps: int, ranks: int) -> dict[int, bytes]:
     """The step's compressed arrays by kind; `ValueError` when their shape is not the session's."""
     arrays: dict[int, bytes] = {}
     for kind, array in ((STATS, record.stats), (CHECKSUMS, record.checksums)):

@@ -51,10 +51,10 @@ def _objects(connection: sqlite3.Connection) -> list[object]:
 def as_version(path: Path, version: int) -> Path:
     """Make of the session one of an earlier version: without checksums and totals."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for table in set(TABLES) - {"totals"}:
+        for table in set(TABLES) - {"totals", "in_flight"}:
             for column in ("crc", *(ADDED if table == "steps" else ())):
                 connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        connection.execute("DROP TABLE totals")
+        connection.executescript("DROP TABLE totals; DROP TABLE in_flight")
         connection.execute(f"PRAGMA user_version = {version}")
     return path
 

@@ -30,13 +30,13 @@ from engine.ranks.messages import (
 from engine.ranks.reports import PauseReport, StepOutcome, StepReport
 from engine.ranks.wire import WireArray
 from engine.run.sampling import Sampling
-from engine.taps.breaks import Pause, PauseSpec
+from engine.taps.breaks import PauseSpec
 from engine.taps.names import TapSpec, model_taps
 from sessions.records import StepRecord
 from workbench.inferior.patches import Patch
 from workbench.inferior.recorder import StepRecorder
 from workbench.inferior.state import Paused, SequenceState
-from workbench.inferior.step_record import misaligned, step_record
+from workbench.inferior.step_record import misaligned, step_in_flight, step_record
 from workbench.models.capture import STATS, Capture
 
 #: The rank program: it knows the whole fault catalogue.
@@ -166,6 +166,7 @@ class Inferior:
         """Break a paused pass off: it never happened."""
         self.client.call(AbandonStep())
         self.paused = None
+        self.recorder.abandoned()
 
     def read(self, place: int, seq: int = 0) -> list[WireArray]:
         """While paused: each rank's tensor at a tap that has passed in this pass."""
@@ -232,7 +233,7 @@ class Inferior:
         """Run on to the end of the pass or to a stop within it."""
         self.client.send(command)
         outcomes = self.client.collect(command, self.config.timeout_seconds, poll)
-        pauses = [one.pause for one in outcomes if isinstance(one, PauseReport)]
+        pauses = [one for one in outcomes if isinstance(one, PauseReport)]
         self.paused = self._stopped(pauses) if pauses else None
         if self.paused is not None:
             return self.paused
@@ -243,14 +244,19 @@ class Inferior:
         self.recorder.step(record, self.capture.budget_bytes)
         return record
 
-    def _stopped(self, pauses: Sequence[Pause]) -> Paused:
+    def _stopped(self, reports: Sequence[PauseReport]) -> Paused:
+        pauses = [report.pause for report in reports]
         first = pauses[0]
         if len(pauses) < self.config.tp or any(pause.place != first.place for pause in pauses):
             where = "; ".join(self.client.standing())
             self.client.close()
             raise RankError(f"the ranks stopped at different operations ({where}); the engine was ended")
+        flight = step_in_flight(self.step_number, reports, self.specs)
+        self.recorder.paused(flight, self.capture.budget_bytes)
         hit = tuple(rank for rank, pause in enumerate(pauses) if pause.here)
-        return Paused(first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses))
+        return Paused(
+            first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses), flight.stats
+        )
 
     def _advance(self, report: StepReport) -> None:
         for told in report.sequences:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
-from sessions.records import StepRecord, TensorRecord
+from sessions.records import StepInFlight, StepRecord, TensorRecord
 from workbench.inferior.token_recorder import TokenRecorder
 
 T = TypeVar("T")
@@ -34,6 +34,27 @@ class StepRecorder:
             tensors, dropped = fit(tensors, budget)
         whole = replace(record, tensors=(*tensors, *self.extra_tensors), dropped=dropped)
         self.guard(lambda: self._write(writer, branch, whole))
+
+    def paused(self, flight: StepInFlight, budget: int | None) -> None:
+        """Show what a pass that stands still has left behind so far; the record of the whole pass replaces it."""
+        writer, branch = self.writer, self.branch
+        if writer is None or branch is None:
+            return
+        tensors = flight.tensors if budget is None else fit(flight.tensors, budget)[0]
+        shown = replace(flight, tensors=tensors)
+        self.guard(lambda: writer.in_flight(branch, shown))
+
+    def read_in_flight(self, branch: int, step: int, tensors: Sequence[TensorRecord]) -> None:
+        """Add tensors that were read from the pass that stands still."""
+        writer = self.writer
+        if writer is not None:
+            self.guard(lambda: writer.tensors(branch, step, tensors))
+
+    def abandoned(self) -> None:
+        """The pass that stood still was broken off."""
+        writer = self.writer
+        if writer is not None:
+            self.guard(writer.abandon_flight)
 
     def guard(self, write: Callable[[], T], otherwise: T | None = None) -> T | None:
         """What `write` returns; `otherwise` where it could not write, which ends the recording with a warning."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.run.sampling import Sampling
 
 
@@ -17,6 +20,8 @@ class Paused:
     breaks: tuple[int, ...]  # ids of the breaks that hit
     ranks: tuple[int, ...]  # ranks on which one hit
     names: tuple[Mapping[str, float], ...] = ()  # each rank's statistics of that tap, and where it stands
+    #: [taps, ranks, statistics] of what has passed by now (NaN: not yet); None where none are measured.
+    stats: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)

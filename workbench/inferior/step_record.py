@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.ranks.reports import CapturedTensor, StepReport
+from engine.ranks.reports import CapturedTensor, PauseReport, StepReport
 from engine.taps.names import TapSpec
-from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from sessions.records import SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 from workbench.views.cached_lengths import in_words, odd_lengths
 
 #: What the policy "last" keeps of a tensor [T, …], and of scores and probs [heads, T, K].
@@ -24,19 +25,36 @@ def taps_of(specs: Sequence[TapSpec]) -> list[Tap]:
 def step_record(step: int, reports: Sequence[StepReport], specs: Sequence[TapSpec]) -> StepRecord:
     """One forward pass, as all ranks told it."""
     first = reports[0]
-    stats = [report.stats.array for report in reports if report.stats is not None]
-    checksums = [report.checksums.array for report in reports if report.checksums is not None]
+    stats, checksums = _arrays(reports)
     return StepRecord(
         step=step,
         phase=first.phase,
         sequences=[_sequence(i, reports) for i in range(len(first.sequences))],
         wall_seconds=max(report.seconds for report in reports),
-        stats=np.stack(stats, axis=1) if stats else None,  # [taps, ranks, statistics]
-        checksums=np.stack(checksums, axis=1) if checksums else None,
-        tensors=[_tensor(one, rank, specs) for rank, report in enumerate(reports) for one in report.tensors],
+        stats=stats,
+        checksums=checksums,
+        tensors=tensors_of(reports, specs),
         free_blocks=first.free_blocks,
         used_blocks=first.used_blocks,
     )
+
+
+def step_in_flight(step: int, reports: Sequence[PauseReport], specs: Sequence[TapSpec]) -> StepInFlight:
+    """What a pass that stands still has left behind so far; its tensors are those captured since the last pause."""
+    stats, checksums = _arrays(reports)
+    return StepInFlight(
+        step=step,
+        place=reports[0].pause.place,
+        sequences=[SequenceStep(one.seq, one.ids, one.positions, ()) for one in reports[0].sequences],
+        stats=stats,
+        checksums=checksums,
+        tensors=tensors_of(reports, specs),
+    )
+
+
+def tensors_of(reports: Sequence[StepReport | PauseReport], specs: Sequence[TapSpec]) -> list[TensorRecord]:
+    """The tensors that came with the reports, as a session holds them."""
+    return [_tensor(one, rank, specs) for rank, report in enumerate(reports) for one in report.tensors]
 
 
 def misaligned(reports: Sequence[StepReport], record: StepRecord) -> str:
@@ -46,6 +64,15 @@ def misaligned(reports: Sequence[StepReport], record: StepRecord) -> str:
         if odd := odd_lengths(sequence, run):
             return f"sequence {told.seq}, step {record.step}: {run} tokens were run, the cache holds {in_words(odd)}"
     return ""
+
+
+def _arrays(
+    reports: Sequence[StepReport | PauseReport],
+) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None]:
+    """Statistics [taps, ranks, statistics] and checksums [taps, ranks]; None where they were not asked for."""
+    stats = [report.stats.array for report in reports if report.stats is not None]
+    sums = [report.checksums.array for report in reports if report.checksums is not None]
+    return np.stack(stats, axis=1) if stats else None, np.stack(sums, axis=1) if sums else None
 
 
 def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:

@@ -21,12 +21,12 @@ class Navigator:
 
     async def nearest(self, where: Where) -> Where:
         """The place, at the nearest step that its branch has."""
-        steps = await self.reader.ask(lambda source: source.session.steps(where.branch))
+        steps = await self.reader.ask(lambda source: source.reach(where.branch))
         return clamped(where, steps)
 
     async def last(self) -> Where | None:
         """The last step of the first branch; None while nothing was run."""
-        steps = await self.reader.ask(lambda source: source.session.steps(0))
+        steps = await self.reader.ask(lambda source: source.reach(0))
         return Where(step=steps.stop - 1) if len(steps) else None
 
     async def of_debugger(self, at: DebuggerState, where: Where, overview: Overview) -> Where:

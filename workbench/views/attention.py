@@ -42,7 +42,8 @@ class AttentionHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAttention:
-    """One layer at one step: all query heads, or the one asked for. `values[heads, queries, keys]` are of all; row i
+    """One layer at one step (the one before, where a step under way has not come to it): all query heads, or
+    the one asked for. `values[heads, queries, keys]` are of all; row i
     is the query at position `first_query + i`; -inf is a key that the mask hides. None with the reason in `missing`.
     `golden` has the same shape, or is None."""
 
@@ -68,7 +69,9 @@ def attention(
 ) -> LayerAttention:
     """The layer's `kind` ("probs" or "scores") at `where`, of all heads or of one. The rows of at most `rows` steps
     before are gathered in, up to `largest` elements. SessionError where the file is damaged."""
-    tap, found = f"layers.{layer}.attn.{kind}", LayerAttention(layer, where.step, where.seq, kind)
+    tap = f"layers.{layer}.attn.{kind}"
+    where = source.passed(where, tap)
+    found = LayerAttention(layer, where.step, where.seq, kind)
     values, first, missing = _gather(source, where, tap, rows, largest)
     if values is None:
         return replace(found, missing=missing)

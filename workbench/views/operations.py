@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.records import STATISTICS
+from sessions.records import STATISTICS, StepInFlight
 from sessions.session import Session
 from workbench.views.sentinels import not_finite
 from workbench.views.source import SessionSource
@@ -21,7 +21,11 @@ NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 @dataclass(frozen=True, slots=True, eq=False)
 class Operations:
     """One step. `stats[taps, ranks, 8]`; `agreement[taps]` is '=' equal where it must be, '≠' not, '' where
-    nothing must be equal; `past[steps, taps, ranks, 8]` are the steps before, this one last."""
+    nothing must be equal; `past[steps, taps, ranks, 8]` are the steps before, this one last.
+
+    `passed`: of a step that is under way the last tap that has passed, None for a step that is over. The statistics
+    of later taps are those of the step before (NaN where there is none).
+    """
 
     step: int
     stats: NDArray[np.float32] | None
@@ -31,15 +35,33 @@ class Operations:
     past: NDArray[np.float32] | None
     first_broken: int | None  # the first tap that holds NaN or Inf
     captured: frozenset[str]
+    passed: int | None = None
+
+    def has_passed(self, tap: int) -> bool:
+        """Whether what is told of a tap is of this very step."""
+        return self.passed is None or tap <= self.passed
+
+    def past_of(self, tap: int) -> NDArray[np.float32] | None:
+        """The tap's statistics [steps, ranks, 8] over the steps that have come to it."""
+        if self.past is None:
+            return None
+        return self.past[:, tap] if self.has_passed(tap) else self.past[:-1, tap]
 
     def broken(self, tap: int) -> bool:
         """Whether the tap holds NaN or Inf on any rank."""
-        return self.stats is not None and bool(not_finite(self.stats[tap : tap + 1]).any())
+        return (
+            self.stats is not None
+            and self.has_passed(tap)
+            and bool(not_finite(self.stats[tap : tap + 1]).any())
+        )
 
 
 def operations(source: SessionSource, where: Where, window: int = 24) -> Operations:
     """Every tap at `where`, with a window of past steps that ends there."""
     session = source.session
+    flight = source.under_way(where.branch, where.step)
+    if flight is not None:
+        return _under_way(source, where, window, flight)
     if where.step not in session.steps(where.branch):
         return Operations(where.step, None, None, (), {}, None, None, frozenset())
     stats = source.stats(where.step, where.branch)
@@ -53,6 +75,30 @@ def operations(source: SessionSource, where: Where, window: int = 24) -> Operati
         past=_past(source, where, window),
         first_broken=_first_broken(stats),
         captured=frozenset(key.tap for key in session.captured(where.step, where.branch)),
+    )
+
+
+def _under_way(source: SessionSource, where: Where, window: int, flight: StepInFlight) -> Operations:
+    """A step that has stopped in its middle: what has passed, and the step before for what has not."""
+    session, before = source.session, replace(where, step=where.step - 1)
+    there = before.step in session.steps(where.branch)
+    past = _past(source, before, window - 1) if there else None
+    stats = flight.stats
+    if stats is not None and there and (older := source.stats(before.step, where.branch)) is not None:
+        stats = stats.copy()
+        stats[flight.place + 1 :] = older[flight.place + 1 :]
+    if past is not None and flight.stats is not None:
+        past = np.concatenate([past, flight.stats[None]])
+    return Operations(
+        step=where.step,
+        stats=stats,
+        checksums=flight.checksums,
+        agreement=tuple(_MARKS[one] for one in agreement(session, flight.checksums)),
+        judged={},
+        past=past,
+        first_broken=_first_broken(flight.stats),
+        captured=frozenset(key.tap for key in session.captured(where.step, where.branch)),
+        passed=flight.place,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.taps.names import count_layers
+from sessions.records import StepInFlight
 from sessions.state import State, state_of
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
@@ -51,6 +52,7 @@ class Present:
     sequences: tuple[int, ...]
     verdict: str | None  # the worst of this step; None: nothing judged
     first_wrong: str | None
+    stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
 
 
 def overview(source: SessionSource) -> Overview:
@@ -75,9 +77,12 @@ def overview(source: SessionSource) -> Overview:
 
 def present(source: SessionSource, where: Where) -> Present | None:
     """The present step of a branch; None while it has none."""
-    steps = source.session.steps(where.branch)
+    steps = source.reach(where.branch)
     if where.step not in steps:
         return None
+    flight = source.under_way(where.branch, where.step)
+    if flight is not None:
+        return _under_way(source, where, flight)
     record = source.record(where.step, where.branch)
     sequence = source.sequence(where.step, where.branch, where.seq)
     judged = judged_at(source.session, where.branch, where.step)
@@ -96,4 +101,21 @@ def present(source: SessionSource, where: Where) -> Present | None:
         sequences=tuple(s.seq for s in record.sequences),
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
+    )
+
+
+def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:
+    sequence = source.sequence(where.step, where.branch, where.seq)
+    return Present(
+        steps=source.reach(where.branch),
+        phase="under way",
+        position=sequence.positions[-1] if sequence and len(sequence.positions) else None,
+        tokens_per_second=None,
+        emitted=None,
+        probability=None,
+        entropy=None,
+        sequences=tuple(s.seq for s in flight.sequences),
+        verdict=None,
+        first_wrong=None,
+        stopped_at=clean(source.session.taps[flight.place].name, limit=120),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sessions.errors import SessionError
 from sessions.layouts import Rebuilt
 from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepRecord
+from sessions.records import SequenceStep, StepInFlight, StepRecord
 from sessions.session import Session
 from workbench.paths import golden_directory
 from workbench.views.golden_event import last_golden_event
@@ -65,6 +66,25 @@ class SessionSource:
         self._stats.move_to_end(key)
         return self._stats[key]
 
+    def under_way(self, branch: int, step: int | None = None) -> StepInFlight | None:
+        """The step of a branch that stands still in its middle, if there is one (and it is `step`)."""
+        found = self.session.in_flight()
+        if found is None or found[0] != branch or step not in (None, found[1].step):
+            return None
+        return found[1]
+
+    def passed(self, where: Where, tap: str = "") -> Where:
+        """`where`, or the step before it where that one is under way and has not come to the tap (none: to its end)."""
+        flight = self.under_way(where.branch, where.step)
+        if flight is None or (self.session.has_tap(tap) and self.session.tap(tap).index <= flight.place):
+            return where
+        return replace(where, step=where.step - 1)
+
+    def reach(self, branch: int) -> range:
+        """The steps of a branch that can be looked at: those recorded, and the one that is under way."""
+        steps = self.session.steps(branch)
+        return steps if self.under_way(branch, steps.stop) is None else range(steps.start, steps.stop + 1)
+
     def record(self, step: int, branch: int) -> StepRecord:
         """What happened at a step."""
         key = (branch, step)
@@ -76,8 +96,9 @@ class SessionSource:
         return self._records[key]
 
     def sequence(self, step: int, branch: int, seq: int) -> SequenceStep | None:
-        """What a step did to one sequence; None if it took no part."""
-        return next((s for s in self.record(step, branch).sequences if s.seq == seq), None)
+        """What a step did to one sequence, or what it reads while it is under way; None if it takes no part."""
+        told = self.under_way(branch, step) or self.record(step, branch)
+        return next((s for s in told.sequences if s.seq == seq), None)
 
     def back_from(self, tap: str, where: Where, first: int) -> Iterator[tuple[int, Rebuilt]]:
         """(step, the tap rebuilt) from `where` back to step `first`; what was read before is not read again."""

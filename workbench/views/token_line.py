@@ -109,9 +109,10 @@ class TokenLines:
             self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
             growing.next_step += 1
         complete = growing.next_step >= steps.stop
-        return TokenLine(
-            TokenRow.of(growing.cells), growing.prompt, complete, growing.skipped, tuple(growing.fed)
-        )
+        cells = growing.cells
+        if complete and source.under_way(branch, steps.stop) is not None:
+            cells = [*cells, TokenCell("…", steps.stop)]
+        return TokenLine(TokenRow.of(cells), growing.prompt, complete, growing.skipped, tuple(growing.fed))
 
     def _read(
         self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]

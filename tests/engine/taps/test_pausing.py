@@ -216,3 +216,48 @@ def test_an_interrupt_stops_all_ranks_at_one_operation(engine: Engine) -> None:
         found.append(Pass(reports, engine.specs).checksums)
     assert interrupted > 0
     assert (np.stack(found) == expected).all()
+
+
+def test_a_pause_tells_what_has_passed(engine: Engine) -> None:
+    """At every operation: the statistics, checksums and tensors of the taps up to it, as the finished pass has them."""
+    engine.capture("layers.0.attn.probs", "layers.1.attn.q_proj", "logits", statistics=True)
+    told: dict[int, list[PauseReport]] = {}
+    reports = engine.client.call(RunStep(pause=PauseSpec("operation")))
+    while isinstance(reports[0], PauseReport):
+        told[reports[0].pause.place] = reports
+        reports = engine.client.call(ResumeStep(PauseSpec("operation")))
+    assert list(told) == list(range(len(engine.specs)))
+    for place, pauses in told.items():
+        for report, whole in zip(pauses, reports, strict=True):
+            for found, final in ((report.stats, whole.stats), (report.checksums, whole.checksums)):
+                assert found is not None
+                assert final is not None
+                np.testing.assert_array_equal(found.array[: place + 1], final.array[: place + 1])
+            assert np.isnan(report.stats.array[place + 1 :]).all()
+            assert not report.checksums.array[place + 1 :].any()
+            assert [one.ids for one in report.sequences] == [PROMPT]
+            assert [one.positions for one in report.sequences] == [list(range(len(PROMPT)))]
+            known = {one.tap for one in whole.tensors}
+            # What it stood at before may have been patched since, and comes again.
+            assert {one.tap for one in report.tensors} == known & {place - 1, place}
+    for rank, whole in enumerate(reports):
+        assert [engine.specs[one.tap].name for one in whole.tensors] == [
+            "layers.0.attn.probs", "layers.1.attn.q_proj", "logits",
+        ]  # fmt: skip
+        for one in whole.tensors:
+            seen = next(found for found in told[one.tap][rank].tensors if found.tap == one.tap)
+            np.testing.assert_array_equal(seen.value.array, one.value.array)
+
+
+def test_a_pause_tells_what_was_captured_since_the_last_one(engine: Engine) -> None:
+    engine.capture("layers.*.attn.probs", statistics=False)
+    places = {spec.name: i for i, spec in enumerate(engine.specs)}
+    probs = [places[f"layers.{i}.attn.probs"] for i in range(3)]
+    (first, *_) = engine.client.call(RunStep(pause=PauseSpec("place", probs[1])))
+    assert (first.stats, first.checksums) == (None, None)
+    assert [one.tap for one in first.tensors] == probs[:2]
+    (second, *_) = engine.client.call(ResumeStep(PauseSpec("place", places["logits"])))
+    assert [one.tap for one in second.tensors] == probs[
+        1:
+    ]  # the one it stood at could still have been patched
+    assert [one.tap for one in resume(engine).reports[0].tensors] == probs

@@ -13,15 +13,20 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from sessions.records import STATISTICS
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of
 from workbench.debugger.host import client
+from workbench.export.numbers import number
 from workbench.tui import routes
 from workbench.tui.app import LockstepApp
 from workbench.tui.drivers.live import LiveDriver
 from workbench.tui.screens.starting import StartingScreen
+from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.views.attention import attention
+from workbench.views.operations import operations
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
         await press(pilot, "n", "n", "n")
         assert _screen(pilot).where.step == 3
         await press(pilot, "s", "i")
-        assert any("in step 4 at layers.0" in line for line in text_of(pilot))
+        assert any("step 4/4" in line and "at layers.0" in line for line in text_of(pilot))
         await press(pilot, "N")
         assert _screen(pilot).where.step < 4
         await press(pilot, "x")
@@ -278,3 +283,59 @@ async def test_while_ranks_are_awaited_strangers_are_told_of(
         assert isinstance(app.screen, StartingScreen)
         await press(pilot, "escape")
     assert app.return_value == 130
+
+
+async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
+    model: Path, tmp_path: Path
+) -> None:
+    """The values are those of the operations that have passed; what has not is dimmed and says whose it is."""
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n")
+        await press(pilot, *"iiii")  # embed, attn_norm, q_proj, k_proj of step 3
+        lines = text_of(pilot)
+        assert "step 3/3" in lines[0]
+        assert "at layers.0.attn.k_proj" in lines[0]
+        assert _screen(pilot).where.step == 3
+        passed = await _screen(pilot).reader.ask(operations, _screen(pilot).where)
+        assert passed.passed == 3
+        row = next(line for line in lines if "▸   attn.k_proj" in line)
+        shown = number(float(passed.stats[3, 0, STATISTICS.index("rms")]))
+        assert shown in row
+        assert f"({shown})" not in row
+        later = next(line for line in lines if "attn.v_proj" in line)
+        before = await _screen(pilot).reader.ask(lambda source: source.stats(2, 0))
+        assert f"({number(float(before[4, 0, STATISTICS.index('rms')]))})" in later
+        await press(pilot, "enter")  # the tensor of the operation just passed, without finishing the step
+        assert any("k_proj" in line for line in text_of(pilot))
+        assert isinstance(pilot.app.screen, TensorScreen)
+        await press(pilot, "escape")
+        assert _driver(pilot).at.tap == "layers.0.attn.k_proj"
+        await press(pilot, "n")
+        assert _screen(pilot).where.step == 3
+        whole = await _screen(pilot).reader.ask(operations, _screen(pilot).where)
+        assert whole.passed is None
+        assert (whole.stats[:4] == passed.stats[:4]).all(), "what was shown inside is what was recorded"
+
+
+async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
+    model: Path, tmp_path: Path
+) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n", "2")
+        screen = _screen(pilot)
+        await enter(pilot, "colon", "until layers.1.attn.probs")
+        assert screen.where.step == 3
+        pane = screen.front
+        assert pane.snapshot.step == 3
+        assert (pane.snapshot.layer, pane.snapshot.values is not None) == (1, True)
+        inside = pane.snapshot.values[:, -1].copy()
+        assert "of step" not in str(pane.border_subtitle)
+        await press(pilot, "full_stop")  # the next layer has not passed
+        assert (pane.snapshot.layer, pane.snapshot.step) == (2, 2)
+        assert "of step 2: step 3 has not come here yet" in str(pane.border_subtitle)
+        await press(pilot, "3")
+        assert "of step 2: step 3 has not come here yet" in str(screen.front.border_subtitle)
+        await enter(pilot, "colon", "goto 3")
+        await press(pilot, "2")
+        attended = await screen.reader.ask(attention, screen.where, 1)
+        assert (attended.values[:, -1] == inside).all()

@@ -111,12 +111,11 @@ class Executor:
             parts = self.inferior.read(place, seq)
         except RequestError:
             return None
-        found = {}
-        for rank, one in enumerate(parts):
-            found[rank] = one.numbers
-            tap = self.timeline.places.names[place]
-            self._read.append(TensorRecord(tap, rank, seq, one.array, one.dtype))
-        return found
+        tap = self.timeline.places.names[place]
+        read = [TensorRecord(tap, rank, seq, one.array, one.dtype) for rank, one in enumerate(parts)]
+        self._read += read
+        self.inferior.recorder.read_in_flight(self.flight.branch, self.flight.step, read)
+        return {rank: one.numbers for rank, one in enumerate(parts)}
 
     def _fly(self, branch: int, step: int, go: Callable[[], StepRecord | Paused]) -> Flight | StepRecord:
         self.inferior.recorder.branch = branch

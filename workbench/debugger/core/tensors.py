@@ -46,7 +46,7 @@ def parts_of(
     flight = debugger.flight
     if flight is not None and flight.step == step:
         if place > flight.stopped.place:
-            raise CommandError(f"{tap} has not passed yet in step {step}: `until {tap}` runs to it")
+            raise _not_passed(debugger, place, step)
         found = debugger.engine.read(place, seq)
         if found is not None:
             return Parts(tap, step, found, "", "live")
@@ -121,10 +121,14 @@ def statistics_at(debugger: Debugger, place: int) -> list[list[float]]:
     at = require_step(debugger)
     flight = debugger.flight
     if flight is not None and at.step == flight.step:
-        if place == flight.stopped.place:
-            return [[float(names[name]) for name in STATISTICS] for names in flight.stopped.names]
-        debugger.engine.land()
-    stats = debugger.timeline.stats(at.branch, at.step)
+        stopped = flight.stopped
+        if place > stopped.place:
+            raise _not_passed(debugger, place, at.step)
+        if place == stopped.place:  # measured there with statistics off, too
+            return [[float(names[name]) for name in STATISTICS] for names in stopped.names]
+        stats = stopped.stats
+    else:
+        stats = debugger.timeline.stats(at.branch, at.step)
     if stats is None:
         raise NotCaptured("statistics were not recorded: run with `--capture stats`")
     return [[float(value) for value in row] for row in stats[place]]
@@ -134,6 +138,11 @@ def weight_of(debugger: Debugger, name: str) -> dict[int, NDArray[Any]]:
     """Each rank's share of a parameter, by its checkpoint name. Live only."""
     reports = debugger.engine.inferior.client.call(ReadWeight(name))
     return {rank: report.value.numbers for rank, report in enumerate(reports)}
+
+
+def _not_passed(debugger: Debugger, place: int, step: int) -> CommandError:
+    tap = debugger.timeline.places.names[place]
+    return CommandError(f"{tap} has not passed yet in step {step}: `until {tap}` runs to it")
 
 
 def _recorded(debugger: Debugger, tap: str, step: int, seq: int, branch: int, whole: bool) -> Parts | None:

@@ -64,6 +64,8 @@ both tokens and the value. Pixels take the strongest element under them.
     AttentionPane > TextBlock { height: 2; }
     """
 
+    UNDER_WAY = True
+
     mode: reactive[str] = reactive("heads")
     kind: reactive[str] = reactive("probs")
     difference: reactive[bool] = reactive(False)
@@ -97,6 +99,7 @@ both tokens and the value. Pixels take the strongest element under them.
     def answer(self, snapshot: LayerAttention) -> None:
         """Show the layer."""
         self.snapshot = snapshot
+        self.shows(snapshot.step)
         if snapshot.values is None:
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured.\n\n"

@@ -22,6 +22,7 @@ from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.overview import Overview
+from workbench.views.source import SessionSource
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
 
@@ -41,6 +42,8 @@ class Pane(PaintedWidget):
     SHORT: ClassVar[str] = ""  # the title where it is narrow
     HELP: ClassVar[str] = ""
     HINTS: ClassVar[tuple[KeyHint, ...]] = ()
+    #: Whether it shows a step that is under way; else it shows the step before, and says so.
+    UNDER_WAY: ClassVar[bool] = False
 
     overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
     where: var[Where] = var(Where())
@@ -143,14 +146,25 @@ class Pane(PaintedWidget):
     @work(exclusive=True, group="look")
     async def _look(self) -> None:
         function, arguments = self.question()
+        where = self.where
         try:
-            self.answer(await self.reader.ask(function, self.where, *arguments))
+            if not self.UNDER_WAY:
+                where = await self.reader.ask(SessionSource.passed, where)
+            self.shows(where.step)
+            self.answer(await self.reader.ask(function, where, *arguments))
         except SessionError as error:
             self.empty(clean(str(error), limit=400))
         except Exception as error:
             # What was shown before is of another place. The outer net tells of the rest.
             self.empty(f"This cannot be shown: {clean(f'{type(error).__name__}: {error}', limit=200)}")
             raise
+
+    def shows(self, step: int) -> None:
+        """Say of which step the content is, where that is not the present one."""
+        older = step != self.where.step
+        self.border_subtitle = (
+            f"of step {step}: step {self.where.step} has not come here yet" if older else ""
+        )
 
     def empty(self, text: str) -> None:
         """Show `text` instead of the content: what is missing and the key that fills the pane."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
@@ -41,6 +42,7 @@ Every tap of the present step, from the embedding to the logits.
 A row shows one statistic of the tap on each rank, whether ranks that must hold the same bits do
 (= or ≠), the tap's layout, the golden reference's verdict, and the statistic over the last steps.
 NaN and Inf are counted in place of the statistic; ● marks the first operation that holds any.
+In a step that is under way, what has not passed yet is dimmed: (0.999) is the step before's.
 
   /      filter by name            t      another statistic
   enter  open the tensor           R      one rank, or all
@@ -50,6 +52,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         KeyHint("/", "filter", "slash"),
         KeyHint("t", "statistic", "t"),
     )
+    UNDER_WAY = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "statistic", "Another statistic"),
     ]
@@ -124,7 +127,7 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         ranks = range(snapshot.stats.shape[1]) if self.where.rank is None else [self.where.rank]
         return [
             (mark, "wrong" if mark == "●" else "accent"),
-            (label, "wrong" if row == snapshot.first_broken else "text"),
+            (label, _label_role(snapshot, row)),
             *(self._statistic_cell(row, rank) for rank in ranks),
             (agreement, "wrong" if agreement == "≠" else "faint"),
             (layout_text(name, overview.layouts[row]), "quiet"),
@@ -136,6 +139,9 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
         assert self.snapshot is not None
         assert self.snapshot.stats is not None
         row = self.snapshot.stats[tap, rank]
+        if not self.snapshot.has_passed(tap):
+            value = float(row[STATISTICS.index(self.statistic)])
+            return "not yet" if np.isnan(value) else f"({number(value)})", "faint"
         role = "wrong" if tap == self.snapshot.first_broken else "worn"
         if row[NAN] > 0:
             return f"NaN {count(row[NAN])}", role
@@ -147,12 +153,12 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
 
     def _past(self, tap: int) -> str:
         assert self.snapshot is not None
-        past = self.snapshot.past
+        past = self.snapshot.past_of(tap)
         if past is None:
             return ""
         rank = self.where.rank or 0
-        broken = past[:, tap, rank, NAN] + past[:, tap, rank, INF] > 0
-        values = past[:, tap, rank, STATISTICS.index(self.statistic)]
+        broken = past[:, rank, NAN] + past[:, rank, INF] > 0
+        values = past[:, rank, STATISTICS.index(self.statistic)]
         return sparkline([float("nan") if bad else float(v) for v, bad in zip(values, broken, strict=True)])
 
     def _tell(self) -> None:
@@ -205,6 +211,12 @@ NaN and Inf are counted in place of the statistic; ● marks the first operation
             for rank in range(overview.ranks)
         )
         return Table(f"operations of step {snapshot.step}", ("tap", "layout", "rank", *STATISTICS), rows)
+
+
+def _label_role(snapshot: Operations, tap: int) -> str:
+    if tap == snapshot.first_broken:
+        return "wrong"
+    return "text" if snapshot.has_passed(tap) else "faint"
 
 
 def _rank_column(rank: int, place: int, statistic: str) -> GridColumn:

@@ -62,6 +62,8 @@ def step_facts(present: Present | None) -> Facts:
     """What the present step did, when nothing more urgent is to be said."""
     if present is None:
         return ((Fact("no steps yet", "quiet"),), ())
+    if present.stopped_at:
+        return ((Fact(f"under way: stopped at {present.stopped_at}", "accent"),), ())
     told = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")
     figures = []
     if present.probability is not None:

@@ -46,6 +46,6 @@ class TensorOpener:
 
 def _is_captured(source: SessionSource, where: Where) -> bool:
     names = source.session.taps
-    if where.step not in source.session.steps(where.branch):
+    if where.step not in source.reach(where.branch):
         return False
     return any(key.tap == names[where.tap].name for key in source.session.captured(where.step, where.branch))

@@ -29,6 +29,8 @@ class Inspector(TextBlock):
             [],
             [(" " * 9, "quiet"), *((f"{f'rank {rank}':>9}", f"rank{rank % 4}") for rank in shown)],
         ]
+        if not operations.has_passed(where.tap):
+            lines[1:1] = [[(f"not yet in step {where.step}: of step {where.step - 1}", "accent")]]
         stats = operations.stats[where.tap]
         for column, statistic in enumerate(STATISTICS):
             values = [float(stats[rank, column]) for rank in shown]
@@ -41,7 +43,7 @@ class Inspector(TextBlock):
                     *((f"{text:>9}", "wrong" if wrong else "text") for text in texts),
                 ]
             )
-        if operations.checksums is not None:
+        if operations.checksums is not None and operations.has_passed(where.tap):
             sums = [f"{int(value) & 0xFFFFFF:06x}" for value in operations.checksums[where.tap][list(shown)]]
             agreement = operations.agreement[where.tap]
             role = "wrong" if agreement == "≠" else "quiet"
@@ -54,11 +56,12 @@ class Inspector(TextBlock):
         self.show(lines)
 
     def _past(self, where: Where, operations: Operations) -> list[TextLine]:
-        if operations.past is None:
+        past = operations.past_of(where.tap)
+        if past is None:
             return []
         rows: list[TextLine] = []
         for statistic in ("rms", "absmax", "mean"):
-            values = operations.past[:, where.tap, where.rank or 0, STATISTICS.index(statistic)]
+            values = past[:, where.rank or 0, STATISTICS.index(statistic)]
             rows.append([(f"{statistic:<9}", "quiet"), (sparkline([float(v) for v in values]), "trace")])
         return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.parallel.operations import OpKind
 from engine.ranks.messages import ChecksumCache
 from engine.run.sampling import Sampling
 from tests.workbench.debugger.conftest import Engines, Live, finish, texts
@@ -208,6 +210,8 @@ def test_going_back_reads_and_does_not_run(live: Live) -> None:
     debugger.execute("next 5")
     assert debugger.executor is not None
     board = debugger.executor.inferior.client.board
+    while board.latest(0).kind is not OpKind.IDLE:  # the answer comes a moment before the rank is idle
+        time.sleep(0.01)
     before = board.latest(0).number
     texts(
         debugger,
