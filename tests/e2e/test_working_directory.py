@@ -266,7 +266,7 @@ def test_a_replay_on_screen_runs_nothing_of_it(folder: Folder) -> None:
 @pytest.mark.slow
 def test_a_rank_of_a_host_that_listens_runs_nothing_of_it(folder: Folder) -> None:
     listen = f"127.0.0.1:{_free_port()}"
-    key = {"LOCKSTEP_KEY": "k" * 32}
+    key = {"LOCKSTEP_KEY": "0123456789abcdef" * 4}
     group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     host = folder.start(("generate", ".", "--ids", "1,5", "--max-tokens", "2", "--listen", listen), **key)

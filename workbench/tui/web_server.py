@@ -95,8 +95,8 @@ class OwnersServer(Server):
     def _check_room(self) -> None:
         if len(self.visits) >= self._most:
             raise web.HTTPServiceUnavailable(
-                text=f"lockstep web: {self._most} visitors are in, and no more may be. Close the screens in another "
-                "tab and load this page again, or start lockstep web with more --visitors.\n"
+                text=f"lockstep web: as many visitors are in as --visitors allows ({self._most}). Close the screens in "
+                "another tab and load this page again, or start lockstep web with more.\n"
             )
 
     async def handle_index(self, request: web.Request) -> web.StreamResponse:

@@ -119,7 +119,7 @@ async def test_as_many_visitors_as_allowed(client: Any, server: OwnersServer) ->
     second = await client.ws_connect(f"{server.path}ws")
     async with client.get(server.path) as answer:
         assert answer.status == 503
-        assert "2 visitors are in" in await answer.text()
+        assert "--visitors allows (2)" in await answer.text()
     with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
         await client.ws_connect(f"{server.path}ws")
     await first.close()
