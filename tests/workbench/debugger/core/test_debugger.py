@@ -88,6 +88,9 @@ def test_a_rank_that_died_meanwhile_is_told_before_the_next_command(
         debugger.execute("info breakpoints")
     assert exit_code(info.value) == 5
     assert last_operations(info.value) == ["  rank 0, last operations: the gather of the logits → rest"]
+    debugger.session.refresh()
+    (event,) = debugger.session.events(kind="error")
+    assert event.data["last_operations"] == [["the gather of the logits", "rest"]]
     told = debugger.execute("info ranks")
     assert isinstance(told, TableResult)
     assert (told.title, told.rows) == (str(info.value), [[0, "the gather of the logits"], [0, "rest"]])
