@@ -65,7 +65,7 @@ class Message(Result):
 
 @dataclass(frozen=True)
 class TableResult(Result):
-    """Rows under headings."""
+    """Rows under headings. A line break in a cell, which may be a stranger's, makes no line."""
 
     title: str
     columns: Sequence[str]
@@ -76,12 +76,12 @@ class TableResult(Result):
     def _text(self) -> str:
         if not self.rows:
             return f"{self.title}: {self.empty}" if self.title else self.empty
-        cells = [list(self.columns), *([cell(value) for value in row] for row in self.rows)]
+        cells = [list(self.columns), *([clean(cell(value)) for value in row] for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         lines = [
             "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
-        return "\n".join([*([self.title] if self.title else []), *lines])
+        return "\n".join([*([clean(self.title)] if self.title else []), *lines])
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Stop(Result):
         head = (
             f"{where}{branch}" if self.reason in ("step", "goto") else f"{self.description}: {where}{branch}"
         )
-        return "\n".join([head, *(one.to_text() for one in self.output)])
+        return "\n".join([clean(head), *(one.to_text() for one in self.output)])
 
     def to_json(self) -> JsonObject:
         return {
@@ -154,9 +154,10 @@ class TensorValue(Result):
     def _text(self) -> str:
         who = "" if self.rank is None else f" rank {self.rank}"
         shape = "×".join(map(str, self.array.shape)) or "scalar"
-        head = f"{self.tap}{self.index}{who}, step {self.step}: {shape} {self.array.dtype}"
+        tap = clean(self.tap)
+        head = f"{tap}{self.index}{who}, step {self.step}: {shape} {self.array.dtype}"
         if self.array.ndim == 0:
-            head = f"{self.tap}{self.index}{who}, step {self.step} = {number(float(self.array))}"
+            head = f"{tap}{self.index}{who}, step {self.step} = {number(float(self.array))}"
         else:
             shown = np.array2string(
                 self.array, threshold=_SHOWN, edgeitems=3, max_line_width=100, precision=6

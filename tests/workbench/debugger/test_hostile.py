@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 
 from engine.errors import EngineError
 from sessions import SessionError
+from tests.sessions.oddities import ODDITIES
 from tests.sessions.samples import put_meta, tamper
+from tests.sessions.strangers import usual, write
 from tests.workbench.debugger.host.test_replay import RECORDED
+from tests.workbench.harmless import stands
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import DebuggerError
 from workbench.debugger.host.replay import engine_config, open_replay, recorded_sequences
@@ -134,3 +138,29 @@ def test_whatever_an_event_says(path: Path, kind: str) -> None:
 def test_whatever_the_rows_say(path: Path, statement: str) -> None:
     tamper(path, statement, arguments=(EVIL,) if "?" in statement else ())
     harmless(path)
+
+
+@pytest.mark.parametrize(
+    "oddities",
+    [
+        ("nothing_in_sequences", "shape_6"),
+        ("no_sequences", "numbers_1"),
+        ("sequence_ids_0", "shape_8"),
+        ("name_10",),
+    ],
+    ids=" ".join,
+)
+def test_whatever_the_values_are(tmp_path: Path, oddities: Sequence[str]) -> None:
+    """No positions, nothing fed, infinite counts, attention of no dimensions, line breaks in names."""
+    made = usual()
+    for oddity in oddities:
+        ODDITIES[oddity](made)
+    stands(write(tmp_path / "stranger.session", made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("oddity", ODDITIES)
+def test_whatever_any_value_is(tmp_path: Path, oddity: str) -> None:
+    made = usual()
+    ODDITIES[oddity](made)
+    stands(write(tmp_path / "stranger.session", made))

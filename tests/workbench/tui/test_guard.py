@@ -12,9 +12,10 @@ from textual.pilot import Pilot
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from workbench import error_log
 from workbench.tui.app import LockstepApp
-from workbench.tui.launch import _run
+from workbench.tui.launch import _run, run_session
 from workbench.tui.panes.attention import AttentionPane
 from workbench.tui.panes.operations import OperationsPane
+from workbench.tui.reader import Reader
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.status_line import StatusLine
 from workbench.tui.widgets.token_strip import TokenStrip
@@ -165,3 +166,26 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOCKSTEP_STATE_DIR", str(tmp_path / "file"))
     assert "could not be kept" in error_log.record(ValueError("x"))
+
+
+@pytest.mark.usefixtures("netted")
+@pytest.mark.parametrize(("defect", "code"), [(False, 3), (True, 70)])
+def test_a_session_that_cannot_be_opened_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    defect: bool,
+    code: int,
+) -> None:
+    """Its name is no markup; a defect is told as one, and logged."""
+    path = tmp_path / "[red][x\x1b[2J].session"
+    path.write_bytes(b"no session")
+    if defect:
+        monkeypatch.setattr(Reader, "open", fails)
+    run = LockstepApp.run
+    monkeypatch.setattr(LockstepApp, "run", lambda app: run(app, headless=True))
+    assert run_session(path) == code
+    told = capfd.readouterr().err
+    assert "[red][x?[2J]" in told.replace("\n", "")
+    assert "\x1b" not in told
+    assert ("ValueError" in told) == ("see " in told) == error_log.log_file().exists() == defect

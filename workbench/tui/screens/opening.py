@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 
 from engine.text import printable
+from workbench.exit_codes import Exit
 from workbench.tui.guard import Guarded
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -42,16 +44,19 @@ class OpeningScreen(Guarded, Screen[None]):
         except (SessionError, OSError) as error:
             self.app.call_from_thread(self._refused, printable(error, 500))
         except Exception as error:
+            why = f"{self._name} cannot be opened: {type(error).__name__}: {error}"
             self.app.call_from_thread(
-                self._refused, f"a defect of lockstep: {type(error).__name__}: {printable(error)}"
-            )
-            raise  # to the outer net, which keeps the traceback
+                self.app._handle_exception, error
+            )  # the outer net, while there is an app
+            self.app.call_from_thread(self._refused, printable(why, 500), Exit.DEFECT)
         else:
             self.app.call_from_thread(lambda: self.app.switch_screen(make()))
 
-    def _refused(self, why: str) -> None:
+    def _refused(self, why: str, code: int = Exit.CANNOT_LOAD) -> None:
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
             self.notify(why, severity="error")
         else:
-            self.app.exit(return_code=3, message=f"lockstep: {why}")
+            self.app.exit(
+                return_code=code, message=Text(f"lockstep: {why}")
+            )  # a str would be parsed as markup

@@ -70,6 +70,11 @@ class StartingScreen(Guarded, Screen[None]):
             self.driver.close()
             self._show_failure(clean(str(error), limit=1000, newlines=True))
             return
+        except Exception as error:
+            self._failed = True
+            self.driver.close()
+            self._show_failure(clean(f"{type(error).__name__}: {error}", limit=1000, newlines=True))
+            raise  # to the outer net, which keeps the traceback
         self.app.switch_screen(self._then(reader, self.driver))
 
     def _show_failure(self, message: str) -> None:
