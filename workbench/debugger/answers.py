@@ -81,7 +81,7 @@ class TableResult(Result):
         lines = [
             "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
-        return "\n".join([*([clean(self.title)] if self.title else []), *lines])
+        return "\n".join([*([self.title] if self.title else []), *lines])
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ def where(debugger: Debugger) -> Result:
     tokens = "no token yet" if read is None else f'reads "{read}" at position {stop.position}'
     if stop.token is not None:
         tokens += f', emits "{stop.token}"'
-    rules = " ".join(f"{name}={value}" for name, value in line.rules.items()) or "correct"
+    rules = clean(" ".join(f"{name}={value}" for name, value in line.rules.items())) or "correct"
     mode = "live" if debugger.live else "replay" if debugger.executor is None else "engine lost"
     text = [
-        f"{state}{f', at {stop.tap}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
+        f"{state}{f', at {clean(stop.tap)}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
         tokens,
         f"rules {rules}; {mode}",
     ]
@@ -61,7 +61,7 @@ def frame(debugger: Debugger, what: str | None) -> Result:
     place = places.matching(tap)[0] if tap else at.place if at.place is not None else len(places) - 1
     found = enumerate(statistics_at(debugger, place))
     rows = [[each, *values] for each, values in found if rank in (None, each)]
-    return TableResult(f"{places.names[place]}, step {at.step}", ["rank", *STATISTICS], rows)
+    return TableResult(f"{clean(places.names[place])}, step {at.step}", ["rank", *STATISTICS], rows)
 
 
 @command(
