@@ -36,6 +36,8 @@ async def _served(directory: Path) -> AsyncIterator[tuple[subprocess.Popen[str],
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "workbench.cli", "web", "--port", str(port)],
         env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        # A suite that a shell started in the background ignores SIGINT, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     try:
