@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from sessions.convert import convert
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import database, files
 from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
@@ -15,19 +16,25 @@ from sessions.session import Session
 
 def compact(path: Path) -> tuple[int, int]:
     """Compact the session; its bytes before and after (the log included). The compact one is made beside it, and then
-    takes its place: whenever this is cut short, one whole session is there.
+    takes its place: whenever this is cut short, one whole session is there. One of an earlier format version becomes
+    one of the present version, whose rows have checksums from now on.
 
     A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
 
-    `SessionError` if it does not read as a session, `SessionWriteError` if there is no room for a second one, or
-    somebody is writing it; it is unharmed then.
+    `SessionError` if it does not read as a session or is damaged, `SessionWriteError` if there is no room for a second
+    one, or somebody is writing it; it is unharmed then.
     """
     path = Path(path)
     with Session.open(path) as session:
-        if session.missing:
-            raise SessionError(f"{path} is {session.missing} It is left as it is.")
+        if session.losses:
+            raise SessionError(f"{path} is left as it is. It is {session.losses[0]}")
+        _check_references(session)
+        # A field that makes no sense would be lost on the way to the present version.
+        convertible = not session.protected and not session.meta_problems
     before = path.lstat().st_size + files.log_bytes(path)
     try:
+        if convertible:
+            _convert(path)
         with (
             WriterLock.take(path),
             closing(database.connect_writer(path)) as connection,
@@ -45,3 +52,18 @@ def compact(path: Path) -> tuple[int, int]:
             f"cannot pack session {path}: {error}. It is unharmed; make room, close whatever writes it, try again."
         ) from error
     return before, path.lstat().st_size + files.log_bytes(path)
+
+
+def _convert(path: Path) -> None:
+    """Put a session of the present version in the place of an earlier one."""
+    with WriterLock.take(path), aside(path) as fresh:
+        convert(path, fresh)
+        put_in_place(fresh, path)
+
+
+def _check_references(session: Session) -> None:
+    """`SessionError` where a reference is damaged: the tensor that it led to would be removed."""
+    with session.walk():
+        for branch in session.branches():
+            for step in session.own_steps(branch.id):
+                session.captured(step, branch.id)

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import database, files
+from sessions.format import database, files, log
 from sessions.limits import UNLIMITED, ReadMeter
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
@@ -23,7 +23,7 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
     source, target = Path(source), Path(target)
     connection, _ = database.connect_reader(source, ReadMeter(source.name, UNLIMITED))
     with closing(connection):
-        if missing := files.missing_log(source):
+        if missing := files.missing_log(source) or log.lost_commits(source):
             raise SessionError(
                 f"{source} is {missing} A copy would hide that: copy the original, or copy this file as it is."
             )

@@ -42,6 +42,6 @@ def broken(where: str, what: str) -> SessionError:
 def damaged(where: str, what: str) -> SessionDamaged:
     """The error for a place whose content is not what was written."""
     return SessionDamaged(
-        f"damaged session: {where}: {what}. The other places can be read; `lockstep sessions verify` lists all "
-        "damage; copy the file again from where it is whole, or record it again."
+        f"damaged: {where}: {what}. The rest can be read; `lockstep sessions verify` lists all damage; copy the file "
+        "again from where it is whole, or record it again."
     )

@@ -22,6 +22,7 @@ from sessions.format.totals import Totals
 from sessions.history import BranchHistory
 from sessions.layouts import Rebuilt
 from sessions.limits import DEFAULT, RECORD_BYTES, ReadLimits, ReadMeter
+from sessions.lock import holder
 from sessions.meta import SessionMeta
 from sessions.records import (
     STATISTICS,
@@ -137,10 +138,13 @@ class Session:
         return self.version >= PROTECTED_SINCE
 
     @property
-    def damage(self) -> list[str]:
-        """What was found damaged or missing of the tables that are read as a whole, so far. It is left out of what
-        they show. Damage to a step, a tensor or a verdict is an error where that is read."""
-        return list(self._totals.problems)
+    def losses(self) -> list[str]:
+        """What is missing of the file, and what is damaged or missing of the tables that are read as a whole: it is
+        left out of what is shown. Damage to a step or a tensor is an error where that is read."""
+        if not holder(self.path):  # what is just being written is looked at when it is read
+            with self.view():
+                self._totals.look("events", "verdicts")
+        return [self.missing] * bool(self.missing) + list(self._totals.problems)
 
     @property
     def growing(self) -> bool:

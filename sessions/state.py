@@ -7,14 +7,16 @@ from typing import Literal
 from sessions.lock import holder
 from sessions.session import Session
 
-State = Literal["closed", "recording", "interrupted", "incomplete"]
+State = Literal["closed", "recording", "interrupted", "incomplete", "damaged"]
 
 
 def state_of(session: Session) -> State:
     """ "closed" by its writer; "recording": somebody is writing it; "interrupted": its writer was killed, all that it
-    committed is there; "incomplete": see `Session.missing`."""
+    committed is there; "incomplete": see `Session.missing`; "damaged": see `Session.losses`."""
     if session.missing:
         return "incomplete"
+    if session.losses:
+        return "damaged"
     if holder(session.path):
         return "recording"
     return "interrupted" if session.growing else "closed"

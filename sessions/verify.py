@@ -63,8 +63,7 @@ def verify(path: Path, limits: ReadLimits = DEFAULT) -> list[str]:
             archive = Archive(path, session.meter)
             try:
                 parts = _structure(archive, session), _records(session), _blobs(archive)
-                known = [session.missing] * bool(session.missing) + session.meta_problems
-                problems = itertools.chain(known, *map(_guarded, parts))
+                problems = itertools.chain(session.losses, session.meta_problems, *map(_guarded, parts))
                 return list(itertools.islice(dict.fromkeys(problems), _MOST_PROBLEMS))
             finally:
                 archive.close()
@@ -110,7 +109,7 @@ def _records(session: Session) -> Iterator[str]:
             journal()
         except SessionError as error:
             yield str(error)
-    yield from session.damage
+    yield from session.losses  # also what reading the steps brought to light
 
 
 def _blobs(archive: Archive) -> Iterator[str]:

@@ -91,16 +91,14 @@ class SessionWriter:
         `SessionBusy` if somebody else is recording it."""
         path = Path(path)
         with Session.open(path) as session:  # what does not read back must not be written on
-            version, damage, missing = session.version, session.damage, session.missing
-        if missing:
-            raise SessionError(f"{path} is {missing} It can be read, not recorded on.")
+            version, losses = session.version, session.losses
         if version != SCHEMA_VERSION:
             raise SessionError(
                 f"{path} has session format {version}, this Lockstep writes {SCHEMA_VERSION}: "
                 "it can be read and replayed, not recorded on. Record a new session."
             )
-        if damage:
-            raise SessionError(f"{path} is not recorded on: {damage[0]}")
+        if losses:
+            raise SessionError(f"{path} can be read, not recorded on. It is {losses[0]}")
         try:
             return cls._on(RecordingFile.reopen(path))
         except (*database.ERRORS, OSError) as error:

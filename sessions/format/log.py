@@ -25,7 +25,7 @@ _ADVICE = "What was committed before can be read; copy both files again from whe
 Sums = tuple[int, int]
 
 
-def lost_commits(path: Path, check_time: Callable[[], None]) -> str:
+def lost_commits(path: Path, check_time: Callable[[], None] = lambda: None) -> str:
     """ "incomplete: …" where frames of the session's log are damaged and commits in them lost; "" where none is.
 
     Looked at twice: a log that is just being written looks damaged for a moment. `check_time` ends what takes too long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.errors import SessionDamaged, damaged
+from sessions.errors import SessionDamaged, SessionError, damaged
 from sessions.format.archive import Archive
 from sessions.format.rows import Row
 from sessions.format.schema import PROTECTED_SINCE
@@ -35,6 +35,14 @@ class Totals:
                 good, bad = [], [error]
             self.expect(table, len(set(good)) + fewer, bad=bad)
         return good
+
+    def look(self, *tables: str) -> None:
+        """Find out what is wrong with tables that nobody may have asked for."""
+        for table in tables:
+            try:
+                self.rows(table)
+            except SessionError as error:  # more than may be read
+                self.problems[str(error)] = None
 
     def kept(self, table: str) -> list[Row]:
         """The sound rows of a table, read again only when it has changed."""

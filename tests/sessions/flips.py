@@ -98,7 +98,7 @@ def shown(path: Path) -> Shown:
     try:
         with Session.open(path) as session:
             _read(session, result)
-            result.told += [session.missing] * bool(session.missing) + session.damage
+            result.told += session.losses
     except SessionError as error:
         result.places["session"] = error
     return result

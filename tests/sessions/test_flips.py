@@ -122,7 +122,7 @@ def test_what_is_missing_of_the_whole_is_told(tmp_path: Path, statement: str, wo
     with Session.open(path) as session:
         session.events()
         session.verdicts()
-        assert [problem for problem in session.damage if words in problem]
+        assert [problem for problem in session.losses if words in problem]
         assert session.stats(1) is not None
     assert [problem for problem in verify(path) if words in problem]
 
@@ -165,7 +165,7 @@ def test_old_files_are_read_and_not_protected(tmp_path: Path) -> None:
     path = tmp_path / "a.session"
     shutil.copyfile(OLD, path)
     with Session.open(path) as session:
-        assert (session.version, session.protected, session.damage) == (2, False, [])
+        assert (session.version, session.protected, session.losses) == (2, False, [])
         assert session.stats(2, 1).tobytes() == record(2).stats.tobytes()
         assert session.rebuilt("embed", step=1).array[0, 0] == 1
         assert [event.text for event in session.events()] == ["seen"]
@@ -173,5 +173,37 @@ def test_old_files_are_read_and_not_protected(tmp_path: Path) -> None:
     assert verify(path) == []
     with pytest.raises(SessionError, match="session format 2"):
         SessionWriter.reopen(path)
+
+
+def places(path: Path) -> dict[str, object]:
+    """What a sound session shows."""
+    found = shown(path)
+    assert not found.told
+    return found.places
+
+
+@pytest.mark.parametrize("old", ["version_2.session", "v0_1.session"])
+def test_packing_an_old_file_protects_it(tmp_path: Path, old: str) -> None:
+    path = Path(shutil.copyfile(OLD.with_name(old), tmp_path / "a.session"))
+    before = places(path)
+    compact(path)
+    assert places(path) == before
+    with Session.open(path) as session:
+        assert session.protected
+    assert verify(path) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["a.session"]
+
+
+def test_a_damaged_session_is_not_packed(tmp_path: Path) -> None:
+    for statement in ("UPDATE tensors SET blob = 77 WHERE step = 1", "DELETE FROM steps WHERE step = 2"):
+        path = tamper(write(tmp_path / "a.session", 3), statement, sealed=False)
+        content = path.read_bytes()
+        with pytest.raises(SessionError, match="damaged"):
+            compact(path)
+        assert path.read_bytes() == content
+        path.unlink()
+
+
+def test_what_is_recorded_anew_is_protected(tmp_path: Path) -> None:
     with Session.open(write(tmp_path / "b.session", 1)) as session:
         assert session.protected

@@ -94,7 +94,7 @@ def export(
                 except NothingToExport as problem:
                     raise UsageError(f"{option}: {problem}") from None
                 _write(path, content)
-        cut = written.story.cut if html or json_file else ()
+        cut = written.story.cut if html or json_file else opened.losses
     for words in cut:
         tell(f"left out: {words}")
 

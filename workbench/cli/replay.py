@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sessions import Session, clean
+from sessions import Session
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, Script
+from workbench.cli.terminal import tell
 from workbench.debugger.host import replay as replaying
 from workbench.debugger.host.replay import open_replay
 from workbench.exit_codes import Exit, UsageError
@@ -50,8 +51,8 @@ def replay(
     if not lines and not sys.stdin.isatty():
         lines = piped_commands()
     with open_replay(session) as debugger:
-        if missing := debugger.session.missing:
-            print(f"lockstep: warning: {clean(f'{session} is {missing}')}", file=sys.stderr)
+        for loss in debugger.session.losses:
+            tell(f"warning: {session} is {loss}")
         code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
     raise typer.Exit(code)
 

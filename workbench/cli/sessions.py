@@ -103,6 +103,7 @@ def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do
         print(clean(f"removed {path}"))
 
 
+_UNPROTECTED = "not protected: rows of this format have no checksums (`lockstep sessions pack` converts it)"
 _COLUMNS = ["name", "state", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
 
 
@@ -141,7 +142,8 @@ def _describe(session: Session) -> dict[str, Any]:
         "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
         "taps": len(session.taps),
         "state": state_of(session),
-        "missing": session.missing,
+        "losses": session.losses,
+        "protected": session.protected,
         "branches": [
             {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
              "steps": session.steps(b.id).stop, "rules": dict(b.rules)}
@@ -169,7 +171,8 @@ def _text(told: dict[str, Any]) -> str:
     return "\n".join([
         f"{clean(told['path'])}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
         f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
-        f"state: {told['missing'] or told['state']}",
+        f"state: {told['state']}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
+        *(clean(loss) for loss in told["losses"]),
         *(f"note: {note}" for note in told["notes"]),
         table.to_text(),
     ])  # fmt: skip
@@ -186,12 +189,12 @@ def _find(name: Path) -> Path:
 def _ok(path: Path) -> str:
     """What was proved: of a session that was not closed, only what is there so far."""
     with Session.open(path) as session:
-        state = state_of(session)
-        if state == "recording":
-            return f"ok so far: it is being recorded by {holder(path)}"
-        if state == "interrupted":
-            return "ok up to the last commit: its writer did not close it"
-    return "ok"
+        state, rest = state_of(session), "" if session.protected else f"; {_UNPROTECTED}"
+    if state == "recording":
+        return f"ok so far: it is being recorded by {holder(path)}{rest}"
+    if state == "interrupted":
+        return f"ok up to the last commit: its writer did not close it{rest}"
+    return f"ok{rest}"
 
 
 def _size(path: Path) -> int:

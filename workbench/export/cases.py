@@ -19,7 +19,9 @@ _RESULTS: dict[State, Result] = {
 
 
 def cases(session: Session, branch: int | None = None, step: int | None = None) -> Iterator[JUnitCase]:
-    """In the order of the judgement: by branch, step, execution."""
+    """What is missing or damaged of the session, as a failure; then the verdicts by branch, step, execution."""
+    for number, loss in enumerate(session.losses):
+        yield JUnitCase("session", session.path.name, f"loss {number}", "fail", loss, "")
     names = {line.id: line.name for line in session.branches()}
     for one in judged_of(session, branch, step):
         group = "model" if one.layer is None else f"layers.{one.layer}"

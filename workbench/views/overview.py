@@ -31,7 +31,7 @@ class Overview:
     layers: int
     branches: tuple[BranchLine, ...]
     state: State
-    missing: str  # of a session that is incomplete
+    losses: tuple[str, ...]  # what is missing or damaged, each in a sentence
 
     def branch(self, branch: int) -> BranchLine:
         """The branch of that id."""
@@ -71,7 +71,7 @@ def overview(source: SessionSource) -> Overview:
         layers=count_layers(names),
         branches=branch_lines(session),
         state=state_of(session),
-        missing=session.missing,
+        losses=tuple(session.losses),
     )
 
 

@@ -92,7 +92,7 @@ class _Teller:
             ),
             journal=journal,
             journal_gap=gap,
-            cut=tuple(self.cut),
+            cut=(*self.session.losses, *self.cut),
         )
 
     def _sentinels(self, branch: BranchLine) -> list[Sentinel]:

@@ -90,8 +90,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if last is not None:
             self.look(last)
             await self.show_pane(self.pane)
-        if self.overview.missing:
-            self.tell(self.overview.missing, True)
+        if losses := self.overview.losses:
+            more = f" {len(losses) - 1} more: `lockstep sessions verify`." if len(losses) > 1 else ""
+            self.tell(losses[0] + more, True)
         try:
             await self.keymap.load()
         except CommandFailed as error:
