@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.taps.names import count_layers
+from sessions.errors import SessionDamaged
 from sessions.records import StepInFlight
 from sessions.state import State, state_of
 from sessions.text import clean
@@ -53,6 +54,7 @@ class Present:
     verdict: str | None  # the worst of this step; None: nothing judged
     first_wrong: str | None
     stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
+    damage: str = ""  # why nothing else is known of it
 
 
 def overview(source: SessionSource) -> Overview:
@@ -83,7 +85,10 @@ def present(source: SessionSource, where: Where) -> Present | None:
     flight = source.under_way(where.branch, where.step)
     if flight is not None:
         return _under_way(source, where, flight)
-    record = source.record(where.step, where.branch)
+    try:
+        record = source.record(where.step, where.branch)
+    except SessionDamaged as error:
+        return Present(steps, "", None, None, None, None, None, (), None, None, damage=str(error))
     sequence = source.sequence(where.step, where.branch, where.seq)
     judged = judged_at(source.session, where.branch, where.step)
     wrong = first_failed(judged)

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from rich.cells import cell_len
 
+from sessions.errors import SessionDamaged
 from workbench.views.candidates import emitted_probability, first_difference, probabilities
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
@@ -87,6 +88,7 @@ class _Growing:
     next_step: int = 0
     skipped: int = 0
     fed: list[str] = field(default_factory=list)
+    lost: bool = False  # what went in last is not known
 
 
 class TokenLines:
@@ -117,8 +119,15 @@ class TokenLines:
     def _read(
         self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]
     ) -> None:
-        sequence = source.sequence(where.step, where.branch, where.seq)
+        try:
+            sequence = source.sequence(where.step, where.branch, where.seq)
+        except SessionDamaged:
+            growing.cells.append(TokenCell("✗", where.step))
+            growing.lost = True
+            return
         if sequence is not None:
+            if growing.lost and sequence.positions:
+                growing.skipped, growing.fed, growing.lost = sequence.positions[0], [], False
             ids = list(sequence.ids)[-_PROMPT_CELLS:]
             growing.fed += [source.texts.label(token) for token in ids]
             if where.step == 0:

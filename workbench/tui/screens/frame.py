@@ -61,6 +61,8 @@ class Frame:
         self.status.show(*status)
         self.rules.show(*rules)
         self._show_message()
+        if self.present is not None and self.present.damage:
+            self.message.tell(self.present.damage, True)
         if self.tree.display or self.inspector.display:
             found = await self.reader.ask(operations, where)
             self.tree.update(overview, where, found)
