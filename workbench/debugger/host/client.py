@@ -183,7 +183,10 @@ class HostClient:
     def close(self) -> None:
         """End the host and its ranks, whatever they are doing; the session is kept. Safe to call again."""
         atexit.unregister(self.close)
-        if not self.ready.done():
+        if self.unresponsive and vitals_of(self.process.pid).stopped:
+            self._closing = True
+            self.process.kill()  # it would hear nothing else; what was recorded is whole up to its last step
+        elif not self.ready.done():
             self._closing = True
             self.process.terminate()  # nothing to save yet, and the ranks end with it
         elif not self._closing:

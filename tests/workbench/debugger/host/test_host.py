@@ -215,8 +215,12 @@ def test_a_stopped_host_is_told_until_it_answers_again(monkeypatch: pytest.Monke
         while client.unresponsive:
             time.sleep(0.05)
         assert {type(event) for event in heard.events} == {ReadyEvent}, "heartbeats are the client's own"
+        os.kill(pid, signal.SIGSTOP)
+        while not client.unresponsive:
+            time.sleep(0.05)
     finally:
         client.close()
+    assert client.process.returncode == -signal.SIGKILL, "one that is stopped is not asked to end"
 
 
 def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp_path: Path) -> None:
