@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -115,23 +117,12 @@ def shard_groups(layout: Layout, ranks: int) -> list[range]:
 
 def agree(held: Mapping[int, NDArray[Any]]) -> tuple[int, list[int]]:
     """The rank that speaks for the majority (the lowest of them), and the ranks whose bits differ from it."""
-    camps: list[list[int]] = []
-    for rank in sorted(held):
-        for camp in camps:
-            if same_bits(held[camp[0]], held[rank]):
-                camp.append(rank)
-                break
-        else:
-            camps.append([rank])
-    majority = max(camps, key=len)  # the first, which holds the lowest rank, on a tie
-    return majority[0], sorted(rank for camp in camps if camp is not majority for rank in camp)
-
-
-def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Equal dtype, shape and bytes; a NaN equals the same NaN, and 0.0 differs from -0.0."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return a is b or bool(np.array_equal(_bytes(a), _bytes(b)))
+    camps: dict[Hashable, list[int]] = {}
+    for rank, array in sorted(held.items()):
+        digest = blake2b(_bytes(array).data).digest()
+        camps.setdefault((array.dtype, array.shape, digest), []).append(rank)
+    majority = max(camps.values(), key=len)  # the first, which holds the lowest rank, on a tie
+    return majority[0], sorted(rank for camp in camps.values() if camp is not majority for rank in camp)
 
 
 def sizes(layout: Layout, arrays_by_rank: Mapping[int, NDArray[Any]], ranks: int) -> list[int]:
@@ -189,7 +180,7 @@ def _sum(arrays_by_rank: Mapping[int, NDArray[Any]], missing: tuple[int, ...]) -
     if missing or not arrays_by_rank:
         return Rebuilt(None, (), missing, _note([], missing))
     with np.errstate(over="ignore", invalid="ignore"):  # inf - inf is NaN, as it would be on the ranks
-        total = np.sum([a.astype(np.float64) for _, a in sorted(arrays_by_rank.items())], axis=0)
+        total = reduce(np.add, (array.astype(np.float64) for _, array in sorted(arrays_by_rank.items())))
         return Rebuilt(total.astype(np.float32))
 
 

@@ -31,7 +31,7 @@ RECORD_BYTES = 500
 #: What a tensor's reader makes of it meanwhile: the bytes as decoded, widened, and one result.
 _COPIES = 3
 
-_ADVICE = "If you trust the file, raise `{}` under [sessions] in config.toml."
+_ADVICE = "If you trust the file, raise `{}` in config.toml."
 
 T = TypeVar("T")
 _thread = (
@@ -107,7 +107,7 @@ class ReadMeter:
             raise LimitExceeded(
                 f"{self.name}: no room for {what}: about {_size(nbytes)}"
                 f"{f', beside {_size(used)} in use' if used >= _MIB else ''}; reading a session may take "
-                f"{_size(self.limits.memory)} of memory. {_ADVICE.format('memory_mb')}"
+                f"{_size(self.limits.memory)} of memory. {_ADVICE.format('session_memory')}"
             )
 
     def keep(self, owner: object, nbytes: int) -> None:
@@ -160,7 +160,7 @@ class ReadMeter:
         if expired():
             raise LimitExceeded(
                 f"{self.name}: stopped, as reading this takes more than {_thread.seconds:.3g} s of processor time. "
-                f"{_ADVICE.format('seconds')}"
+                f"{_ADVICE.format('session_seconds')}"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sessions.records import STATISTICS
+from sessions.records import MAX_LAYERS, STATISTICS
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Size = Annotated[int, Meta(ge=1, lt=2**53)]
@@ -44,7 +44,7 @@ class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str = ""
     checkpoint: str = ""
     family: str = ""
-    num_layers: Size | None = None
+    num_layers: Annotated[int, Meta(ge=1, le=MAX_LAYERS)] | None = None
     hidden_size: Size | None = None
     intermediate_size: Size | None = None
     num_heads: Size | None = None

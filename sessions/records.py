@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 #: Order of the last axis of `StepRecord.stats`.
 STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
 
+#: Layers that a model may have.
+MAX_LAYERS = 1024
+
 JSON = Any  # None, bool, int, float, str, list, dict
 
 

@@ -86,9 +86,9 @@ class Session:
         """Inside, what this thread reads has the time of one view; `LimitExceeded` when it is over."""
         return self.meter.view()
 
-    def walk(self) -> AbstractContextManager[None]:
-        """As `view`, with a second more for each MiB of the file: for what reads all of it."""
-        return self.meter.view(self._archive.file_bytes())
+    def walk(self, *others: Session) -> AbstractContextManager[None]:
+        """As `view`, with a second more for each MiB of the file, and of `others`: for what reads all of them."""
+        return self.meter.view(sum(one._archive.file_bytes() for one in (self, *others)))
 
     def refresh(self) -> bool:
         """Read what was written since; True if anything was. Cheap when nothing was."""

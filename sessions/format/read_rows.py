@@ -9,10 +9,19 @@ from sessions.errors import broken, damaged
 from sessions.format import blobs, codec
 from sessions.format.json_text import json_bytes, parse_json
 from sessions.format.rows import Row
-from sessions.format.schema import MAX_LAYERS
 from sessions.layouts import parse as parse_layout
 from sessions.limits import RECORD_BYTES, Charged, ReadMeter
-from sessions.records import STATISTICS, Branch, Event, SequenceStep, StepRecord, Tap, TensorKey, Verdict
+from sessions.records import (
+    MAX_LAYERS,
+    STATISTICS,
+    Branch,
+    Event,
+    SequenceStep,
+    StepRecord,
+    Tap,
+    TensorKey,
+    Verdict,
+)
 
 T = TypeVar("T")
 

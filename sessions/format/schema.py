@@ -47,9 +47,6 @@ SMALL_PAGE_SIZE = 2048
 #: Steps in a chunk: more makes a series cheaper to read, fewer a step. Measured in benchmarks/sessions.py.
 CHUNK_STEPS = 64
 
-#: Layers that a model may have.
-MAX_LAYERS = 1024
-
 #: The two arrays of a step, by `kind`.
 STATS, CHECKSUMS = 0, 1
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from sessions import dtypes
 from sessions.format import blobs, chunks, codec, rows
 from sessions.format.json_text import json_text
-from sessions.format.schema import CHECKSUMS, MAX_LAYERS, STATS
-from sessions.records import SequenceStep, StepInFlight, StepRecord, TensorRecord
+from sessions.format.schema import CHECKSUMS, STATS
+from sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, TensorRecord
 
 
 def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:

@@ -137,7 +137,8 @@ def test_caches_are_emptied_before_anything_is_refused() -> None:
     meter.room(3 * MIB, "what does not")
     assert (cache.values, meter.used) == ([], 0)
     with pytest.raises(
-        LimitExceeded, match=r"a.session: no room for this: about 11 MiB; .* 10 MiB of memory.*`memory_mb`"
+        LimitExceeded,
+        match=r"a.session: no room for this: about 11 MiB; .* 10 MiB of memory.*`session_memory`",
     ):
         meter.room(11 * MIB, "this")
 
@@ -169,7 +170,7 @@ def test_time_is_that_of_one_view_and_one_thread(tmp_path: Path) -> None:
         for step in range(100):
             writer.step(0, record(step, arrays=False, tensors=False))
     with Session.open(tmp_path / "a.session", ReadLimits(seconds=0.05)) as session:
-        with pytest.raises(LimitExceeded, match=r"more than 0\.05 s.*`seconds`"):
+        with pytest.raises(LimitExceeded, match=r"more than 0\.05 s.*`session_seconds`"):
             session._archive.query(forever)
         session.step(0)
         with session.view():

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from engine.scratch import ScratchFolder
 from sessions import Session, Verdict
+from sessions.limits import UNLIMITED
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
 from workbench.checking.verdicts import summary, verdict_rows
@@ -116,8 +117,12 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     """
     run.record(run.path, None)
     with ExitStack() as stack:
-        engine, golden = (stack.enter_context(Session.open(path)) for path in (run.path, reference.golden))
-        floor = None if reference.floor is None else stack.enter_context(Session.open(reference.floor))
+        engine, golden = (
+            stack.enter_context(Session.open(path, UNLIMITED)) for path in (run.path, reference.golden)
+        )
+        floor = (
+            None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
+        )
         judgement = judge(engine, golden, floor=floor)
         weights = checkpoint_weights(run.checkpoint)
         causes = explain(engine, golden, judgement.first_divergence, weights=weights)
@@ -135,5 +140,5 @@ def _corrected(run: CheckedRun, engine: Session, golden: Session) -> Iterator[Se
     with ScratchFolder.make("ledger") as folder:
         path = folder.path / "corrected.session"
         run.record(path, lambda step: corrections(engine, golden, step))
-        with Session.open(path) as session:
+        with Session.open(path, UNLIMITED) as session:
             yield session

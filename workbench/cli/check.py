@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sessions import Session
+from sessions.limits import UNLIMITED
 from sessions.text import clean
 from workbench.checking.forced_run import check as run_check
 from workbench.checking.forced_run import check_fits, record_reference
@@ -164,5 +165,5 @@ def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
     verdict = junit.JUnitCase(
         "check", "verdict", "matches transformers", "pass" if result.matches else "fail", named, causes
     )
-    with Session.open(result.engine_session) as session:
+    with Session.open(result.engine_session, UNLIMITED) as session:
         return junit.junit(f"lockstep check {model.name} --tp {tp}", [verdict, *cases(session)])

@@ -11,6 +11,7 @@ from sessions import Session
 from workbench.debugger.commands.diff import compare_sessions
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
+from workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -24,7 +25,8 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does."""
-    with Session.open(a) as first, Session.open(b) as second:
+    limits = session_limits()
+    with Session.open(a, limits) as first, Session.open(b, limits) as second, first.walk(second):
         found = compare_sessions(first, branch_a, second, branch_b)
     print(dumps(found.to_json()) if as_json else found.to_text())
     raise typer.Exit(Exit.DIVERGED if found.rows else Exit.OK)

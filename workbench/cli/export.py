@@ -17,6 +17,7 @@ from workbench.cli.terminal import tell
 from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
+from workbench.settings import session_limits
 from workbench.views.request import Request
 from workbench.views.statistics import select
 
@@ -77,7 +78,7 @@ def export(
     files = (html, svg, png, csv_file, json_file, junit_file)
     targets = {f"--{kind}": path for kind, path in zip(KINDS, files, strict=True)}
     _check_targets(targets, session)
-    with Session.open(session) as opened:
+    with Session.open(session, session_limits()) as opened, opened.walk():
         request = Request(
             branch=_branch(opened, branch),
             step=step,

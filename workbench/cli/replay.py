@@ -17,6 +17,7 @@ from workbench.debugger.host.replay import open_replay
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.models.opening import open_model
+from workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -59,7 +60,7 @@ def replay(
 
 def _verify(path: Path, model: str, as_json: bool) -> Exit:
     opened = open_model(model)
-    with Session.open(path) as session:
+    with Session.open(path, session_limits()) as session:
         result = replaying.verify(session, opened.path, opened.config)
     print(dumps(result.to_json()) if as_json else result.to_text())
     return Exit.DIVERGED if result.divergences else Exit.OK

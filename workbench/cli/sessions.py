@@ -21,6 +21,7 @@ from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.paths import sessions_directory
+from workbench.settings import session_limits
 from workbench.views.identity import model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -53,7 +54,7 @@ def list_sessions(as_json: Json = False) -> None:
 def show(session: Named, as_json: Json = False) -> None:
     """What sessions hold: model, rules, branches, notes, what was judged."""
     for name in session:
-        with Session.open(_find(name)) as opened:
+        with Session.open(_find(name), session_limits()) as opened, opened.view():
             told = _describe(opened)
         print(dumps(told) if as_json else _text(told))
 
@@ -61,7 +62,7 @@ def show(session: Named, as_json: Json = False) -> None:
 @app.command("verify")
 def verify_sessions(session: Named, as_json: Json = False) -> None:
     """Check the integrity of sessions: structure, references, every blob. Exit 1 when one is damaged or incomplete."""
-    found = {str(path): verify(path) for path in map(_find, session)}
+    found = {str(path): verify(path, session_limits()) for path in map(_find, session)}
     if as_json:
         print(dumps(found))
     else:
@@ -96,7 +97,7 @@ def pack_sessions(session: Named) -> None:
 def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Remove sessions. Files that are none are refused."""
     for path in map(_find, session):
-        Session.open(path).close()
+        Session.open(path, session_limits()).close()
         if not yes and not _agreed(path):
             continue
         remove(path)
@@ -110,7 +111,7 @@ _COLUMNS = ["name", "state", "model", "tp", "rules", "branches", "steps", "bytes
 def _row(path: Path) -> list[Any]:
     when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
     try:
-        with Session.open(path) as opened:
+        with Session.open(path, session_limits()) as opened, opened.view():
             told = _describe(opened)
     except SessionError as error:
         return [path.stem, "unreadable", clean(str(error), limit=60), *[None] * 4, _size(path), when]
@@ -188,7 +189,7 @@ def _find(name: Path) -> Path:
 
 def _ok(path: Path) -> str:
     """What was proved: of a session that was not closed, only what is there so far."""
-    with Session.open(path) as session:
+    with Session.open(path, session_limits()) as session:
         state, rest = state_of(session), "" if session.protected else f"; {_UNPROTECTED}"
     if state == "recording":
         return f"ok so far: it is being recorded by {holder(path)}{rest}"

@@ -9,10 +9,12 @@ from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, 
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
 from workbench.references.request import ReferenceFailure
+from workbench.settings import SettingsError
 
 #: The first class that fits decides, so subclasses come before their bases.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (UsageError, Exit.USAGE),
+    (SettingsError, Exit.USAGE),
     (Interrupted, Exit.INTERRUPTED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
     (InternalError, Exit.DEFECT),

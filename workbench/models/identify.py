@@ -14,6 +14,7 @@ from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.text import clean
 from workbench.demo import MODEL_DIR
+from workbench.settings import session_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def identify(text: str) -> Found:
 
 def _session(path: Path) -> Found:
     try:
-        with Session.open(path) as session:
+        with Session.open(path, session_limits()) as session:
             return Found("session", path, told_of(session))
     except SessionError as error:
         return Found("nothing", path, clean(str(error), limit=200))

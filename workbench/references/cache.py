@@ -21,6 +21,7 @@ from engine.text import printable
 from sessions import Session
 from sessions.errors import SessionBusy
 from sessions.format import files
+from sessions.limits import UNLIMITED
 from sessions.remove import remove
 from sessions.verify import verify
 from workbench.paths import golden_directory
@@ -106,9 +107,9 @@ def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str =
 
 def _problem(path: Path) -> str:
     """What is wrong with a cached session; "" for nothing."""
-    found = verify(path)
+    found = verify(path, UNLIMITED)
     if not found:
-        with Session.open(path) as session:
+        with Session.open(path, UNLIMITED) as session:
             found = [] if session.steps(0) else ["it has no step"]
     return printable(found[0].partition(". ")[0], 150) if found else ""  # without what to do about it
 

@@ -21,6 +21,7 @@ from engine.children import start_python
 from engine.lifeline import Lifeline
 from engine.text import printable
 from sessions import Session
+from sessions.limits import UNLIMITED
 from workbench.references import cache
 from workbench.references.cache import Warn
 from workbench.references.request import (
@@ -141,7 +142,7 @@ class _Checkpoint:
 def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
     """The sequences of a golden session, each forced onto the very tokens that came out there: what to
     record another dtype of it with, and what to force an engine onto."""
-    with Session.open(path) as session:
+    with Session.open(path, UNLIMITED) as session:
         emitted: dict[int, list[int]] = {}
         for step in session.steps():
             for sequence in session.step(step).sequences:

@@ -25,6 +25,7 @@ from textual.worker import WorkerFailed
 
 from workbench import error_log
 from workbench.exit_codes import Exit
+from workbench.settings import config_file
 from workbench.tui import routes, settings
 from workbench.tui.guard import FailureNotices, Guarded
 from workbench.tui.palette import HasPalette
@@ -87,7 +88,7 @@ class LockstepApp(Guarded, App[int]):
         try:
             settings.save(key, value)
         except OSError as error:
-            self.notify(f"{settings.config_file()}: not kept: {error.strerror}", severity="warning")
+            self.notify(f"{config_file()}: not kept: {error.strerror}", severity="warning")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the screen offers first, then the application's own."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from engine.text import printable
 from workbench import error_log
 from workbench.exit_codes import Exit
+from workbench.settings import SettingsError
 from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.routes import Route
-from workbench.tui.settings import SettingsError
 
 #: How Textual ends a program that it gave up.
 _CRASHED = 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sessions.session import Session
+from workbench.settings import session_limits
 from workbench.views.source import SessionSource
 
 Answer = TypeVar("Answer")
@@ -28,7 +29,7 @@ class Reader:
     @classmethod
     def open(cls, path: Path) -> Reader:
         """A reader of the session at `path`; `SessionError` when it is none."""
-        return cls(SessionSource(Session.open(path)))
+        return cls(SessionSource(Session.open(path, session_limits())))
 
     async def ask(
         self,
@@ -36,8 +37,13 @@ class Reader:
         *arguments: object,
     ) -> Answer:
         """`question(source, *arguments)`, answered off the event loop. Cancelling drops it if it has not begun."""
-        job = self._thread.submit(question, self.source, *arguments)
+        job = self._thread.submit(self._answer, question, *arguments)
         return await asyncio.wrap_future(job)
+
+    def _answer(self, question: Callable[..., Answer], *arguments: object) -> Answer:
+        """On the reader thread; `LimitExceeded` where the answer takes longer than a view may."""
+        with self.source.session.view():
+            return question(self.source, *arguments)
 
     def close(self) -> None:
         """Stop asking; what is under way is short and is waited for."""

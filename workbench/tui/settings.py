@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_config_path
 from textual.message import Message
 
 from workbench.paths import state_directory
+from workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read, session_limits
 from workbench.tui.theme import THEMES
 
 _THEME_NAMES = tuple(theme.name for theme in THEMES)
 _RECENT = 12
-
-
-class SettingsError(ValueError):
-    """A settings file that says something it must not: the message names the file and the key."""
 
 
 class SettingChosen(Message):
@@ -53,32 +48,20 @@ _CHOICES = {"theme": _THEME_NAMES, "token_colour": TOKEN_COLOURS}
 _SECONDS = ("timeout", "start_timeout")
 
 
-def config_file() -> Path:
-    """Where the settings are read from."""
-    return user_config_path("lockstep") / "config.toml"
-
-
 def load(file: Path | None = None) -> UserSettings:
     """The settings; the defaults where there is no file."""
     file = file or config_file()
-    try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return UserSettings()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {file}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file}: not valid TOML: {error}") from error
-    return UserSettings(**{key: _checked(file, key, value) for key, value in raw.items()})
+    session_limits(file)  # SettingsError now, not when a session is opened
+    checked = ((key, _checked(file, key, value)) for key, value in read(file).items())
+    return UserSettings(**{key: value for key, value in checked if key not in SESSION_KEYS})
 
 
 def _checked(file: Path, key: str, value: Any) -> Any:
-    if key in _SECONDS:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise SettingsError(f"{file}: {key} = {value!r}: must be a number of seconds above 0")
-        return float(value)
+    if key in (*_SECONDS, *SESSION_KEYS):
+        return positive(file, key, value, "seconds")
     if key not in _CHOICES:
-        raise SettingsError(f"{file}: {key}: no such setting; there are {', '.join((*_CHOICES, *_SECONDS))}")
+        known = ", ".join((*_CHOICES, *_SECONDS, *SESSION_KEYS))
+        raise SettingsError(f"{file}: {key}: no such setting; there are {known}")
     if value not in _CHOICES[key]:
         raise SettingsError(
             f"{file}: {key} = {value!r}: must be one of {', '.join(map(repr, _CHOICES[key]))}"

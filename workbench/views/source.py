@@ -40,6 +40,13 @@ class SessionSource:
         self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
         self._rebuilt: OrderedDict[tuple[Hashable, ...], Rebuilt] = OrderedDict()
         self._rebuilt_bytes = 0
+        session.meter.register(self)
+
+    def forget(self) -> None:
+        """Let go of what is kept for the next question: the room is needed."""
+        for kept in (self._stats, self._records, self._rebuilt):
+            kept.clear()
+        self._rebuilt_bytes = 0
 
     @property
     def meta(self) -> SessionMeta:
@@ -59,12 +66,11 @@ class SessionSource:
     def stats(self, step: int, branch: int) -> NDArray[np.float32] | None:
         """Statistics [taps, ranks, 8] of a step, kept for the neighbouring questions."""
         key = (branch, step)
-        if key not in self._stats:
-            self._stats[key] = self.session.stats(step, branch)
-            if len(self._stats) > _KEPT:
-                self._stats.popitem(last=False)
-        self._stats.move_to_end(key)
-        return self._stats[key]
+        found = self._stats.pop(key) if key in self._stats else self.session.stats(step, branch)
+        self._stats[key] = found  # as the newest
+        if len(self._stats) > _KEPT:
+            self._stats.popitem(last=False)
+        return found
 
     def under_way(self, branch: int, step: int | None = None) -> StepInFlight | None:
         """The step of a branch that stands still in its middle, if there is one (and it is `step`)."""
@@ -88,12 +94,11 @@ class SessionSource:
     def record(self, step: int, branch: int) -> StepRecord:
         """What happened at a step."""
         key = (branch, step)
-        if key not in self._records:
-            self._records[key] = self.session.step(step, branch)
-            if len(self._records) > _KEPT_RECORDS:
-                self._records.popitem(last=False)
-        self._records.move_to_end(key)
-        return self._records[key]
+        found = self._records.pop(key) if key in self._records else self.session.step(step, branch)
+        self._records[key] = found  # as the newest
+        if len(self._records) > _KEPT_RECORDS:
+            self._records.popitem(last=False)
+        return found
 
     def sequence(self, step: int, branch: int, seq: int) -> SequenceStep | None:
         """What a step did to one sequence, or what it reads while it is under way; None if it takes no part."""
@@ -144,7 +149,9 @@ class SessionSource:
             path = directory / name
             if path not in self._opened and path.is_file():
                 try:
-                    self._opened[path] = SessionSource(Session.open(path), self.texts)
+                    self._opened[path] = SessionSource(
+                        Session.open(path, self.session.meter.limits), self.texts
+                    )
                 except SessionError:
                     continue  # the verdicts are in this session; only the differences are not to be had
             if path in self._opened:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sessions import SequenceStep, Session, SessionError
 from sessions.format import codec
-from sessions.format.schema import MAX_LAYERS
+from sessions.records import MAX_LAYERS
 from sessions.verify import verify
 from tests.sessions.samples import create, record, sequence, tamper, write
 from workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs

@@ -19,6 +19,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
+from workbench.settings import session_limits
 from workbench.views.plain_text import plural
 
 _ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
@@ -155,5 +156,5 @@ def _side(debugger: Debugger, name: str) -> Iterator[tuple[Session, int]]:
         path = Path(name)
         if path.suffix != ".session":
             raise DebuggerError(f"{clean(name, limit=80)!r} is neither a branch nor a .session file")
-        with Session.open(path) as session:
+        with Session.open(path, session_limits()) as session, session.walk():
             yield session, 0

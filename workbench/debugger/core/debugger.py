@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from engine.errors import RankError
@@ -136,15 +136,16 @@ class Debugger:
         return self.perform(spec, checked, registry.line_of(spec, checked))
 
     def perform(self, spec: Command, arguments: Mapping[str, ArgumentValue], line: str) -> Result:
-        """Carry out a parsed command and write it into the journal.
-
-        InternalError for what no command is meant to raise: the debugger goes on, with the engine if it can.
-        """
+        """Carry out a parsed command and write it into the journal. InternalError for what no command is meant to
+        raise: the debugger goes on, with the engine if it can."""
         if self.quiet:
             return self._perform(spec, arguments, line)
         self.interrupts.running = True
         try:
-            return self._perform(spec, arguments, line)
+            with (
+                self.session.walk() if self.executor is None else nullcontext()
+            ):  # a replay reads a stranger's
+                return self._perform(spec, arguments, line)
         finally:
             self.interrupts.running = False
             self.forget_interrupt()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sessions import Session, SessionError
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import DebuggerError, NotCaptured
+from workbench.settings import session_limits
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def golden_session(debugger: Debugger) -> Iterator[Session]:
     if path is None:
         raise NotCaptured("there is no golden reference: `golden` records one (it needs the model)")
     try:
-        session = Session.open(Path(path))
+        session = Session.open(Path(path), session_limits())
     except SessionError as error:
         raise DebuggerError(f"the golden reference is gone: {error}") from error
     with session:

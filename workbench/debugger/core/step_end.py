@@ -11,6 +11,7 @@ from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import sentinels
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.goal import Goal
+from workbench.settings import session_limits
 from workbench.views.sentinels import SentinelFinding, misaligned
 
 
@@ -76,7 +77,9 @@ def look(debugger: Debugger, sentinel: str, branch: int, step: int) -> SentinelF
     if sentinel == "golden":
         with ExitStack() as stack:
             path = debugger.settings.golden
-            reference = None if path is None else stack.enter_context(Session.open(Path(path)))
+            reference = (
+                None if path is None else stack.enter_context(Session.open(Path(path), session_limits()))
+            )
             return sentinels.golden(timeline, branch, step, reference)
     return None
 

@@ -18,6 +18,7 @@ from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import Tokenizer
+from workbench.settings import session_limits
 from workbench.views.token_texts import TokenTexts
 
 
@@ -45,7 +46,7 @@ def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: 
         for ids in target.prompts:
             inferior.add(list(ids), target.sampling)
         writer = create_session(inferior, target.session, target.meta, overwrite=target.overwrite)
-        session = Session.open(target.session)
+        session = Session.open(target.session, session_limits())
     except BaseException:
         inferior.close()
         raise

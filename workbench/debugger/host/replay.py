@@ -21,12 +21,13 @@ from workbench.debugger.core.timeline import open_timeline
 from workbench.debugger.errors import ReplayMismatch
 from workbench.inferior.identity import checkpoint_digest
 from workbench.inferior.inferior import Inferior
+from workbench.settings import session_limits
 from workbench.views.token_texts import TokenTexts
 
 
 def open_replay(path: Path) -> Debugger:
     """A debugger before the first step of a saved session. SessionError says what is wrong with the file."""
-    session = Session.open(path)
+    session = Session.open(path, session_limits())
     try:
         return Debugger(open_timeline(session), texts=TokenTexts.of(session.meta))
     except BaseException:
