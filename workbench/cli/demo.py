@@ -134,7 +134,7 @@ class Aloud(Quiet):
             self._paragraph("The same words as at first, and the same numbers as transformers.")
         self._paragraph("Both runs are recorded, and can be walked through without the model:")
         for run in (right, wrong):
-            self._console.print(f"    lockstep replay {run.result.engine_session}", style="cyan")
+            self._console.print(Text(f"    lockstep replay {run.result.engine_session}", "cyan"))
         if not sys.stdout.isatty():
             return
         self._paragraph("Without a word, `lockstep` opens the screens.")

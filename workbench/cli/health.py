@@ -26,7 +26,7 @@ from engine.errors import EngineError
 from engine.ranks.client import Client
 from engine.ranks.messages import Ping
 from workbench.demo import MODEL_DIR
-from workbench.paths import cache_directory, data_directory
+from workbench.paths import cache_directory, data_directory, state_directory
 
 Level = Literal["ok", "note", "bad"]
 
@@ -61,6 +61,7 @@ def examine() -> Iterator[Finding]:
     yield _memory()
     yield _directory("data", data_directory(), "LOCKSTEP_DATA_DIR")
     yield _directory("cache", cache_directory(), "LOCKSTEP_CACHE_DIR")
+    yield _directory("state", state_directory(), "LOCKSTEP_STATE_DIR")
     yield _directory("temporary", Path(tempfile.gettempdir()), "TMPDIR")
     yield _terminal()
     yield _demo()

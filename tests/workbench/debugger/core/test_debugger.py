@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import RankError
 from tests.workbench.debugger.conftest import Live
+from workbench import error_log
 from workbench.debugger.answers import Message, Stop, TableResult
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
@@ -45,6 +46,8 @@ def test_a_defect_is_told_and_the_debugger_goes_on(live: Live, monkeypatch: pyte
     with pytest.raises(InternalError, match=r"ZeroDivisionError: by chance .*the debugger goes on") as info:
         debugger.execute("branches")
     assert exit_code(info.value) == 70
+    assert f"its traceback is in {error_log.log_file()}" in str(info.value)
+    assert "ZeroDivisionError: by chance" in error_log.log_file().read_text(encoding="utf-8")
     assert isinstance(info.value.__cause__, ZeroDivisionError)
     assert (debugger.live, debugger.position.step) == (True, 1)
     stop = debugger.execute("next 2")
