@@ -257,8 +257,13 @@ class Client:
             for one in self._ranks
         ]
 
-    def _last_operations(self) -> list[list[str]]:
-        return [history_texts(self.board.history(rank), self._taps) for rank in range(self.config.tp)]
+    def _ended(self, told: str, kind: type[RankError] = RankError) -> RankError:
+        """End every rank; returns the error that tells why, where each stood and what it did last."""
+        where = "; ".join(self.standing())
+        ranks = range(self.config.tp)
+        operations = [history_texts(self.board.history(rank), self._taps) for rank in ranks]
+        self.close(patience=0)
+        return kind(f"{told} ({where})", operations)
 
     def _failed(self, answers: dict[int, Answer]) -> NoReturn:
         """At least one rank answered with an error: the user's mistake is raised as such when all ranks
@@ -273,28 +278,20 @@ class Client:
         expected = all(answer.expected for answer in failed.values())
         if expected and len(failed) == len(self._ranks):
             raise kind(error.message)
-        where, operations = "; ".join(self.standing()), self._last_operations()
         names = ", ".join(str(rank) for rank in sorted(failed))
-        out_of_step = divergence_text(self._traces(answers), self._taps)
-        self.close(patience=0)
         if expected:  # the ranks are no longer in step, but the message says what the user can do
+            self.close(patience=0)
             raise kind(f"{error.message} (on rank {names} alone: the engine was ended)")
+        out_of_step = divergence_text(self._traces(answers), self._taps)
         told = f"rank {names} raised {error.kind}: {error.message}; {out_of_step}".removesuffix("; ")
-        lost = RankError(f"{told} ({where})", operations)
+        lost = self._ended(told)
         lost.add_note(f"rank {first}:\n{error.traceback}")
         raise lost
 
     def _lost(self, gone: Mapping[int, str]) -> NoReturn:
-        where, operations = "; ".join(self.standing()), self._last_operations()
-        how = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
-        self.close(patience=0)
-        raise RankError(f"{how} ({where}); every rank was ended", operations)
+        raise self._ended("; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items()))
 
     def _hung(self, answers: Mapping[int, Answer], timeout: float | None) -> NoReturn:
-        traces = self._traces(answers)
-        silent = ", ".join(str(trace.rank) for trace in traces if not trace.answered)
-        where = "; ".join(self.standing())
-        told = f"{hang_text(traces, self._taps)}. No answer from rank {silent} within {timeout:g} s ({where})"
-        operations = self._last_operations()
-        self.close(patience=0)
-        raise RankTimeout(told, operations)
+        silent = ", ".join(str(rank.rank) for rank in self._ranks if rank.rank not in answers)
+        told = f"{self.blame(answers)}. No answer from rank {silent} within {timeout:g} s"
+        raise self._ended(told, RankTimeout)
