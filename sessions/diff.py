@@ -16,7 +16,7 @@ from sessions import layouts, slices
 from sessions.alignment import matched_sequences
 from sessions.dtypes import widen
 from sessions.errors import LayoutError, SessionError
-from sessions.metrics import Metrics, coarser, metrics
+from sessions.metrics import METRICS_BYTES, Metrics, coarser, metrics
 from sessions.records import Tap, TensorRecord
 from sessions.session import Session
 
@@ -105,6 +105,7 @@ class Diff:
             ours.whole.array, ours.whole.slice, theirs.whole.array, theirs.whole.slice
         )
         dtype = coarser(ours.dtype, theirs.dtype)
+        self.a.meter.room(METRICS_BYTES * left.size, f"comparing {tap.name[:80]!r} at step {step}")
         whole = metrics(left, right, dtype)
         per_rank = (
             {} if whole.shapes or ours.whole.slice != part else _per_rank(ours, theirs, right, whole, dtype)

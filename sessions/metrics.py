@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: About what `metrics` takes for each element: both sides and their difference in float64, masks, exponents.
+METRICS_BYTES = 80
 #: Bits of significand, the implicit one included.
 _SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _SMALLEST_EXPONENT = {"float64": -1022, "float32": -126, "float16": -14, "bfloat16": -126}

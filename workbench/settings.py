@@ -48,4 +48,4 @@ def session_limits(file: Path | None = None) -> ReadLimits:
     raw = read(file)
     memory = positive(file, "session_memory", raw.get("session_memory", DEFAULT.memory >> 20), "MiB")
     seconds = positive(file, "session_seconds", raw.get("session_seconds", DEFAULT.seconds), "seconds")
-    return ReadLimits(int(min(memory, 1 << 40)) << 20, seconds)
+    return ReadLimits(int(min(memory, 1 << 40) * (1 << 20)), seconds)

@@ -19,6 +19,7 @@ BUSY_SECONDS = 10.0
 #: What a query on a damaged file may raise; UnicodeError where SQLite's own message quotes the damage.
 ERRORS = (sqlite3.Error, UnicodeError)
 _LONGEST_ROW = 10**9  # bytes: SQLite's own limit
+_SCHEMA_BYTES = 1 << 16  # more than a row of the schema has
 _INSTRUCTIONS = 4000  # of SQLite's machine between two looks at the time: about a millisecond
 _CLOSING_SECONDS = 0.2  # a reader that stays attached is no reason to wait
 
@@ -57,7 +58,8 @@ def connect_reader(path: Path, meter: ReadMeter) -> tuple[sqlite3.Connection, bo
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(meter.limits.memory // 4, _LONGEST_ROW))
+        longest = max(_SCHEMA_BYTES, min(meter.limits.memory // 4, _LONGEST_ROW))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
         connection.set_progress_handler(expired, _INSTRUCTIONS)
         connection.text_factory = partial(_text, meter)
         connection.set_authorizer(_authorize)
