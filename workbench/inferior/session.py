@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from sessions import SessionError, SessionWriter
+from sessions.format import files
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from workbench.inferior.identity import checkpoint_digest, versions
 from workbench.inferior.inferior import Inferior
@@ -18,8 +20,8 @@ from workbench.inferior.token_recorder import TokenRecorder
 from workbench.models.tokenizer import find_tokenizer
 from workbench.views.extent import last_steps
 
-#: What this process records, and has recorded: a signal ends it anywhere.
-_WRITERS: dict[Path, SessionWriter] = {}
+#: What this process records, and has recorded: a signal ends it anywhere. None: while the writer was made.
+_WRITERS: dict[Path, SessionWriter | None] = {}
 
 
 def create_session(
@@ -27,14 +29,19 @@ def create_session(
 ) -> SessionWriter:
     """Start a session at `path` and record the inferior's further passes to it. `known`: what its owner knows of the
     run and the inferior does not (`source`, the model's name, prompts)."""
-    writer = SessionWriter.create(
-        path,
-        taps=taps_of(inferior.specs),
-        ranks=inferior.config.tp,
-        meta=session_meta(inferior, known or SessionMeta()),
-        overwrite=overwrite,
-    )
-    _WRITERS[path] = writer
+    before = _inode(path)
+    try:
+        _WRITERS[path] = writer = SessionWriter.create(
+            path,
+            taps=taps_of(inferior.specs),
+            ranks=inferior.config.tp,
+            meta=session_meta(inferior, known or SessionMeta()),
+            overwrite=overwrite,
+        )
+    except BaseException:
+        if _inode(path) not in (None, before):  # it was put in place
+            _WRITERS[path] = None
+        raise
     tokenizer = find_tokenizer(inferior.path)
     inferior.recorder.writer, inferior.recorder.branch = writer, 0
     inferior.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
@@ -43,10 +50,22 @@ def create_session(
 
 def fold_recordings() -> list[tuple[Path, int]]:
     """Close what this process still records. Returns the sessions that it leaves, and each one's last step."""
-    for writer in _WRITERS.values():
+    for path, writer in _WRITERS.items():
         with contextlib.suppress(SessionError):  # a full disk keeps the log beside the file
-            writer.close()
+            if writer is not None:
+                writer.close()
+            if any(map(files.exists, files.companions(path))):
+                gc.collect()  # what a signal has cut short may still have it open
+                SessionWriter.reopen(path).close()
     return last_steps(list(_WRITERS))
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def session_meta(inferior: Inferior, known: SessionMeta) -> SessionMeta:

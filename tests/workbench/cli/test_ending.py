@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import random
 import signal
 import socket
 import subprocess
@@ -150,6 +151,28 @@ def test_a_terminal_that_is_closed_takes_no_session_along(
     os.close(ours)
     assert generate.ended() == 128 + signal.SIGHUP
     assert generate.folded() > 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_signal_at_any_moment_thirty_times(model: Path, commands: Callable[..., Command]) -> None:
+    """While Python starts, the ranks start, the model loads, steps are recorded."""
+    chance = random.Random(0)
+    for turn in range(30):
+        number = chance.choice([signal.SIGTERM, signal.SIGHUP])
+        words = chance.choice(
+            [["generate", "--max-tokens", "4000", "--temperature", "1"], ["run", "--ex", "until 100000"]]
+        )
+        one = commands(f"turn{turn}", words[0], str(model), *_IDS, *words[1:])
+        time.sleep(chance.uniform(0.0, 9.0))
+        one.children = psutil.Process(one.process.pid).children(recursive=True)
+        one.process.send_signal(number)
+        code = one.ended()
+        assert code in (128 + number, -number), one.err.read_text()  # the latter before its first line
+        assert "Traceback" not in one.err.read_text(), one.err.read_text()
+        if one.session.exists():
+            assert one.folded() == one.steps() - 1
+            assert f"{one.session} is recorded" in one.err.read_text()
 
 
 def test_a_rank_ends_at_once_wherever_it_is() -> None:
