@@ -27,7 +27,7 @@ class RecordingFile:
         """Use `create` or `reopen`."""
         self.path, self._lock = path, lock
         self.connection = database.connect_writer(path)
-        self._file, self._log = _identity(path), _identity(files.wal_of(path))
+        self._file, self._log = identity(path), identity(files.wal_of(path))
 
     @classmethod
     def create(cls, path: Path, first: FirstRows, *, overwrite: bool) -> RecordingFile:
@@ -56,11 +56,11 @@ class RecordingFile:
 
     def check_in_place(self) -> None:
         """`SessionMoved` where the name does not lead to this file any more: what is written would be lost with it."""
-        now = _identity(self.path)
+        now = identity(self.path)
         if now != self._file:
             what = "deleted or moved away" if now is None else "replaced by another file"
             raise SessionMoved(f"{self.path} was {what} while it was being recorded.")
-        log = _identity(files.wal_of(self.path))
+        log = identity(files.wal_of(self.path))
         if log is None and self._log is not None:
             log = self._renewed_log()
         self._log = log
@@ -73,7 +73,7 @@ class RecordingFile:
         renewed = database.connect_writer(self.path)
         self.connection.close()
         self.connection = renewed
-        return _identity(files.wal_of(self.path))
+        return identity(files.wal_of(self.path))
 
     def close(self) -> None:
         """Fold the log into the file and let others write it. A file that is not in its place is only let go: what
@@ -123,7 +123,8 @@ def _half_made(file: Path) -> bool:
     return start == files.MAGIC or not any(start)  # pages are not written in their order
 
 
-def _identity(path: Path) -> _Identity | None:
+def identity(path: Path) -> _Identity | None:
+    """What `path` names, by device and inode; None for nothing."""
     try:
         found = path.lstat()
     except OSError:

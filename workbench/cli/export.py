@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from engine.scratch import ScratchFolder
 from engine.text import bytes_text
 from sessions import Session
 from sessions.text import clean
@@ -153,16 +154,14 @@ def _write(path: Path, content: Content) -> None:
         else:
             _put(sys.stdout, content)
         return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
+    with ScratchFolder.make("export", path.parent) as folder:
+        fresh = folder.path / path.name
         if isinstance(content, bytes):
             fresh.write_bytes(content)
         else:
             with fresh.open("w", encoding="utf-8", newline="") as out:
                 _put(out, content)
         os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
     tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
 
 

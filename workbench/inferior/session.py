@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sessions import SessionError, SessionWriter
 from sessions.format import files
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from sessions.recording_file import identity
 from workbench.inferior.identity import checkpoint_digest, versions
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.step_record import taps_of
@@ -29,7 +30,7 @@ def create_session(
 ) -> SessionWriter:
     """Start a session at `path` and record the inferior's further passes to it. `known`: what its owner knows of the
     run and the inferior does not (`source`, the model's name, prompts)."""
-    before = _inode(path)
+    before = identity(path)
     try:
         _WRITERS[path] = writer = SessionWriter.create(
             path,
@@ -39,7 +40,7 @@ def create_session(
             overwrite=overwrite,
         )
     except BaseException:
-        if _inode(path) not in (None, before):  # it was put in place
+        if identity(path) not in (None, before):  # it was put in place
             _WRITERS[path] = None
         raise
     tokenizer = find_tokenizer(inferior.path)
@@ -58,14 +59,6 @@ def fold_recordings() -> list[tuple[Path, int]]:
                 gc.collect()  # what a signal has cut short may still have it open
                 SessionWriter.reopen(path).close()
     return last_steps(list(_WRITERS))
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def session_meta(inferior: Inferior, known: SessionMeta) -> SessionMeta:

@@ -51,6 +51,19 @@ def test_all_kinds_at_once(session: Path, tmp_path: Path, capsys: pytest.Capture
     assert said.err.count("wrote") == 5
 
 
+def test_what_a_killed_export_has_left_goes_with_the_next(session: Path, tmp_path: Path) -> None:
+    killed = (
+        "import os, sys, pathlib; from engine.scratch import ScratchFolder;"
+        "folder = ScratchFolder.make('export', pathlib.Path(sys.argv[1]));"
+        "(folder.path / 'out.csv').write_text('half'); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False, cwd=root)
+    assert len([*tmp_path.glob("lockstep-export-*")]) == 1
+    assert run(["export", str(session), "--csv", str(tmp_path / "out.csv")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.session", "out.csv"]
+
+
 def test_data_goes_to_stdout(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--csv", "-", "--tap", "layers.*.attn.q_proj", "--step", "2", "--branch", "load_bias=false"]
     assert run(["export", str(session), *arguments]) == 0

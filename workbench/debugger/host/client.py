@@ -114,11 +114,17 @@ class HostClient:
     ) -> HostClient:
         """Start `python -m program`, a host, on `arguments` (see `host.options`); returns at once."""
         folder, lifeline = _folder(), Lifeline()
-        process = start_python(
-            "-m", program, "--socket", str(folder.path / "socket"), "--lifeline", str(lifeline.fd), *arguments,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, pass_fds=(lifeline.fd,),
-        )  # fmt: skip
-        lifeline.handed_over()
+        try:
+            process = start_python(
+                "-m", program, "--socket", str(folder.path / "socket"), "--lifeline", str(lifeline.fd), *arguments,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, pass_fds=(lifeline.fd,),
+            )  # fmt: skip
+        except BaseException:
+            lifeline.close()
+            folder.close()
+            raise
+        finally:
+            lifeline.handed_over()
         return cls(process, folder, lifeline, on_event)
 
     # --- asking --------------------------------------------------------------------------------------
