@@ -225,8 +225,16 @@ def _desync(chosen: _Steps) -> Sentinel:
     return chosen.clear("desync", looked if seen or not len(steps) else "no checksums were recorded")
 
 
+def _told(chosen: _Steps) -> str:
+    """The steps of which what happened can be read."""
+    damaged = chosen.trail.damaged
+    number = sum((chosen.session.owner(step, chosen.branch), step) not in damaged for step in chosen.steps)
+    rest = f" of {len(chosen.steps)}, the others are damaged" if number < len(chosen.steps) else ""
+    return f"{plural(number, 'step')}{rest}"
+
+
 def _misaligned(chosen: _Steps) -> Sentinel:
-    looked = f"every sequence and rank at {plural(len(chosen.steps), 'step')}"
+    looked = f"every sequence and rank at {_told(chosen)}"
     for step in chosen.steps:
         found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
         if found is not None:
@@ -236,7 +244,7 @@ def _misaligned(chosen: _Steps) -> Sentinel:
 
 def _repetition(chosen: _Steps, seq: int, several: bool) -> Sentinel:
     name = f"{NAMES['repetition']}, sequence {seq}" if several else ""
-    looked = f"emitted tokens at {plural(len(chosen.steps), 'step')}"
+    looked = f"emitted tokens at {_told(chosen)}"
     tokens: list[int] = []
     for step in range(chosen.steps.stop):  # what a parent said before counts
         token = chosen.trail.token(chosen.branch, step, seq)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions import Session
+from sessions import SequenceStep, Session
+from sessions.errors import SessionDamaged
 from workbench.views.candidates import Candidate, candidates, emitted_probability, first_difference
 from workbench.views.request import Limits
 from workbench.views.source import SessionSource
@@ -121,11 +122,19 @@ def _shown(steps: range, marks: Sequence[int], limit: int) -> list[int]:
     return sorted(chosen)
 
 
+def _readable(source: SessionSource, step: int, branch: int, seq: int) -> SequenceStep | None:
+    """What a step did to the sequence; None also where that is damaged, of which the trail tells."""
+    try:
+        return source.sequence(step, branch, seq)
+    except SessionDamaged:
+        return None
+
+
 def _prompt(source: SessionSource, branch: int, seq: int) -> list[int]:
     """What the sequence read before it emitted its first token (a prefill may come in chunks)."""
     ids: list[int] = []
     for step in source.session.steps(branch):
-        told = source.sequence(step, branch, seq)
+        told = _readable(source, step, branch, seq)
         if told is not None:
             ids += told.ids
             if told.emitted is not None:
@@ -139,7 +148,7 @@ def _choice(
     """What the first of `sides` emitted; it differs where the second emitted another token."""
     branch, reference = sides
     session = source.session
-    told = source.sequence(step, branch, seq) if step in session.steps(branch) else None
+    told = _readable(source, step, branch, seq) if step in session.steps(branch) else None
     if told is None or told.emitted is None:
         return None
     there = step in session.steps(reference)

@@ -22,6 +22,9 @@ from workbench.views.trail import Trail, follow
 from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from workbench.views.where import Where
 
+#: Damaged steps that are named; `lockstep sessions verify` names all.
+_MOST_DAMAGE = 10
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Story:
@@ -92,7 +95,7 @@ class _Teller:
             ),
             journal=journal,
             journal_gap=gap,
-            cut=(*self.session.losses, *self.cut),
+            cut=(*self.session.losses, *list(self.trail.damaged.values())[:_MOST_DAMAGE], *self.cut),
         )
 
     def _sentinels(self, branch: BranchLine) -> list[Sentinel]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sessions import Session, StepRecord
+from sessions.errors import SessionDamaged
 from workbench.views.sentinels import SentinelFinding, misaligned
 
 
@@ -18,6 +19,7 @@ class Trail:
     misaligned: dict[tuple[int, int], SentinelFinding] = field(default_factory=dict)
     decode_seconds: float = 0.0
     decode_tokens: int = 0
+    damaged: dict[tuple[int, int], str] = field(default_factory=dict)  # why a step cannot be read
 
     def token(self, branch: int, step: int, seq: int) -> int | None:
         """The token that the sequence emitted at a step; None where it emitted none or took no part."""
@@ -31,7 +33,11 @@ def follow(session: Session, branches: Iterable[int]) -> Trail:
         for step in session.steps(branch):
             key = session.owner(step, branch), step
             if key not in trail.emitted:
-                _take(trail, key, session.step(step, branch))
+                try:
+                    _take(trail, key, session.step(step, branch))
+                except SessionDamaged as error:
+                    trail.emitted[key] = {}
+                    trail.damaged[key] = str(error)
     return trail
 
 

@@ -52,9 +52,10 @@ def test_exports_say_it(path: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for option in ("--junit", "--csv"):
         assert run(["export", str(path), option, str(tmp_path / "out")]) == 0
         assert LOST in capsys.readouterr().err
-    for option in ("--junit",):
+    for option in ("--junit", "--json", "--html"):
         assert run(["export", str(path), option, str(tmp_path / "out")]) == 0
         assert LOST in (tmp_path / "out").read_text()
+    assert "step 2 of branch 0, sequence 0: its checksum does not match" in (tmp_path / "out").read_text()
 
 
 def test_what_has_no_checksums_is_not_protected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
