@@ -59,9 +59,10 @@ def test_no_flipped_bit_of_the_log_loses_steps_silently(tmp_path: Path, short_ch
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("count", "log"), [(360, False), (140, True)])
-def test_500_flipped_bits(tmp_path: Path, count: int, log: bool) -> None:
-    check(tmp_path, CHUNK_STEPS + 3, count, log=log)
+def test_500_flipped_bits(tmp_path: Path, short_chunks: int, count: int, log: bool) -> None:
+    check(tmp_path, 3 * short_chunks + 3, count, log=log)
 
 
 def read_arrays(session: Session) -> list[int]:
