@@ -149,8 +149,10 @@ class LockstepApp(Guarded, App[int]):
             self.exit(return_code=Exit.DEFECT)
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's own callbacks, and tasks that nobody waits for: what hears the host and the reader."""
-        if isinstance(error := context.get("exception"), Exception):
+        """Of the event loop's callbacks and tasks that nobody waits for: what hears the host and the reader. What they
+        meet while everything closes is no failure."""
+        error = context.get("exception")
+        if isinstance(error, Exception) and self.is_running and not self._leaving:
             self._handle_exception(error)
 
     def _end(self, number: int, _: FrameType | None) -> None:
