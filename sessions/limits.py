@@ -116,7 +116,7 @@ class ReadMeter:
             self._used += nbytes
         weakref.finalize(owner, self._freed.append, (nbytes, id(owner))).atexit = False
 
-    def keep_array(self, array: NDArray[Any], nbytes: int | None = None) -> None:
+    def keep_array(self, array: NDArray[Any], nbytes: int | None = None) -> NDArray[Any]:
         """Count an array (as `tensor_bytes` by default) for as long as it, or a view of it, lives; once."""
         owner = array
         while isinstance(owner.base, np.ndarray):
@@ -125,6 +125,7 @@ class ReadMeter:
         if isinstance(owner, np.ndarray) and self.used >= 0 and id(owner) not in self._arrays:
             self._arrays.add(id(owner))
             self.keep(owner, tensor_bytes(array.size, array.itemsize) if nbytes is None else nbytes)
+        return array
 
     def charged(self, values: Iterable[T], nbytes: int) -> Charged[T]:
         """The values as a list, which count `nbytes` while it lives. Ask for room before."""

@@ -58,6 +58,7 @@ class Session:
         self._archive = Archive(self.path, self.meter)
         self._meta = MetaTable()
         self._totals = Totals(self._archive)
+        self._captured = captures.StepTensors(self._archive)
         try:
             self._load()
         except BaseException:
@@ -252,7 +253,7 @@ class Session:
     ) -> TensorRecord | None:
         """One captured tensor exactly as recorded. `slice` None: the whole if there is one, else a part."""
         owner = self._holder(step, branch)
-        return captures.one(self._archive, self.tap(tap), owner, step, rank, seq, slice)
+        return captures.one(self._captured, self.tap(tap), owner, step, rank, seq, slice)
 
     def parts(
         self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
@@ -269,11 +270,7 @@ class Session:
     ) -> NDArray[Any] | None:
         """One captured tensor, bfloat16 widened to float32; None: not captured."""
         found = self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
-        if found is None:
-            return None
-        array = dtypes.widen(found.array, found.dtype)
-        self.meter.keep_array(array)
-        return array
+        return None if found is None else self.meter.keep_array(dtypes.widen(found.array, found.dtype))
 
     def rebuilt(
         self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from sessions.errors import damaged
 from sessions.format import blobs, codec, read_rows
@@ -13,6 +13,38 @@ from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
 from sessions.records import Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
+
+_ByPlace = Mapping[tuple[object, ...], list[Row]]
+
+
+class StepTensors:
+    """The rows of the tensors of one step, kept for the next question: whoever asks for one asks for its neighbours.
+
+    They are read together, because only then is one that is missing found.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._kept: tuple[object, _ByPlace, Charged[Row]] | None = None
+        archive.meter.register(self)
+
+    def forget(self) -> None:
+        """Let go of the rows kept."""
+        self._kept = None
+
+    def by_place(self, owner: int, step: int, where: str) -> _ByPlace:
+        """The rows by (tap, sequence, rank). Inside a snapshot."""
+        key, kept = (self.archive.state(), owner, step), self._kept
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        self._kept = kept = None  # not two at a time
+        found = _rows(self.archive, owner, step, where)
+        self.archive.meter.room(found.nbytes, f"the list of {where}")
+        places: dict[tuple[object, ...], list[Row]] = {}
+        for row in found:
+            places.setdefault(row[2:5], []).append(row)
+        self._kept = key, places, found
+        return places
 
 
 def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: int) -> list[TensorKey]:
@@ -60,15 +92,13 @@ def stored(
 
 
 def one(
-    archive: Archive, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
+    known: StepTensors, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
 ) -> TensorRecord | None:
     """One captured tensor; `part` None: the whole ("" sorts first) if there is one, else any part."""
-    where = f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
+    archive, where = known.archive, f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
     with archive.snapshot():
         place = (tap.index, seq, rank)
-        found = [
-            row for row in _rows(archive, owner, step, where) if row[2:5] == place and part in (None, row[5])
-        ]
+        found = [row for row in known.by_place(owner, step, where).get(place, ()) if part in (None, row[5])]
         if not found:
             return None
         *_, slice_, blob = min(found, key=lambda row: str(row[5]))
@@ -87,7 +117,6 @@ def one(
 
 
 def _rows(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
-    """The rows of all tensors of a step. They are read together: only then is one that is missing found."""
     found = archive.rows("tensors", _OF_STEP, owner, step, where=where)
     heads = archive.rows("steps", _OF_STEP, owner, step, where=where)
     number = (heads or archive.rows("in_flight", _OF_STEP, owner, step, where=where))[0][-1]
