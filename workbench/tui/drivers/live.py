@@ -145,8 +145,9 @@ class LiveDriver:
 
     def _heard(self, event: HostEvent) -> None:
         """An event, on the client's reading thread: handed to the event loop."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, event)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the program has ended, and its event loop with it
+                self._loop.call_soon_threadsafe(self._take, event)
 
     def _take(self, event: HostEvent) -> None:
         if self.at is None:  # not started: how that ends, `ready` tells
