@@ -9,6 +9,7 @@ from sessions.errors import damaged
 from sessions.format import blobs, codec, read_rows
 from sessions.format.archive import Archive
 from sessions.format.rows import Row
+from sessions.format.schema import PROTECTED_SINCE
 from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
 from sessions.records import Tap, TensorKey, TensorRecord
 
@@ -68,9 +69,18 @@ def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: in
 
 def ever(archive: Archive, taps: Sequence[Tap], segments: Sequence[tuple[int, int, int]]) -> set[str]:
     """The taps of which any tensor was captured in the (owner, first, stop) of `segments`."""
-    known = {tap.index: tap.name for tap in taps}
-    sql = "SELECT DISTINCT tap FROM tensors WHERE branch = ? AND step >= ? AND step < ?"
-    return {known[tap] for segment in segments for (tap,) in archive.query(sql, *segment) if tap in known}
+    known, within = {tap.index: tap.name for tap in taps}, "WHERE branch = ? AND step >= ? AND step < ?"
+    found: set[int] = set()
+    for segment in segments:
+        with archive.snapshot():
+            rows = archive.rows("tensors", within, *segment)
+            if archive.version >= PROTECTED_SINCE:
+                (number,) = archive.one(f"SELECT sum(tensors) FROM steps {within}", *segment)
+                if len(set(rows)) != (number or 0):
+                    where = f"tensors of the steps {segment[1]} to {segment[2] - 1} of branch {segment[0]}"
+                    raise damaged(where, f"{len(set(rows))} of {number} are there")
+        found.update(row[2] for row in rows)
+    return {known[tap] for tap in found if tap in known}
 
 
 def stored(
@@ -119,7 +129,10 @@ def one(
 def _rows(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
     found = archive.rows("tensors", _OF_STEP, owner, step, where=where)
     heads = archive.rows("steps", _OF_STEP, owner, step, where=where)
-    number = (heads or archive.rows("in_flight", _OF_STEP, owner, step, where=where))[0][-1]
+    heads = heads or archive.rows("in_flight", _OF_STEP, owner, step, where=where)
+    if not heads:
+        raise damaged(where, "the row of the step is missing")
+    number = heads[0][-1]
     if number not in (None, len(set(found))):
         raise damaged(where, f"{len(set(found))} of {number} tensors are there")
     return found

@@ -128,6 +128,14 @@ def test_what_is_missing_of_the_whole_is_told(tmp_path: Path, statement: str, wo
     assert [problem for problem in verify(path) if words in problem]
 
 
+def test_the_taps_that_were_captured_are_checked(tmp_path: Path) -> None:
+    for statement in ("UPDATE tensors SET tap = 1 WHERE step = 1", "DELETE FROM tensors WHERE step = 1"):
+        path = tamper(write(tmp_path / "a.session", 3), statement, sealed=False)
+        with Session.open(path) as session, pytest.raises(SessionError, match="damaged: tensor"):
+            session.captured_taps()
+        path.unlink()
+
+
 def test_what_lacks_rows_is_not_recorded_on(tmp_path: Path) -> None:
     path = tamper(write(tmp_path / "a.session", 3), "DELETE FROM steps WHERE step = 2", sealed=False)
     with pytest.raises(SessionError, match="1 of 3 rows are missing"):
