@@ -1,0 +1,24 @@
+"""Commands on sessions that ask for much: each ends, with a result or with a line that says what was refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sessions.hostile_files import make
+from workbench.cli.main import run
+
+
+@pytest.mark.parametrize(("kind", "code"), [("chained branches", 0), ("meta bomb", 3)])
+def test_every_command_ends(tmp_path: Path, kind: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(make(kind, tmp_path / "a.session"))
+    for words in (
+        ["sessions", "show", path],
+        ["diff", path, path],
+        ["replay", path, "--ex", "branches"],
+        ["export", path, "--json", str(tmp_path / "out.json")],
+    ):
+        assert run(words) == code, words
+        said = capsys.readouterr()
+        assert said.out or "`session_memory` in config.toml" in said.err or words[0] == "export", words
