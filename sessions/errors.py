@@ -19,6 +19,10 @@ class SessionBusy(SessionWriteError):
     """Somebody else is writing the session."""
 
 
+class RecordingLost(SessionWriteError):
+    """Part of what was to be recorded is not in the session, and will not be."""
+
+
 class SessionMoved(SessionWriteError):
     """The file that was being written has been deleted, moved or replaced."""
 

@@ -51,11 +51,11 @@ class Session:
     ranks: int
     replicas: Replicas
 
-    def __init__(self, path: Path, limits: ReadLimits) -> None:
+    def __init__(self, path: Path, limits: ReadLimits, *, follow: bool = True) -> None:
         """Use `open`."""
         self.path = Path(path)
         self.meter = ReadMeter(self.path.name, limits)
-        self._archive = Archive(self.path, self.meter)
+        self._archive = Archive(self.path, self.meter, follow=follow)
         self._meta = MetaTable()
         self._totals = Totals(self._archive)
         self._captured = captures.StepTensors(self._archive)
@@ -66,10 +66,11 @@ class Session:
             raise
 
     @classmethod
-    def open(cls, path: Path, limits: ReadLimits = DEFAULT) -> Session:
+    def open(cls, path: Path, limits: ReadLimits = DEFAULT, *, follow: bool = True) -> Session:
         """Open the session at `path`; `SessionError` if it is not a valid session, `LimitExceeded` wherever reading
-        it would cost more than `limits`."""
-        return cls(path, limits)
+        it would cost more than `limits`. `follow`: read whatever goes by that name from now on; else this very file,
+        even where it is deleted or replaced."""
+        return cls(path, limits, follow=follow)
 
     def close(self) -> None:
         """Close the file."""

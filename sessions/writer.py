@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sessions import layouts
+from sessions.copy import write_copy
 from sessions.errors import SessionError, SessionWriteError
 from sessions.format import chunks, database, files, flight, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
@@ -226,6 +227,13 @@ class SessionWriter:
     def _put_meta(self, fields: Sequence[tuple[str, str]]) -> None:
         with self._commit() as db:
             rows.insert(db, "meta", fields, replace=True)
+
+    def continued_at(self, path: Path) -> SessionWriter:
+        """A writer of a new file at `path` that has all that was committed here, also where this file was taken away.
+        Close this one then. `FileExistsError` where there is something by that name."""
+        with self._lock:
+            write_copy(self._connection, path)
+            return SessionWriter.reopen(path)
 
     def close(self) -> None:
         """Fold the log into the file, so that one file is left (once the last reader has gone too)."""

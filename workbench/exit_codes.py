@@ -17,6 +17,7 @@ class Exit(IntEnum):
     DIVERGED = 1  # or an `expect` that failed
     USAGE = 2
     CANNOT_LOAD = 3
+    NOT_SAVED = 3  # what was asked for was done, but not all of it could be recorded
     TIMEOUT = 4
     RANK_LOST = 5
     DEFECT = 70  # EX_SOFTWARE: a bug of ours, never to be taken for a divergence

@@ -19,8 +19,8 @@ from sessions.limits import Charged, ReadMeter
 class Archive:
     """Queries on one session file; SQLite's errors become `SessionError`."""
 
-    def __init__(self, path: Path, meter: ReadMeter) -> None:
-        self.path, self.meter = path, meter
+    def __init__(self, path: Path, meter: ReadMeter, *, follow: bool = True) -> None:
+        self.path, self.meter, self._follows = path, meter, follow
         self._lock = threading.RLock()
         self._depth = 0
         self._grew = False
@@ -120,7 +120,7 @@ class Archive:
             self._closed = True
             self._grew |= self.growing
             self._connection.close()
-            if self._grew and not self.growing and files.exists(files.wal_of(self.path)):
+            if self._grew and not self.growing and files.exists(files.wal_of(self.path)) and self._in_place():
                 database.tidy(self.path)
 
     def _end(self) -> None:
@@ -141,12 +141,18 @@ class Archive:
 
     def _follow(self) -> None:
         """Reconnect when the file was replaced, or, if opened as immutable, when it changed."""
-        stamp = self._file_stamp()
         self._grew = self._grew or self.growing
+        if not self._follows:
+            return
+        stamp = self._file_stamp()
         replaced = stamp[0] != self._stamp[0]
         if replaced or (self._immutable and (stamp != self._stamp or files.exists(files.wal_of(self.path)))):
             self._connection.close()
             self._connect()
+
+    def _in_place(self) -> bool:
+        """Whether the name still leads to what was read."""
+        return files.exists(self.path) and self._file_stamp()[0] == self._stamp[0]
 
     def _file_stamp(self) -> tuple[int, int, int]:
         try:

@@ -10,12 +10,15 @@ One inferior serves any number of checks, each under its own rules and in its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.config import DType
 from engine.errors import RequestError
 from sessions import SessionWriteError, SessionWriter, Verdict
+from sessions.copy import copy
+from sessions.errors import RecordingLost
 from sessions.meta import ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import CheckResult, Reference, check_run
@@ -72,14 +75,17 @@ def check(
     rules: Mapping[str, str] | None = None,
     model: OpenedModel | None = None,
     progress: Progress = lambda what, done, of: None,
+    spare: Path | None = None,
 ) -> CheckResult:
     """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
 
     A session at `path` is replaced; with `model` it knows the model's name. The inferior is left at the end of a
-    run, unrecorded.
+    run, unrecorded. Where `path` cannot be written the run is recorded to `spare` for the verdict's sake, and the
+    result's `lost` says why; without one `SessionWriteError` is raised.
     """
     in_force = dict(inferior.rules if rules is None else rules)
-    return check_run(ForcedRun(inferior, reference, path, in_force, model, progress), reference)
+    run = ForcedRun(inferior, reference, path, in_force, model, progress, spare=spare)
+    return replace(check_run(run, reference), lost=run.lost)
 
 
 @dataclass(slots=True)
@@ -93,6 +99,8 @@ class ForcedRun:
     model: OpenedModel | None = None
     progress: Progress = lambda what, done, of: None
     branch: int = 0
+    spare: Path | None = None
+    lost: str = ""
 
     @property
     def checkpoint(self) -> Path:
@@ -101,6 +109,16 @@ class ForcedRun:
 
     def record(self, path: Path, corrected: Corrections | None = None) -> None:
         """The prefill and the reference's decode steps, teacher-forced."""
+        try:
+            self._record(path, corrected)
+        except SessionWriteError as error:
+            if corrected is not None or self.spare is None:
+                raise
+            self.lost = str(error) if isinstance(error, RecordingLost) else f"the run: {error}"
+            self.path = self.spare
+            self._record(self.spare, None)
+
+    def _record(self, path: Path, corrected: Corrections | None) -> None:
         inferior, reference = self.inferior, self.reference
         self._start_over()
         inferior.watch(FULL)
@@ -108,7 +126,8 @@ class ForcedRun:
         what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
         named = ModelMeta(name="" if self.model is None or corrected is not None else self.model.name)
         told = SessionMeta(source="lockstep check", model=named)
-        with create_session(inferior, path, told, overwrite=True):
+        with create_session(inferior, path, told, overwrite=True), ExitStack() as stack:
+            stack.callback(inferior.recorder.stop)
             for step in range(reference.steps + 1):
                 if corrected is not None:
                     inferior.set_patches(corrected(step))
@@ -116,17 +135,24 @@ class ForcedRun:
                     {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
                 )
                 inferior.check_aligned()
-                if inferior.recorder.writer is None:
-                    raise SessionWriteError(
-                        f"{path}: the run could not be recorded: free some room, or --save elsewhere"
-                    )
+                if inferior.recorder.trouble:
+                    raise RecordingLost(f"the run from step {step} on: {inferior.recorder.trouble}")
                 self.progress(what, step + 1, reference.steps + 1)
         if inferior.patched:
             inferior.set_patches([])
-        inferior.recorder.writer = None
 
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         """Into the session of the run."""
+        try:
+            self._store(verdicts, event)
+        except SessionWriteError as error:
+            if self.spare is None or self.path == self.spare:
+                raise
+            copy(self.path, self.spare)
+            self.lost, self.path = f"the verdicts: {error}", self.spare
+            self._store(verdicts, event)
+
+    def _store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         with SessionWriter.reopen(self.path) as writer:
             writer.verdicts(verdicts)
             writer.event(self.branch, event.steps - 1, KIND, event.words or event.verdict, plain(event))

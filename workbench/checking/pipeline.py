@@ -89,6 +89,7 @@ class CheckResult:
     event: GoldenEvent
     engine_session: Path
     golden_session: Path
+    lost: str = ""  # why the run, or what was found, could not be recorded
 
     @property
     def matches(self) -> bool:
@@ -105,7 +106,8 @@ class CheckResult:
         return {
             **plain(self.event),
             "taps": plain(self.judgement.taps),
-            "engine_session": str(self.engine_session),
+            "engine_session": None if self.lost else str(self.engine_session),
+            "lost": self.lost or None,
             "golden_session": str(self.golden_session),
         }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -92,7 +93,8 @@ def check(
 ) -> None:
     """Hold the engine against transformers: prefill and decode, teacher-forced, tap by tap.
 
-    Exit code 0: it matches. 1: it diverged, and the first wrong operation is named.
+    Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to
+    be saved could not be.
     """
     if floor not in ("auto", "fixed"):
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
@@ -112,31 +114,48 @@ def check(
     check_fits(prompts, steps, opened.config.max_position)
     rules = requests.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
-    with Status() as status:
-        reference = record_reference(
-            opened.directory, prompts, steps, config.dtype,
-            floor=floor == "auto", device=device, progress=status.count, warn=status.warn,
-        )  # fmt: skip
-        status.say(f"starting {tp} rank{'s' * (tp > 1)}")
-        with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:
-            result = run_check(inferior, reference, target, rules=rules, model=opened, progress=status.count)
-    if save is None:
+    with TemporaryDirectory(prefix="lockstep-check-") as scratch:
+        with Status() as status:
+            reference = record_reference(
+                opened.directory, prompts, steps, config.dtype,
+                floor=floor == "auto", device=device, progress=status.count, warn=status.warn,
+            )  # fmt: skip
+            status.say(f"starting {tp} rank{'s' * (tp > 1)}")
+            with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:
+                result = run_check(
+                    inferior, reference, target,
+                    rules=rules, model=opened, progress=status.count, spare=Path(scratch) / "check.session",
+                )  # fmt: skip
+        if as_json:
+            print(dumps(result.to_json()))
+        else:
+            extent = f"{_extent(prompts)}, {steps} decode steps"
+            print(clean(f"{opened.name}, tp={tp}, {config.dtype}: {extent}"))
+            render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
+        lost = [f"{target} lacks {result.lost}"] if result.lost else []
+        if junit_file is not None:
+            lost += _written(junit_file, lambda out: out.write(_junit(opened, tp, result)))
+        if csv_file is not None:
+            lost += _written(csv_file, lambda out: _csv(out, result))
+    if save is None and not result.lost:
         prune(sessions_directory(), keep=target, limit=UNNAMED_BYTES, names="check-*.session")
-    if junit_file is not None:
-        junit_file.write_text(_junit(opened, tp, result), encoding="utf-8")
-    if csv_file is not None:
-        with csv_file.open("w", encoding="utf-8", newline="") as out:
-            csv.write(
-                out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps)
-            )
-    if as_json:
-        print(dumps(result.to_json()))
-    else:
-        extent = f"{_extent(prompts)}, {steps} decode steps"
-        print(clean(f"{opened.name}, tp={tp}, {config.dtype}: {extent}"))
-        render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
+    for words in lost:
+        tell(f"error: {words}")
+    if not result.lost and not as_json:
         tell(f"recorded in {target}")
-    raise typer.Exit(Exit.OK if result.matches else Exit.DIVERGED)
+    # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
+    asked_for = lost if save is not None or not result.lost else lost[1:]
+    raise typer.Exit(Exit.DIVERGED if not result.matches else Exit.NOT_SAVED if asked_for else Exit.OK)
+
+
+def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
+    """Write a report; what is to be said where that is not possible."""
+    try:
+        with file.open("w", encoding="utf-8", newline="") as out:
+            write(out)
+    except OSError as error:
+        return [f"{file} is not written: {error.strerror}"]
+    return []
 
 
 def _prompts(
@@ -155,6 +174,10 @@ def _prompts(
 def _extent(prompts: Sequence[Sequence[int]]) -> str:
     lengths = " + ".join(str(len(prompt)) for prompt in prompts)
     return f"{lengths} prompt tokens"
+
+
+def _csv(out: TextIO, result: CheckResult) -> None:
+    csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
 
 
 def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from engine.run.sampling import Sampling
+from sessions.errors import RecordingLost
 from sessions.meta import ModelMeta, SessionMeta
 from workbench.cli import options
 from workbench.cli.streaming import display
@@ -18,6 +19,7 @@ from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
 from workbench.inferior.inferior import Inferior
+from workbench.inferior.recorder import StepRecorder
 from workbench.inferior.session import create_session
 from workbench.models import requests
 from workbench.models.capture import NOTHING
@@ -80,6 +82,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed)
     captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
+    lost: list[RecordingLost] = []
     with (
         Inferior(opened.path, opened.config, config, rules, captured, _warn) as inferior,
         ExitStack() as stack,
@@ -90,7 +93,7 @@ def generate(
                 source="lockstep generate", model=ModelMeta(name=opened.name), prompts=tuple(prompt or ())
             )
             create_session(inferior, target, told, overwrite=True)
-            stack.callback(_fold, inferior)
+            stack.callback(_close, inferior.recorder, lost)
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)
@@ -99,12 +102,16 @@ def generate(
         print(dumps(_report(opened, done, tp, speed)))
     _say_nan(done)
     _say_speed(done, speed)
+    if lost:
+        raise lost[0]
 
 
-def _fold(inferior: Inferior) -> None:
-    """Close the session, unless it could not be written any more."""
-    if inferior.recorder.writer is not None:
-        inferior.recorder.writer.close()
+def _close(recorder: StepRecorder, lost: list[RecordingLost]) -> None:
+    """Close the session. What it lacks is told when all else was."""
+    try:
+        recorder.close()
+    except RecordingLost as error:
+        lost.append(error)
 
 
 def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: Speed) -> dict[str, object]:

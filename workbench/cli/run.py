@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from engine.run.sampling import Sampling
+from sessions.errors import RecordingLost
 from workbench.cli import options
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.terminal import tell
 from workbench.debugger.host.launch import start
 from workbench.debugger.host.options import Launch, target_of
+from workbench.exit_codes import Exit
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -80,11 +82,15 @@ def run(
         Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
         start_timeout=start_timeout,
     )  # fmt: skip
-    with start(target_of(launch), _warn) as debugger:
-        saved = debugger.session.path
-        code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
-        how = "recorded" if debugger.recording else "recorded in part"
-    tell(f"{how} in {saved}")
+    lost = ""
+    try:
+        with start(target_of(launch), _warn) as debugger:
+            code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
+            saved = debugger.session.path
+    except RecordingLost as error:
+        lost = f" in part: {error}"
+        code = code or (Exit.OK if save is None else Exit.NOT_SAVED)
+    tell(f"recorded in {saved}{lost}")
     raise typer.Exit(code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
 from sessions import IdsMismatch, SessionError, SessionWriteError, clean
+from sessions.errors import RecordingLost
 from workbench import error_log
 from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
@@ -25,6 +26,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (FileExistsError, Exit.USAGE),
     (IdsMismatch, Exit.USAGE),
     (DiagnosisError, Exit.CANNOT_LOAD),
+    (RecordingLost, Exit.NOT_SAVED),
     (SessionWriteError, Exit.USAGE),
     (CheckpointError, Exit.CANNOT_LOAD),
     (SessionError, Exit.CANNOT_LOAD),

@@ -44,8 +44,7 @@ def create_session(
             _WRITERS[path] = None
         raise
     tokenizer = find_tokenizer(inferior.path)
-    inferior.recorder.writer, inferior.recorder.branch = writer, 0
-    inferior.recorder.tokens = None if tokenizer is None else TokenRecorder(writer, tokenizer.token)
+    inferior.recorder.begin(writer, None if tokenizer is None else TokenRecorder(tokenizer.token))
     return writer
 
 

@@ -14,26 +14,26 @@ _PAGE = 512
 class TokenRecorder:
     """Collects the ids of every pass (fed, emitted, and the best candidates) and writes their texts."""
 
-    def __init__(self, writer: SessionWriter, token: Callable[[int], str | None]) -> None:
-        self._writer, self._token = writer, token
+    def __init__(self, token: Callable[[int], str | None]) -> None:
+        self._token = token
         self._known: set[int] = set()
         self._page: dict[int, str] = {}
         self._number = 0
-        self._unwritten = False
+        self._unwritten: dict[int, dict[int, str]] = {}  # pages by number
 
     def note(self, record: StepRecord) -> None:
-        """Take the ids of a pass and write the texts that are new."""
+        """Take the ids of a pass."""
         for told in record.sequences:
             emitted = () if told.emitted is None else (told.emitted,)
             for token in (*told.ids, *emitted, *told.topk_ids):
                 if token not in self._known:
                     self._add(token)
-        self._flush()
 
-    def _flush(self) -> None:
-        if self._unwritten:
-            self._writer.token_texts(self._number, self._page)
-            self._unwritten = False
+    def flush(self, writer: SessionWriter) -> None:
+        """Write the pages that have grown. `SessionWriteError`: what is not written is kept for the next time."""
+        for number in list(self._unwritten):
+            writer.token_texts(number, self._unwritten[number])
+            del self._unwritten[number]
 
     def _add(self, token: int) -> None:
         self._known.add(token)
@@ -41,7 +41,6 @@ class TokenRecorder:
         if text is None:
             return
         if len(self._page) == _PAGE:
-            self._flush()
             self._page, self._number = {}, self._number + 1
         self._page[token] = text
-        self._unwritten = True
+        self._unwritten[self._number] = self._page

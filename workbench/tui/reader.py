@@ -27,9 +27,9 @@ class Reader:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-reader")
 
     @classmethod
-    def open(cls, path: Path) -> Reader:
-        """A reader of the session at `path`; `SessionError` when it is none."""
-        return cls(SessionSource(Session.open(path, session_limits())))
+    def open(cls, path: Path, *, follow: bool = True) -> Reader:
+        """A reader of the session at `path`; `SessionError` when it is none. `follow`: see `Session.open`."""
+        return cls(SessionSource(Session.open(path, session_limits(), follow=follow)))
 
     async def ask(
         self,

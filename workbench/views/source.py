@@ -166,6 +166,11 @@ class SessionSource:
         self._stats = OrderedDict((key, kept) for key, kept in self._stats.items() if kept is not None)
         return True
 
+    def move(self, path: Path) -> None:
+        """The run is recorded on at `path`, with all that it had."""
+        before, self.session = self.session, Session.open(path, self.session.meter.limits, follow=False)
+        before.close()
+
     def close(self) -> None:
         """Let go of the files."""
         for golden in self._opened.values():

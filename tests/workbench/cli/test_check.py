@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sessions import Session
+from sessions import Session, SessionWriteError, SessionWriter
+from sessions.format import database
 from tests.checkpoints import tiny_checkpoint
 from workbench.cli.main import run
 
@@ -136,3 +137,58 @@ def test_a_model_without_a_prompt_or_tokenizer_is_checked_all_the_same(model: Pa
         ids = list(session.step(0).sequences[0].ids)
     assert ids[0] == 1  # BOS
     assert ids[-1] == 130  # the last of the vocabulary
+
+
+class FullDisk:
+    """Sessions in `directory` may grow by so many pages and no more: SQLite says that the disk is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, pages: int) -> None:
+        usual = database.connect_writer
+
+        def connect(path: Path) -> Any:
+            connection = usual(path)
+            if path.parent == directory:
+                (used,) = connection.execute("PRAGMA page_count").fetchone()
+                connection.execute(f"PRAGMA max_page_count = {used + pages}")
+            return connection
+
+        monkeypatch.setattr(database, "connect_writer", connect)
+
+
+# A run of nothing but NaN compresses to so little that only its verdicts find no room.
+@pytest.mark.parametrize(
+    ("rules", "code", "lost"),
+    [((), 3, "the run from step 0 on"), (("--rule", "mask=additive"), 1, "the verdicts")],
+)
+def test_a_full_disk_costs_the_recording_not_the_verdict(
+    model: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: tuple[str, ...],
+    code: int, lost: str,
+) -> None:  # fmt: skip
+    FullDisk(monkeypatch, tmp_path, 0)
+    report, saved = tmp_path / "a.xml", str(tmp_path / "a.session")
+    assert run(words(model, "--json", "--save", saved, "--junit", str(report), *rules)) == code
+    shown = capsys.readouterr()
+    told = strictly(shown.out)
+    assert told["verdict"] == ("diverged" if code == 1 else "match")
+    assert told["engine_session"] is None
+    assert "database or disk is full" in told["lost"]
+    assert f"lockstep: error: {saved} lacks {lost}: cannot write session" in shown.err
+    assert report.read_text().count("<testcase") > 10
+
+
+def test_verdicts_that_find_no_room_are_still_told(
+    model: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = SessionWriter.verdicts
+
+    def full(writer: SessionWriter, verdicts: object) -> None:
+        if writer.path.parent == tmp_path / "sessions":
+            raise SessionWriteError("cannot write session: disk is full")
+        usual(writer, verdicts)
+
+    monkeypatch.setattr(SessionWriter, "verdicts", full)
+    monkeypatch.setenv("LOCKSTEP_DATA_DIR", str(tmp_path))
+    assert run(words(model)) == 0  # nobody asked for a recording
+    shown = capsys.readouterr()
+    assert "verdict     match" in shown.out
+    assert "lacks the verdicts: cannot write session" in shown.err

@@ -232,10 +232,12 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: P
     saved, size = tmp_path / "run.session", 600_000
     words = ["generate", str(model), "--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full"]
     done = lockstep(*words, "--save", str(saved), preexec_fn=_at_most(size))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     said = json.loads(done.stdout)["sequences"][0]
     assert len(said["ids"]) == 60 or said["finish_reason"] == "eos"
-    assert "warning: recording stopped at step" in done.stderr
+    assert done.stderr.count("warning: nothing is recorded since step") == 1
+    assert "lockstep: error: " in done.stderr
+    assert "to 59) were not recorded: cannot write session" in done.stderr
     with Session.open(saved) as session:
         kept = len(session.steps())
         assert 0 < kept < 60

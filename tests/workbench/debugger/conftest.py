@@ -90,10 +90,10 @@ def live(engines: Engines, tmp_path: Path) -> Iterator[Live]:
         for ids in prompts or [PROMPT]:
             inferior.add(ids, sampling)
         path = tmp_path / f"live-{len(made)}.session"
-        writer = create_session(inferior, path)
+        create_session(inferior, path)
         places = Places([spec.name for spec in inferior.specs])
-        timeline = Timeline(Session.open(path), places, tp, inferior.rules)
-        made.append(Debugger(timeline, Executor(inferior, timeline), writer=writer))
+        timeline = Timeline(Session.open(path, follow=False), places, tp, inferior.rules)
+        made.append(Debugger(timeline, Executor(inferior, timeline)))
         return made[-1]
 
     yield build
@@ -104,12 +104,12 @@ def live(engines: Engines, tmp_path: Path) -> Iterator[Live]:
 def finish(debugger: Debugger) -> Path:
     """End a debugger and leave its engine running; returns the session's path."""
     path = debugger.session.path
-    if debugger.executor is not None:
-        if debugger.executor.inferior.client.alive:
-            debugger.executor.land()
-        debugger.executor.inferior.recorder.writer = None
-        debugger.executor = None
-    debugger.close()
+    executor, debugger.executor = debugger.executor, None
+    if executor is not None:
+        if executor.inferior.client.alive:
+            executor.land()
+        debugger.session.close()
+        executor.inferior.recorder.close()
     return path
 
 

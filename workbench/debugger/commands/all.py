@@ -12,6 +12,7 @@ from workbench.debugger.commands import (  # noqa: F401
     info,
     lens,
     print,
+    record,
     reverse,
     rules,
     run,

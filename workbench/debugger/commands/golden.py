@@ -114,8 +114,6 @@ class BranchRun:
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         """Into the debugger's session. A step that an ancestor ran is judged as part of this branch all the same."""
         inferior = self.debugger.engine.inferior
-        writer = inferior.recorder.writer
-        if writer is not None:
-            inferior.recorder.guard(lambda: writer.verdicts(verdicts))
+        inferior.recorder.write(lambda writer: writer.verdicts(verdicts))
         self.debugger.judged[self.branch] = event
         self.debugger.journal(KIND, event.words or event.verdict, data=plain(event))

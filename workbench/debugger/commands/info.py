@@ -120,11 +120,9 @@ def _compared(held: RankWeight) -> str:
 
 def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> None:
     inferior = debugger.engine.inferior
-    writer = inferior.recorder.writer
-    if writer is not None:
-        debugger.session.refresh()
-        kept = {**debugger.session.meta.weights, branch: shares}
-        inferior.recorder.guard(lambda: writer.set_meta(weights=kept))
+    debugger.session.refresh()
+    kept = {**debugger.session.meta.weights, branch: shares}
+    inferior.recorder.write(lambda writer: writer.set_meta(weights=kept))
 
 
 def taps(debugger: Debugger, glob: str) -> TableResult:

@@ -67,7 +67,11 @@ def note(debugger: Debugger, text: str) -> Result:
     if debugger.executor is None:
         return Message("not noted: a replay only reads")
     debugger.journal("note", text)
-    return Message(f"noted at step {max(debugger.position.step, 0)}")
+    at = max(debugger.position.step, 0)
+    if not debugger.recording:
+        why = debugger.executor.inferior.recorder.trouble or "nothing is recorded"
+        return Message(f"not noted yet at step {at}: it waits in memory until it can be recorded. {why}")
+    return Message(f"noted at step {at}")
 
 
 @command(

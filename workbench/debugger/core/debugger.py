@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from engine.errors import RankError
-from sessions import Session, SessionWriter, clean
+from sessions import Session, clean
 from workbench import error_log
 from workbench.debugger.answers import Position, Result, Stop
 from workbench.debugger.core import registry, stopping
@@ -40,13 +40,12 @@ class Debugger:
         timeline: Timeline,
         executor: Executor | None = None,
         *,
-        writer: SessionWriter | None = None,
         texts: TokenTexts | None = None,
         events: OnEvent = lambda event: None,
     ) -> None:
         self.timeline, self.executor = timeline, executor
         self.texts = texts or TokenTexts({})
-        self.writer, self.events = writer, events
+        self.events = events
         self.position = Position(0, -1)
         self.breakpoints = Breakpoints()
         self.checkpoints: list[Checkpoint] = []
@@ -86,8 +85,8 @@ class Debugger:
 
     @property
     def recording(self) -> bool:
-        """Whether what runs is still written to the session: a full disk ends that."""
-        return self.executor is not None and self.executor.inferior.recorder.writer is not None
+        """Whether all that ran is in the session: on a full disk it waits."""
+        return self.executor is not None and self.executor.inferior.recorder.up_to_date
 
     @property
     def flight(self) -> Flight | None:
@@ -101,7 +100,8 @@ class Debugger:
         return self.flight is not None or (self.position.step == ahead and self.position.place is None)
 
     def close(self) -> None:
-        """Finish the pass in flight, end the engine, fold the session."""
+        """Finish the pass in flight, end the engine, fold the session. `RecordingLost` where a part could not be
+        written to it."""
         executor, self.executor = self.executor, None
         if executor is not None:
             try:
@@ -109,10 +109,9 @@ class Debugger:
                     executor.land()
             finally:
                 executor.inferior.close()
-        if self.writer is not None:
-            if self.timeline.session is not None:
-                self.timeline.session.close()
-            self.writer.close()
+                if self.timeline.session is not None:
+                    self.timeline.session.close()
+                executor.inferior.recorder.close()
 
     def __enter__(self) -> Debugger:
         return self
@@ -207,12 +206,13 @@ class Debugger:
             self._quiet -= 1
 
     def journal(self, kind: str, text: str, at: Position | None = None, data: Any = None) -> None:
-        """Append to the session's journal (a replay has none to write to, nor a recording that has stopped)."""
+        """Append to the session's journal (a replay has none to write to)."""
         where = at or self.position
-        writer = self.executor.inferior.recorder.writer if self.executor is not None else None
-        if writer is not None and self.executor is not None:
+        if self.executor is not None:
             step = max(where.step, 0)
-            self.executor.inferior.recorder.guard(lambda: writer.event(where.branch, step, kind, text, data))
+            self.executor.inferior.recorder.write(
+                lambda writer: writer.event(where.branch, step, kind, text, data)
+            )
 
     # --- interrupting --------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Executor:
 
     def __init__(self, inferior: Inferior, timeline: Timeline, poll: Poll = lambda: None) -> None:
         self.inferior, self.timeline, self.poll = inferior, timeline, poll
+        timeline.unrecorded = inferior.recorder.waiting
         self.between: Poll = lambda: None  # called between passes; may raise to break off
         self.flight: Flight | None = None
         self._cache: list[Trace] = []
@@ -114,13 +115,12 @@ class Executor:
         tap = self.timeline.places.names[place]
         read = [TensorRecord(tap, rank, seq, one.array, one.dtype) for rank, one in enumerate(parts)]
         self._read += read
-        self.inferior.recorder.read_in_flight(self.flight.branch, self.flight.step, read)
+        self.inferior.recorder.write_tensors(self.flight.branch, self.flight.step, read)
         return {rank: one.numbers for rank, one in enumerate(parts)}
 
     def _fly(self, branch: int, step: int, go: Callable[[], StepRecord | Paused]) -> Flight | StepRecord:
         self.inferior.recorder.branch = branch
         self.inferior.recorder.extra_tensors = self._read
-        recording = self.inferior.recorder.writer is not None
         outcome = go()
         if isinstance(outcome, Paused):
             self.flight = Flight(branch, step, outcome)
@@ -128,8 +128,7 @@ class Executor:
         self.flight = None
         self._read = []
         self._computed(branch, outcome)
-        recorded = recording and self.inferior.recorder.writer is not None
-        self.timeline.note(branch, outcome, recorded=recorded)
+        self.timeline.note(branch, outcome)
         return outcome
 
     # --- passes run again ----------------------------------------------------------------------------
@@ -178,12 +177,9 @@ class Executor:
         self.reach(branch, step)
         with self.capturing(replace(self.inferior.capture, full=names)):
             again = self.rerun(branch, step)
-        writer = self.inferior.recorder.writer
-        if keep and writer is not None:
+        if keep:
             found = [tensor for tensor in again.tensors if tensor.tap in names and not tensor.slice]
-            self.inferior.recorder.guard(
-                lambda: writer.tensors(self.timeline.owner(branch, step).id, step, found)
-            )
+            self.inferior.recorder.write_tensors(self.timeline.owner(branch, step).id, step, found)
         return again
 
     @contextmanager

@@ -96,12 +96,10 @@ def _new_line(
 ) -> TimelineBranch:  # fmt: skip
     timeline, at = debugger.timeline, debugger.position
     inferior = debugger.engine.inferior
-    writer, unused = inferior.recorder.writer, max(timeline.lines) + 1
-    number = None
-    if writer is not None:
-        number = inferior.recorder.guard(
-            lambda: writer.branch(name, parent=at.branch, fork_step=fork_step, rules=rules)
-        )
+    unused = max(timeline.lines) + 1  # the number that the session will give it, where it cannot yet
+    number = inferior.recorder.write(
+        lambda writer: writer.branch(name, parent=at.branch, fork_step=fork_step, rules=rules)
+    )
     made = TimelineBranch(
         unused if number is None else number, name, at.branch, fork_step, rules, list(patches), dict(sampling),
         steps=fork_step, forked_at=at.step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from workbench.debugger.stops.predicates import Value, cached
 from workbench.inferior.patches import Patch
 from workbench.views.sentinels import SentinelFinding, desync
 
-#: Recorded passes kept in memory beside the session; unrecorded ones are all kept.
+#: Passes kept in memory beside the session; those that are not recorded yet wait in the recorder's backlog.
 _REMEMBERED = 256
 
 
@@ -56,7 +56,7 @@ class Timeline:
         self.session, self.places, self.ranks = session, places, ranks
         self.lines: dict[int, TimelineBranch] = {0: TimelineBranch(0, "main", None, 0, dict(rules))}
         self._memory: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
-        self._unrecorded: dict[tuple[int, int], StepRecord] = {}
+        self.unrecorded: Callable[[int, int], StepRecord | None] = lambda branch, step: None
         if session is not None:
             self._load(session)
 
@@ -100,28 +100,28 @@ class Timeline:
 
     # --- passes --------------------------------------------------------------------------------------
 
-    def note(self, branch: int, record: StepRecord, *, recorded: bool) -> None:
+    def note(self, branch: int, record: StepRecord) -> None:
         """A new pass, the branch's next."""
         line = self.line(branch)
         assert record.step == line.steps, (
             f"step {record.step} noted, branch {branch} goes on with {line.steps}"
         )
         line.steps += 1
-        kept = replace(record, tensors=()) if recorded else record
-        self._remember((branch, record.step), kept, recorded)
+        self._remember((branch, record.step), replace(record, tensors=()))
 
     def record(self, branch: int, step: int) -> StepRecord:
         """What happened at a step, its statistics and checksums included."""
         key = (self.owner(branch, step).id, step)
-        if key in self._unrecorded:
-            return self._unrecorded[key]
         if key not in self._memory:
+            waiting = self.unrecorded(*key)
+            if waiting is not None:
+                return waiting
             if step < 0 or step > self.last(branch) or self.session is None:
                 raise DebuggerError(f"step {step} of branch {branch} was not run yet")
             self.session.refresh()
             found = self.session.step(step, key[0])
             stats, sums = self.session.stats(step, key[0]), self.session.checksums(step, key[0])
-            self._remember(key, replace(found, stats=stats, checksums=sums), True)
+            self._remember(key, replace(found, stats=stats, checksums=sums))
         self._memory.move_to_end(key)
         return self._memory[key]
 
@@ -200,10 +200,7 @@ class Timeline:
         """The first tap whose replicas differ between ranks."""
         return None if self.session is None else desync(self.session, self.record(branch, step).checksums)
 
-    def _remember(self, key: tuple[int, int], record: StepRecord, recorded: bool) -> None:
-        if not recorded:
-            self._unrecorded[key] = record
-            return
+    def _remember(self, key: tuple[int, int], record: StepRecord) -> None:
         self._memory[key] = record
         while len(self._memory) > _REMEMBERED:
             self._memory.popitem(last=False)

@@ -45,13 +45,14 @@ def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: 
     try:
         for ids in target.prompts:
             inferior.add(list(ids), target.sampling)
-        writer = create_session(inferior, target.session, target.meta, overwrite=target.overwrite)
-        session = Session.open(target.session, session_limits())
+        create_session(inferior, target.session, target.meta, overwrite=target.overwrite)
+        session = Session.open(target.session, session_limits(), follow=False)
     except BaseException:
         inferior.close()
         raise
     timeline = Timeline(
         session, Places([spec.name for spec in inferior.specs]), target.config.tp, inferior.rules
     )
+    inferior.recorder.advice = " `record FILE` records it all to another file."
     executor = Executor(inferior, timeline)
-    return Debugger(timeline, executor, writer=writer, texts=TokenTexts({}, lambda: target.tokenizer))
+    return Debugger(timeline, executor, texts=TokenTexts({}, lambda: target.tokenizer))

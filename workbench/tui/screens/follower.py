@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from workbench.tui.drivers.port import Driver
 from workbench.tui.navigator import Navigator
@@ -27,6 +28,8 @@ class Follower:
             self.behind = False
             bench, at = self.bench, self.driver.at
             if self.driver.live:
+                if at is not None and Path(at.session) != self.reader.source.path:
+                    await self.reader.ask(SessionSource.move, Path(at.session))
                 await self.reader.ask(SessionSource.refresh)
                 bench.overview = await self.reader.ask(overview)
             if at is not None and bench.overview is not None:

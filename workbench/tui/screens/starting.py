@@ -64,7 +64,7 @@ class StartingScreen(Guarded, Screen[None]):
     @work(exclusive=True)
     async def _start(self) -> None:
         try:
-            reader = Reader.open(await self.driver.start())
+            reader = Reader.open(await self.driver.start(), follow=False)
         except (CommandFailed, SessionError, OSError) as error:
             self._failed = True
             self.driver.close()

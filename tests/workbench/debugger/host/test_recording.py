@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
-from sessions import Session
+import pytest
+
+from sessions import Session, SessionWriteError
+from sessions.errors import RecordingLost
 from sessions.verify import verify
+from tests.sessions.samples import write
 from tests.workbench.debugger.conftest import Live, finish, texts
+from workbench.exit_codes import Exit
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -34,32 +40,33 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
         env=os.environ | {"LOCKSTEP_DATA_DIR": str(tmp_path)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("recording stopped at step") == 1
-    assert "recorded in part" in done.stderr
+    assert done.returncode == Exit.NOT_SAVED, done.stderr
+    assert done.stderr.count("nothing is recorded since step") == 1
+    assert f"recorded in {session} in part: " in done.stderr
     assert verify(session) == []
     with Session.open(session) as opened:
         recorded = len(opened.steps())
         assert 1 <= recorded < 40
-        assert f"recording stopped at step {recorded}:" in done.stderr
+        assert f"nothing is recorded since step {recorded}:" in done.stderr
+        assert f"({recorded} to 35) were not recorded: " in done.stderr
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
     debugger = live()
     warnings: list[str] = []
     assert debugger.executor is not None
-    assert debugger.writer is not None
     inferior = debugger.executor.inferior
     usual, inferior.recorder.on_warning = inferior.recorder.on_warning, warnings.append
     try:
         texts(debugger, "next 2")
-        connection = debugger.writer._connection
+        writer = inferior.recorder.writer
+        connection = writer._connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then says that the disk is full
         texts(debugger, "next 20")
         assert len(warnings) == 1
-        assert "recording stopped at step" in warnings[0]
-        assert "goes on unrecorded" in warnings[0]
+        assert warnings[0].startswith("nothing is recorded since step")
+        assert debugger.execute("note lost").to_text().startswith("not noted yet")
         debugger.session.refresh()
         recorded = len(debugger.session.steps())
         assert 2 <= recorded < 20
@@ -71,10 +78,59 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
         )
         texts(debugger, "reverse-next 3", "toggle rope interleaved", "next", "branch 0", "goto 21", "next")
         assert debugger.timeline.tokens(0)[:-1] == tokens
+        connection.execute("PRAGMA max_page_count = 100000")  # there is room again
+        texts(debugger, "branch 0", "note found")
+        assert debugger.recording
+        texts(debugger, "goto 22", "next")
+        assert len(warnings) == 2
+        assert re.match(r"recording goes on: \d+ steps \(\d+ to \d+\) were recorded late", warnings[1])
     finally:
         inferior.recorder.on_warning = usual
-    path = finish(debugger)
+    path = debugger.session.path
+    with pytest.raises(RecordingLost, match=r"the tensors of \d+ steps are not in"):
+        finish(debugger)
     assert verify(path) == []
     with Session.open(path) as session:
-        assert len(session.steps()) == recorded
-        assert [session.step(k).sequences[0].emitted for k in range(recorded)] == tokens[:recorded]
+        assert session.steps() == range(24)
+        assert [session.step(k).sequences[0].emitted for k in session.steps()][: len(tokens)] == tokens
+        assert all(session.stats(k) is not None for k in session.steps())
+        assert [branch.name for branch in session.branches()] == ["main", "rope=interleaved"]
+        assert [event.text for event in session.events(kind="note")] == ["lost", "found"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_whose_file_was_taken_away_is_recorded_anew(live: Live, tmp_path: Path, replaced: bool) -> None:
+    """The new file has everything: what was recorded, and what was run while there was no file."""
+    debugger = live()
+    warnings: list[str] = []
+    inferior = debugger.executor.inferior
+    inferior.recorder.on_warning = warnings.append
+    texts(debugger, "next 3")
+    path, stranger = debugger.session.path, b""
+    if replaced:
+        stranger = os.replace(write(tmp_path / "b.session", 2), path) or path.read_bytes()
+    else:
+        path.unlink()
+    texts(debugger, "next 2")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("nothing is recorded since step 3: ")
+    assert ("replaced by another file" if replaced else "deleted or moved away") in warnings[0]
+    assert "print" not in debugger.execute("goto 1").to_text()
+    with pytest.raises(SessionWriteError):
+        debugger.execute(f"record {path}")
+    assert "wait in memory" in debugger.execute("record").to_text()
+    anew = tmp_path / "anew.session"
+    assert (
+        debugger.execute(f"record {anew}").to_text() == f"recorded in {anew}, without the tensors of 2 steps"
+    )
+    texts(debugger, "goto 4", "next")
+    assert debugger.session.path == anew
+    tokens = debugger.timeline.tokens(0)
+    with pytest.raises(RecordingLost, match="the tensors of 2 steps"):
+        finish(debugger)
+    assert verify(anew) == []
+    with Session.open(anew) as session:
+        assert [session.step(k).sequences[0].emitted for k in session.steps()] == tokens
+    assert path.exists() == replaced
+    if replaced:
+        assert path.read_bytes() == stranger
