@@ -67,9 +67,8 @@ class Session:
 
     @classmethod
     def open(cls, path: Path, limits: ReadLimits = DEFAULT, *, follow: bool = True) -> Session:
-        """Open the session at `path`; `SessionError` if it is not a valid session, `LimitExceeded` wherever reading
-        it would cost more than `limits`. `follow`: read whatever goes by that name from now on; else this very file,
-        even where it is deleted or replaced."""
+        """Open the session at `path`; `SessionError` if it is not a valid session, `LimitExceeded` where it would cost
+        more than `limits`. `follow`: read whatever goes by that name later; else this very file, deleted or not."""
         return cls(path, limits, follow=follow)
 
     def close(self) -> None:
