@@ -307,3 +307,4 @@ def test_requests_of_any_content_are_answered_thirty_times(
         else:
             fuzz(hosts(*live(model, session)), seed, 60)
             folded(session)
+            session.unlink()
