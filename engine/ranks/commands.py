@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from engine.parallel.operations import OpKind
 from engine.ranks import messages as m
 from engine.ranks import reports as r
 from engine.ranks.wire import Connection, Disconnected, WireArray
+from engine.ranks.wire_tensors import dtype_name, from_wire, to_wire
 from engine.rules import Rules
 from engine.run.loading import Loader
 from engine.run.runner import Runner
@@ -40,6 +40,7 @@ class Commands:
         self.comm, self.resolve, self.host = comm, resolve, host
         self._runner: Runner | None = None
         self._staged: list[m.StagePatch] = []
+        self._paused_seconds = 0.0  # that the pass under way has stood still
 
     @property
     def runner(self) -> Runner:
@@ -62,17 +63,17 @@ class Commands:
             case m.RunStep():
                 return self._step(command)
             case m.ReadTap():
-                return r.TensorReport(_to_wire(self._live(command.place, command.seq)))
+                return r.TensorReport(to_wire(self._live(command.place, command.seq)))
             case m.ReadWeights():
                 return r.WeightsReport(self._weights(command.compare))
             case m.ReadWeight():
-                return r.TensorReport(_to_wire(self._weight(command.name)))
+                return r.TensorReport(to_wire(self._weight(command.name)))
             case m.ReadCache():
                 return self._cached(command.layer, command.seq)
             case m.ChecksumCache():
                 return r.ChecksumReport(self._cache_checksum())
             case m.LogitLens():
-                return r.LensReport(self.runner.lens(_from_wire(command.rows), command.top))
+                return r.LensReport(self.runner.lens(from_wire(command.rows), command.top))
             case m.Ping() | m.Leave():
                 pass
             case m.ReplaceRules():
@@ -138,7 +139,7 @@ class Commands:
         self.runner.hub.patches = [
             TapPatch(
                 one.tap, one.seq, one.step, tuple(slice(*bound) for bound in one.bounds),
-                _from_wire(one.value), one.after,
+                from_wire(one.value), one.after,
             )
             for one in staged
         ]  # fmt: skip
@@ -147,7 +148,7 @@ class Commands:
     # --- passes --------------------------------------------------------------------------------------
 
     def _step(self, command: m.RunStep) -> r.StepReport | r.StepAbandoned:
-        hub = self.runner.hub
+        hub, self._paused_seconds = self.runner.hub, 0.0
         if command.pause is not None:
             _check(command.pause)
             hub.pauser = Pauser(self.runner.specs, self.comm, self._wait, command.pause)
@@ -166,7 +167,7 @@ class Commands:
         self._send_captured(result.captured)
         return r.StepReport(
             phase=result.phase,
-            seconds=result.seconds,
+            seconds=max(0.0, result.seconds - self._paused_seconds),  # the engine's own
             free_blocks=result.free_blocks,
             used_blocks=result.used_blocks,
             sequences=result.sequences,
@@ -178,7 +179,7 @@ class Commands:
         captured.reverse()
         while captured:
             one = captured.pop()  # and so let go of, once it was sent
-            self.host.send(r.CapturedTensor(one.tap, one.seq, one.cut, _to_wire(one.tensor)))
+            self.host.send(r.CapturedTensor(one.tap, one.seq, one.cut, to_wire(one.tensor)))
 
     def _pause_report(self, pause: Pause) -> r.PauseReport:
         """Where this rank stands and what the pass has left behind so far; what it captured goes ahead."""
@@ -196,6 +197,13 @@ class Commands:
     def _wait(self, pause: Pause) -> PauseSpec:
         """Tell the host where this rank stands; serve reads until it is resumed."""
         self.comm.note(OpKind.PAUSED, pause.place)
+        since = time.perf_counter()
+        try:
+            return self._paused(pause)
+        finally:
+            self._paused_seconds += time.perf_counter() - since
+
+    def _paused(self, pause: Pause) -> PauseSpec:
         self.host.send(self._pause_report(pause))
         while True:
             command = self.receive()
@@ -235,7 +243,7 @@ class Commands:
             row = weight.reshape(1, -1)
             found[name] = r.RankWeight(
                 shape=list(weight.shape),
-                dtype=_dtype(weight),
+                dtype=dtype_name(weight),
                 stats=statistics(measure(row).cpu().numpy())[0].tolist(),
                 checksum=int(checksum(row)[0]) % (1 << 64),
                 checkpoint=expected.get(name),
@@ -255,7 +263,7 @@ class Commands:
         slots = runner.slots(seq, runner.sequence(seq).kv_len)
         # Not through `read`: its buffers hold the rows of a pass that may be paused at this moment.
         keys, values = (rows[layer].index_select(0, slots) for rows in (runner.pool.keys, runner.pool.values))
-        return r.CacheReport(_to_wire(keys), _to_wire(values))
+        return r.CacheReport(to_wire(keys), to_wire(values))
 
     def _cache_checksum(self) -> int:
         total = 0
@@ -274,19 +282,5 @@ def _check(pause: PauseSpec) -> PauseSpec:
     return pause
 
 
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _to_wire(x: Tensor) -> WireArray:
-    dtype = _dtype(x)
-    x = x.detach().cpu().contiguous()
-    return WireArray.of((x.view(torch.int16) if dtype == "bfloat16" else x).numpy(), dtype)
-
-
 def _maybe(array: NDArray[Any] | None, dtype: str) -> WireArray | None:
     return None if array is None else WireArray.of(array, dtype)
-
-
-def _from_wire(value: WireArray) -> Tensor:
-    return torch.from_numpy(np.array(value.numbers))  # a copy: it arrives read-only

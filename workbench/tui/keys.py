@@ -17,6 +17,7 @@ _SHOWN = {
     "comma": ",",
     "full_stop": ".",
     "colon": ":",
+    "equals_sign": "=",
     "question_mark": "?",
 }
 
@@ -45,6 +46,7 @@ VIEW_KEYS = (
     ScreenKey("right_square_bracket", "view('scrub', 1)", "look a step ahead"),
     ScreenKey("left_curly_bracket", "view('stop_event', -1)", "look at the stop before"),
     ScreenKey("right_curly_bracket", "view('stop_event', 1)", "look at the next stop"),
+    ScreenKey("equals_sign", "view('return_to_stop')", "look where the debugger stands"),
     ScreenKey("comma", "view('layer', -1)", "same operation, layer before"),
     ScreenKey("full_stop", "view('layer', 1)", "same operation, next layer"),
     ScreenKey("R", "view('rank')", "one rank, then the next, then all"),
@@ -59,7 +61,7 @@ VIEW_KEYS = (
 )
 
 #: The order in the footer, the help sheet and the palette; keys that are not named here follow.
-_ORDER = "nNsSiIcCf[]{},.RwTxbBgoazye:?"
+_ORDER = "nNsSiIcCf[]{}=,.RwTxbBgoazye:?"
 
 
 def keys_of(commands: Iterable[Command]) -> tuple[ScreenKey, ...]:

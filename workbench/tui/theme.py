@@ -80,6 +80,7 @@ class Paint:
     trace: Style
     accent: Style
     wrong: Style
+    alarm: Style  # wrong, and not to be overlooked
     worn: Style  # wrong, but not by its own doing: what went in was wrong already
     present: Style
     cursor: Style
@@ -119,6 +120,7 @@ def _paint(theme: Theme) -> Paint:
         trace=Style(color=colours["trace"]),
         accent=Style(color=str(theme.accent)),
         wrong=Style(color=colours["wrong"]),
+        alarm=Style(color=ground, bgcolor=colours["wrong"], bold=True),
         worn=Style(color=mix(ground, colours["wrong"], 0.58)),
         present=Style(color=ground, bgcolor=str(theme.accent), bold=True),
         cursor=Style(bgcolor=colours["cursor"]),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.taps.names import count_layers
 from sessions.errors import SessionDamaged
-from sessions.records import StepInFlight
+from sessions.records import SequenceStep, StepInFlight, StepRecord
 from sessions.state import State, state_of
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
 from workbench.views.identity import device_name, dtype_name, file_name, model_name
+from workbench.views.sentinels import NAMES, alarm
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import first_failed, judged_at, worst_verdict
 from workbench.views.where import Where
@@ -55,6 +60,7 @@ class Present:
     first_wrong: str | None
     stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
     damage: str = ""  # why nothing else is known of it
+    alarm: str = ""  # the gravest thing wrong in the step, and where it begins
 
 
 def overview(source: SessionSource) -> Overview:
@@ -106,7 +112,34 @@ def present(source: SessionSource, where: Where) -> Present | None:
         sequences=tuple(s.seq for s in record.sequences),
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
+        alarm=_recorded_alarm(source, where, record),
     )
+
+
+def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> str:
+    try:
+        stats = source.stats(where.step, where.branch)
+        checksums = source.session.checksums(where.step, where.branch)
+    except SessionDamaged:  # the panes say what is damaged
+        stats = checksums = None
+    return _alarm(source, stats, checksums, record.sequences)
+
+
+def _alarm(
+    source: SessionSource,
+    stats: NDArray[np.float32] | None,
+    checksums: NDArray[np.uint64] | None,
+    sequences: Sequence[SequenceStep] = (),
+) -> str:
+    found = alarm(source.session, stats, checksums, sequences)
+    if found is None:
+        return ""
+    kind, one = found
+    if one.tap is None:
+        return f"{NAMES[kind]}: {one.words}"
+    ranks = " ".join(map(str, one.ranks))
+    at = clean(source.session.taps[one.tap].name, limit=120)
+    return f"{NAMES[kind]} first at {at}{f', rank {ranks}' if ranks else ''}"
 
 
 def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:
@@ -122,5 +155,6 @@ def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Pre
         sequences=tuple(s.seq for s in flight.sequences),
         verdict=None,
         first_wrong=None,
+        alarm=_alarm(source, flight.stats, flight.checksums),
         stopped_at=clean(source.session.taps[flight.place].name, limit=120),
     )

@@ -134,6 +134,21 @@ def left_golden(session: Session, judged: Sequence[Judged]) -> SentinelFinding |
     return SentinelFinding(f"{first.tap} is the first to leave the golden reference", tap, first.ranks)
 
 
+def alarm(
+    session: Session,
+    stats: NDArray[np.float32] | None,
+    checksums: NDArray[np.uint64] | None,
+    sequences: Iterable[SequenceStep] = (),
+) -> tuple[SentinelKind, SentinelFinding] | None:
+    """The gravest thing wrong in a step, finished or not: NaN, ranks that disagree, a cache out of line. (Inf alone is
+    none: masks are made of it.)"""
+    nan = None if stats is None else first_not_finite(session, stats, "nan")
+    found: tuple[tuple[SentinelKind, SentinelFinding | None], ...] = (
+        ("nan", nan), ("desync", desync(session, checksums)), ("cache", misaligned(session, sequences)),
+    )  # fmt: skip
+    return next(((kind, one) for kind, one in found if one is not None), None)
+
+
 def is_stop(event: Event) -> bool:
     """Whether something stopped the run: an error, or a stop for a reason of its own."""
     if event.kind == "stop":

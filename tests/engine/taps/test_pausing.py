@@ -261,3 +261,11 @@ def test_a_pause_tells_what_was_captured_since_the_last_one(engine: Engine) -> N
         1:
     ]  # the one it stood at could still have been patched
     assert [one.tap for one in resume(engine).reports[0].tensors] == probs
+
+
+def test_the_seconds_of_a_step_are_those_it_ran(engine: Engine) -> None:
+    began = time.perf_counter()
+    begin(engine, stop="operation")
+    time.sleep(1.5)
+    (report, *_) = resume(engine).reports
+    assert report.seconds <= time.perf_counter() - began - 1.5

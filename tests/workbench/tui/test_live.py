@@ -298,7 +298,7 @@ async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
         assert _screen(pilot).where.step == 3
         passed = await _screen(pilot).reader.ask(operations, _screen(pilot).where)
         assert passed.passed == 3
-        row = next(line for line in lines if "▸   attn.k_proj" in line)
+        row = next(line for line in lines if "▶    attn.k_proj" in line)
         shown = number(float(passed.stats[3, 0, STATISTICS.index("rms")]))
         assert shown in row
         assert f"({shown})" not in row
@@ -339,3 +339,48 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         await press(pilot, "2")
         attended = await screen.reader.ask(attention, screen.where, 1)
         assert (attended.values[:, -1] == inside).all()
+
+
+async def test_the_engines_place_and_breakpoints_are_marked(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "i", "i", "i")
+        assert any("▶    attn.q_proj" in line for line in text_of(pilot)), "table and tree"
+        await press(pilot, "down", "down")  # the cursor does not carry the arrow along
+        assert any("▶    attn.q_proj" in line for line in text_of(pilot))
+        await press(pilot, "b")
+        assert any("◆   attn.v_proj" in line for line in text_of(pilot))
+        await enter(pilot, "colon", "watch layers.0.attn.probs absmax > 50")
+        assert any("◇   attn.probs" in line for line in text_of(pilot))
+        await press(pilot, "b")
+        assert not any("◆" in line for line in text_of(pilot)), "b takes it away again"
+
+
+async def test_a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(
+    model: Path, tmp_path: Path
+) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n", "i", "left_square_bracket", "left_square_bracket")
+        assert _screen(pilot).where.step == 1
+        assert "looking · stopped in step 3 at embed (= returns)" in text_of(pilot)[0]
+        await press(pilot, "equals_sign")
+        assert _screen(pilot).where.step == 3
+        assert "looking" not in text_of(pilot)[0]
+
+
+async def test_going_to_an_alarm_moves_the_debugger(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n")
+        assert "NaN" not in text_of(pilot)[1]
+        await enter(pilot, "colon", "toggle mask additive")
+        assert "● NaN first at layers.0.attn.scores, rank 0 1" in text_of(pilot)[1]
+        await press(pilot, "6", "enter")
+        at = _driver(pilot).at
+        assert (at.branch, at.step, at.tap) == (1, 0, "layers.0.attn.scores")
+        assert _screen(pilot).where.step == 0
+        await press(pilot, "n")
+        assert (_driver(pilot).at.branch, _driver(pilot).at.step) == (1, 0), "the debugger goes on from there"
+        await press(pilot, "8")
+        _screen(pilot).front.query_one("#branches").focus()
+        await press(pilot, "home", "enter")
+        assert _driver(pilot).at.branch == 0
+        assert "NaN" not in text_of(pilot)[1]

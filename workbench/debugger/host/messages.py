@@ -8,6 +8,7 @@ receive: a frame that is none of these ends the connection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -34,6 +35,15 @@ class BranchState(Struct, frozen=True):
     steps: int
 
 
+class BreakpointState(Struct, frozen=True):
+    """An enabled breakpoint, watchpoint or catchpoint; `places`: the taps that it looks at."""
+
+    id: int
+    kind: Literal["break", "watch", "catch"]
+    what: str
+    places: Sequence[int]
+
+
 class DebuggerState(Struct, frozen=True):
     """Where the debugger stands, for a status line. All else is read from the session file, a commit a step."""
 
@@ -47,6 +57,8 @@ class DebuggerState(Struct, frozen=True):
     rules: dict[str, str]
     branches: Sequence[BranchState]
     session: str
+    breakpoints: Sequence[BreakpointState] = ()
+    alarm: str = ""  # what a catchpoint has found at this very place
 
 
 class ErrorInfo(Struct, frozen=True):

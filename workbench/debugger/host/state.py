@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.debugger.answers import Result
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.messages import BranchState, CommandAnswer, DebuggerState
+from workbench.debugger.host.messages import BranchState, BreakpointState, CommandAnswer, DebuggerState
 
 
 def state_of(debugger: Debugger) -> DebuggerState:
@@ -26,7 +26,21 @@ def state_of(debugger: Debugger) -> DebuggerState:
             for line in timeline.lines.values()
         ],
         session=str(debugger.session.path),
+        breakpoints=[
+            BreakpointState(one.id, one.kind, one.what, sorted(one.places))
+            for one in debugger.breakpoints
+            if one.enabled
+        ],
+        alarm=_alarm(debugger),
     )
+
+
+def _alarm(debugger: Debugger) -> str:
+    stop, at = debugger.last_stop, debugger.position
+    here = (at.branch, at.step, debugger.timeline.places.name(at.place))
+    if stop is None or stop.reason != "exception" or (stop.branch, stop.step, stop.tap) != here:
+        return ""
+    return stop.description
 
 
 def command_answer(debugger: Debugger, result: Result) -> CommandAnswer:

@@ -101,12 +101,15 @@ class LiveDriver:
             return Fact("○ engine ended", "wrong")
         if self.running is not None and busy:
             return Fact(f"● {self.running.split()[0]} …", "accent")
-        if at is None or not at.tap:
+        if at is None or at.step < 0:
             return Fact("● stopped", "text")
-        # A step that is stopped inside is recorded when it is done: what is shown is the step before.
-        if at.step > where.step:
-            return Fact(f"● in step {at.step} at {at.tap}", "accent")
-        return Fact(f"● at {at.tap}", "text")
+        inside = f" at {at.tap}" if at.tap else ""
+        if (at.branch, at.step) != (where.branch, where.step):
+            on = f", branch {at.branch}" if at.branch != where.branch else ""
+            return Fact(f"looking · stopped in step {at.step}{inside}{on} (= returns)", "accent")
+        if at.alarm:
+            return Fact(f"● {at.alarm.partition(': ')[2] or at.alarm}", "wrong")
+        return Fact(f"●{inside}" if inside else "● stopped", "text")
 
     async def commands(self) -> Sequence[Command]:
         """The host's registry."""

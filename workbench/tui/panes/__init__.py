@@ -21,6 +21,6 @@ PANES: tuple[type[Pane], ...] = (
     JournalPane,
 )
 
-#: Their titles, and the number of the one that `golden` fills.
+#: Their titles, the number of the one that `golden` fills, and of the one that tells of alarms.
 TITLES = tuple(pane.TITLE for pane in PANES)
-GOLDEN = GoldenPane.NUMBER
+GOLDEN, SENTINELS = GoldenPane.NUMBER, SentinelsPane.NUMBER

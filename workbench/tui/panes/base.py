@@ -16,6 +16,7 @@ from textual.widgets import Static
 from sessions.errors import SessionError
 from sessions.text import clean
 from workbench.export.table import Table
+from workbench.tui.marks import Marks
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.painted import PaintedWidget
@@ -48,15 +49,17 @@ class Pane(PaintedWidget):
     overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
     where: var[Where] = var(Where())
     line: var[TokenLine | None] = var(None)
+    marks: var[Marks] = var(Marks())
 
     @dataclass
     class Go(Message):
-        """Look somewhere else. What is None stays."""
+        """Look somewhere else; with `move` the debugger goes there. What is None stays."""
 
         step: int | None = None
         tap: int | None = None
         branch: int | None = None
         rank: int | None = None
+        move: bool = False
 
         def applied_to(self, where: Where) -> Where:
             """The place to look at from `where`."""
@@ -129,9 +132,9 @@ class Pane(PaintedWidget):
             yield widget
         yield self._empty
 
-    def look(self, overview: Overview, where: Where) -> None:
+    def look(self, overview: Overview, where: Where, marks: Marks) -> None:
         """Show what is at `where`; the newest call wins."""
-        self.overview, self.where = overview, where
+        self.overview, self.where, self.marks = overview, where, marks
         self._look()
 
     def label(self, position: int) -> str:

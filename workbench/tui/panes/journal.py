@@ -93,10 +93,10 @@ stop and note in order. The commands are the script that makes this session agai
         event.stop()
         assert self.snapshot is not None
         if event.grid.id == "branches":
-            self.post_message(self.Go(branch=self.snapshot.branches[event.row].line.id))
+            self.post_message(self.Go(branch=self.snapshot.branches[event.row].line.id, move=True))
         else:
             entry = self.snapshot.entries[event.row]
-            self.post_message(self.Go(branch=entry.branch, step=entry.step))
+            self.post_message(self.Go(branch=entry.branch, step=entry.step, move=True))
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:

@@ -18,6 +18,7 @@ from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS
 from workbench.export.numbers import count, number
 from workbench.export.table import Table
+from workbench.tui.marks import STANDS
 from workbench.tui.panes.filtered import FilteredPane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
@@ -42,6 +43,7 @@ Every tap of the present step, from the embedding to the logits.
 A row shows one statistic of the tap on each rank, whether ranks that must hold the same bits do
 (= or ≠), the tap's layout, the golden reference's verdict, and the statistic over the last steps.
 NaN and Inf are counted in place of the statistic; ● marks the first operation that holds any.
+▶ is where the ranks stand, ◆ a breakpoint (b puts it there and takes it away), ◇ a watchpoint.
 In a step that is under way, what has not passed yet is dimmed: (0.999) is the step before's.
 
   /      filter by name            t      another statistic
@@ -101,8 +103,8 @@ In a step that is under way, what has not passed yet is dimmed: (0.999) is the s
         ranks = self.overview.ranks if self.overview else 1
         shown = range(ranks) if self.where.rank is None else [self.where.rank]
         return [
-            GridColumn("", 1),
-            GridColumn("operation", 19, flex=2),
+            GridColumn("", 2),
+            GridColumn("operation", 18, flex=2),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
             GridColumn("", 1, drop=3 if ranks == 1 else 0),
             GridColumn("layout", 12, drop=8),
@@ -122,11 +124,12 @@ In a step that is under way, what has not passed yet is dimmed: (0.999) is the s
         name = overview.taps[row]
         filtered = bool(self._for[1])
         label = name if filtered or layer_of(name) is None else f"  {local_name(name)}"
-        mark = "●" if row == snapshot.first_broken else "▸" if row == self.where.tap else ""
+        stands = STANDS if name == self.marks.stands else "●" if row == snapshot.first_broken else " "
+        mark = stands + self.marks.stops.get(row, "")
         agreement = snapshot.agreement[row] if row < len(snapshot.agreement) else ""
         ranks = range(snapshot.stats.shape[1]) if self.where.rank is None else [self.where.rank]
         return [
-            (mark, "wrong" if mark == "●" else "accent"),
+            (mark, "wrong" if stands == "●" else "accent"),
             (label, _label_role(snapshot, row)),
             *(self._statistic_cell(row, rank) for rank in ranks),
             (agreement, "wrong" if agreement == "≠" else "faint"),
@@ -140,8 +143,10 @@ In a step that is under way, what has not passed yet is dimmed: (0.999) is the s
         assert self.snapshot.stats is not None
         row = self.snapshot.stats[tap, rank]
         if not self.snapshot.has_passed(tap):
-            value = float(row[STATISTICS.index(self.statistic)])
-            return "not yet" if np.isnan(value) else f"({number(value)})", "faint"
+            if np.isnan(row).all():
+                return "not yet", "faint"
+            broken = "NaN" if row[NAN] > 0 else "Inf" if row[INF] > 0 else ""
+            return f"({broken or number(float(row[STATISTICS.index(self.statistic)]))})", "faint"
         role = "wrong" if tap == self.snapshot.first_broken else "worn"
         if row[NAN] > 0:
             return f"NaN {count(row[NAN])}", role

@@ -95,7 +95,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         assert self.snapshot is not None
         found = self.snapshot.sentinels[event.row]
         if found.step is not None:
-            self.post_message(self.Go(step=found.step, tap=self._tap(found)))
+            self.post_message(self.Go(step=found.step, tap=self._tap(found), move=True))
 
     def _tap(self, sentinel: Sentinel) -> int | None:
         taps = self.overview.taps if self.overview else ()

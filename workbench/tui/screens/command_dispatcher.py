@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.tui.panes import GOLDEN, TITLES
@@ -15,6 +16,7 @@ from workbench.tui.screens.runner import CommandRunner
 from workbench.tui.screens.tensor_opener import TensorOpener
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.screens.view_actions import ViewActions
+from workbench.views.where import Where
 
 
 class CommandDispatcher:
@@ -30,6 +32,19 @@ class CommandDispatcher:
     def run(self, line: str, *, quiet: bool = False) -> None:
         """Have the debugger carry out a line; `quiet`: what it answers is seen in the pane."""
         self.bench.screen.run_worker(self._carry_out(line, quiet), group="command")
+
+    def go(self, there: Where, *, inside: bool) -> None:
+        """Have the debugger go to the end of a step, or to a tap inside it."""
+        at, overview = self.runner.driver.at, self.bench.overview
+        if at is None or overview is None:
+            return
+        tap = f" {overview.taps[there.tap]}" if inside and there.tap < len(overview.taps) else ""
+        lines = [f"branch {there.branch}"] * (there.branch != at.branch) + [f"goto {there.step}{tap}"]
+        self.bench.screen.run_worker(self._carry_out_all(lines), group="command")
+
+    async def _carry_out_all(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            await self._carry_out(line, False)
 
     async def _carry_out(self, line: str, quiet: bool) -> None:
         reply = await self.runner.run(line)
@@ -54,15 +69,21 @@ class CommandDispatcher:
         elif name == "toggle":
             await self._choose_toggle()
         elif name == "break":
-            taps = self.bench.overview.taps if self.bench.overview is not None else ()
-            if self.bench.place.tap < len(taps):
-                self.run(f"{line} {taps[self.bench.place.tap]}")
+            self.toggle_break(line)
         elif name == "golden":
             await self.bench.show_pane(GOLDEN)
             if self.runner.driver.live:
                 self.run(line)
         else:
             self.run(line)
+
+    def toggle_break(self, line: str) -> None:
+        """Put a breakpoint at the present operation, or take away the one that is there."""
+        taps = self.bench.overview.taps if self.bench.overview is not None else ()
+        tap, at = self.bench.place.tap, self.runner.driver.at
+        if tap < len(taps):
+            there = [one.id for one in (at.breakpoints if at else ()) if list(one.places) == [tap]]
+            self.run(f"delete {there[0]}" if there else f"{line} {taps[tap]}")
 
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""

@@ -21,9 +21,13 @@ class Follower:
         #: Whether steps were told of that were not looked at yet.
         self.behind = False
         self._turn = asyncio.Lock()
+        self._stood: tuple[int, int, str | None] | None = (
+            None  # where the debugger stood when it was followed last
+        )
 
-    async def follow(self) -> None:
-        """Look at where the debugger stands. One at a time: the last word is the latest."""
+    async def follow(self, *, back: bool = False) -> None:
+        """Look at where the debugger stands, if it has moved there since (or to come `back`). One at a time: the last
+        word is the latest."""
         async with self._turn:
             self.behind = False
             bench, at = self.bench, self.driver.at
@@ -33,6 +37,9 @@ class Follower:
                 await self.reader.ask(SessionSource.refresh)
                 bench.overview = await self.reader.ask(overview)
             if at is not None and bench.overview is not None:
-                bench.look(await self.navigator.of_debugger(at, bench.place, bench.overview))
+                stands = at.branch, at.step, at.tap
+                moved, self._stood = stands != self._stood, stands
+                there = await self.navigator.of_debugger(at, bench.place, bench.overview)
+                bench.look(there if moved or back else await self.navigator.nearest(bench.place))
             if bench.front is None:
                 await bench.show_pane(1)

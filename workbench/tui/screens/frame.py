@@ -8,6 +8,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widget import Widget
 
+from workbench.tui.marks import Marks
+from workbench.tui.panes import SENTINELS
 from workbench.tui.reader import Reader
 from workbench.tui.screens.status import status_facts, step_facts
 from workbench.tui.screens.token_rows import TokenRows
@@ -39,12 +41,13 @@ class Frame:
         self.tokens = TokenRows(reader, token_colour)
         self.tree, self.inspector = ModelTree(id="tree"), Inspector(id="inspector")
         self.message = MessageLine(id="message")
+        self.tabs = PaneTabs(id="tabs")
 
     def compose(self, panes: Widget, command_line: Widget) -> ComposeResult:
         """The widgets from top to bottom, with the panes in their middle."""
         yield from (self.status, self.rules, self.tokens.strip, self.tokens.beside)
         yield Divider(id="under-tokens")
-        yield PaneTabs(id="tabs")
+        yield self.tabs
         with Body(id="body"):
             yield self.tree
             yield panes
@@ -54,18 +57,21 @@ class Frame:
         yield command_line
         yield KeyBar(id="keys")
 
-    async def show(self, overview: Overview, where: Where, state: Fact | None) -> AsyncIterator[TokenLine]:
+    async def show(
+        self, overview: Overview, where: Where, state: Fact | None, marks: Marks
+    ) -> AsyncIterator[TokenLine]:
         """Read and show a place. Yields the tokens as far as they were read: a long session's come in parts."""
         self.present = await self.reader.ask(present, where)
         status, rules = status_facts(overview, where, self.present, state)
         self.status.show(*status)
         self.rules.show(*rules)
+        self.tabs.marked = frozenset({SENTINELS}) if self.present and self.present.alarm else frozenset()
         self._show_message()
         if self.present is not None and self.present.damage:
             self.message.tell(self.present.damage, True)
         if self.tree.display or self.inspector.display:
             found = await self.reader.ask(operations, where)
-            self.tree.update(overview, where, found)
+            self.tree.update(overview, where, found, marks)
             self.inspector.update(overview, where, found)
         complete = False
         while not complete:

@@ -39,7 +39,8 @@ def status_facts(
         if rules
         else (Fact("rules  all correct", "quiet"),)
     )
-    return (left, right), (rule_facts, (_golden(present), Fact(overview.name, "quiet", drop=2)))
+    alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
+    return (left, right), (rule_facts, (*alarm, _golden(present), Fact(overview.name, "quiet", drop=2)))
 
 
 def _recording(overview: Overview) -> Fact:

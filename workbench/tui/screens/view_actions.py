@@ -9,6 +9,7 @@ from workbench.tui import keys, screenshots
 from workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
 from workbench.tui.screens.bench import Bench
 from workbench.tui.screens.exporter import Exporter
+from workbench.tui.screens.follower import Follower
 from workbench.tui.screens.help import HelpScreen
 from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.token_rows import COLOURS, TokenRows
@@ -20,8 +21,11 @@ from workbench.tui.widgets.command_line import CommandLine
 class ViewActions:
     """One method an action of `keys.VIEW_KEYS`."""
 
-    def __init__(self, bench: Bench, navigator: Navigator, tokens: TokenRows, keymap: Keymap) -> None:
+    def __init__(
+        self, bench: Bench, navigator: Navigator, tokens: TokenRows, keymap: Keymap, follower: Follower
+    ) -> None:
         self.bench, self.navigator, self.tokens, self.keymap = bench, navigator, tokens, keymap
+        self.follower = follower
         self.exporter = Exporter(bench.screen, self.picture, self.table, bench.tell)
 
     async def pane(self, number: int) -> None:
@@ -41,6 +45,10 @@ class ViewActions:
             self.bench.tell("no stop before this one" if by < 0 else "no further stop on this branch")
         else:
             self.bench.look(where)
+
+    async def return_to_stop(self) -> None:
+        """Look where the debugger stands."""
+        await self.follower.follow(back=True)
 
     def layer(self, by: int) -> None:
         """Look at the same operation of a neighbouring layer."""

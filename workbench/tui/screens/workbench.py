@@ -17,6 +17,7 @@ from sessions.errors import SessionError
 from workbench.tui import keys
 from workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
 from workbench.tui.guard import Guarded
+from workbench.tui.marks import Marks
 from workbench.tui.navigator import Navigator
 from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
@@ -65,7 +66,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.keymap = Keymap(self, driver)
         self.follower = Follower(self, reader, driver, self.navigator)
         self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
-        self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap)
+        self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap, self.follower)
         self.commands = CommandDispatcher(self, reader, self.runner, self.keymap, self.actions)
         self._unresponsive = False
         driver.listener = self
@@ -131,13 +132,13 @@ class WorkbenchScreen(Guarded, Screen[None]):
             return
         self.frame.message.forget()
         if self.front is not None:
-            self.front.look(self.overview, self.where)
+            self.front.look(self.overview, self.where, self._marks())
         self._show_frame(self.overview)
 
     @work(exclusive=True, group="frame")
     async def _show_frame(self, overview: Overview) -> None:
         try:
-            async for line in self.frame.show(overview, self.where, self._state()):
+            async for line in self.frame.show(overview, self.where, self._state(), self._marks()):
                 if self.front is not None:
                     self.front.line = line
         except SessionError as error:
@@ -150,7 +151,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.pane = self.query_one(PaneTabs).active = number
         if self.overview is not None:
             pane.line = self.frame.tokens.line
-            pane.look(self.overview, self.where)
+            pane.look(self.overview, self.where, self._marks())
             pane.focus_content()
             self._show_keys()
 
@@ -184,6 +185,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     def _state(self) -> Fact | None:
         return self.driver.state(self.where, self.runner.busy)
+
+    def _marks(self) -> Marks:
+        return Marks.of(self.driver.at, self.where)
 
     @on(Progressed)
     def _progressed(self) -> None:
@@ -243,7 +247,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     @on(Pane.Go)
     async def _go(self, event: Pane.Go) -> None:
-        self.where = await self.navigator.nearest(event.applied_to(self.where))
+        there = await self.navigator.nearest(event.applied_to(self.where))
+        if event.move and self.driver.live and not self.driver.why_idle:
+            self.commands.go(there, inside=event.tap is not None)
+        else:
+            self.where = there
 
     @on(Pane.Command)
     def _pane_asks(self, event: Pane.Command) -> None:

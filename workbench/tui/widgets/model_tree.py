@@ -8,6 +8,7 @@ from textual import on
 from textual.message import Message
 
 from engine.taps.names import layer_of, local_name
+from workbench.tui.marks import STANDS, Marks
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
@@ -26,13 +27,14 @@ class ModelTree(Grid):
         tap: int
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__((GridColumn("", 1), GridColumn("model", 19, flex=1)), id=id)
+        super().__init__((GridColumn("", 1), GridColumn("", 1), GridColumn("model", 17, flex=1)), id=id)
         self.can_focus = False
         self._rows: list[tuple[int, str, bool]] = []  # tap, label, whether it heads a layer
         self._worst: dict[int, str] = {}
         self._present = 0
+        self._stops: dict[int, str] = {}
 
-    def update(self, overview: Overview, where: Where, operations: Operations | None) -> None:
+    def update(self, overview: Overview, where: Where, operations: Operations | None, marks: Marks) -> None:
         """Show the model at `where`."""
         layer = layer_of(overview.taps[where.tap]) if where.tap < len(overview.taps) else None
         rows: list[tuple[int, str, bool]] = []
@@ -46,6 +48,7 @@ class ModelTree(Grid):
                 rows.append((index, f"   {local_name(name)}", False))
         self._rows, self._present = rows, where.tap
         self._worst = _worst(overview, operations)
+        self._stops = _stops(overview, marks)
         self.show(len(rows), self._cells)
         self.cursor = next(
             (i for i, (tap, _, head) in enumerate(rows) if tap == where.tap and not head), self.cursor
@@ -56,12 +59,28 @@ class ModelTree(Grid):
         wrong = self._worst.get(-1 - tap if heads else tap, "")
         present = tap == self._present and not heads
         role = "accent" if present else "text" if heads or not label.startswith(" ") else "quiet"
-        return [(wrong, "wrong"), (label, role)]
+        stop = self._stops.get(-1 - tap if heads else tap, "")
+        return [(wrong, "wrong"), (stop, "accent"), (label, role)]
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()
         self.post_message(self.Picked(self._rows[event.row][0]))
+
+
+def _stops(overview: Overview, marks: Marks) -> dict[int, str]:
+    """The mark of each tap, and (at -1 - its first tap) of each layer: where the ranks stand, else a breakpoint."""
+    found: dict[int, str] = {}
+    first_of: dict[int | None, int] = {}
+    for index, name in enumerate(overview.taps):
+        layer = layer_of(name)
+        head = -1 - first_of.setdefault(layer, index)
+        mark = STANDS if name == marks.stands else marks.stops.get(index, "")
+        if mark:
+            found[index] = mark
+            if layer is not None and found.get(head) != STANDS:
+                found[head] = mark
+    return found
 
 
 def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
