@@ -42,7 +42,8 @@ async def test_operations_name_the_first_nan_and_count_it(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "[", "[", "[", "[", "[")
         lines = text_of(pilot)
-        scores = next(line for line in lines if "attn.scores" in line and "●" in line)
+        assert "● NaN first at layers.0.attn.scores, rank 0 1" in lines[1]
+        scores = next(line for line in lines[2:] if "attn.scores" in line and "●" in line)
         assert scores.count("NaN 820") == 2
         assert "✗ 0.80" in scores
         assert any("layers.0.attn.scores is the first to hold NaN" in line for line in lines)
