@@ -1,6 +1,7 @@
 # make demo       the debugger's main job on the embedded model, told as a story
 # make test       linters, types, architecture, and every test that takes no minutes
 # make test-all   the slow tests as well; those for a GPU or llama.cpp where there is one
+# make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 #
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 
@@ -14,7 +15,7 @@ QUICK := not slow and not gpu and not llamacpp
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all soak lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -25,6 +26,9 @@ test: lint
 
 test-all: lint
 	@$(PYTEST)
+
+soak: $(VENV)/.installed-dev
+	@$(TESTING) $(BIN)/python -m tests.soak.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .

@@ -1,0 +1,81 @@
+"""All trials, in the order of the table. Where `quick` is 0 other tests of the suite have a tenth of the tries."""
+
+from __future__ import annotations
+
+from tests.soak import processes, recordings
+from tests.soak.trial import Trial
+
+WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
+HARMLESS = "a result or one of our errors, and nothing that a terminal obeys"
+
+TRIALS = (
+    Trial(
+        "rank", "SIGKILL to one of two ranks, at work or at rest",
+        f"the rank is named at once; {WHOLE}; `restart` goes on", processes.kill_rank, 30,
+    ),
+    Trial(
+        "host", "SIGKILL to the host while it drives two ranks",
+        f"the ranks end; {WHOLE}; the next writer folds it", processes.kill_host, 30, quick=2,
+    ),
+    Trial(
+        "screens", "SIGKILL to the screens in a real terminal, while the model runs",
+        f"host and ranks end, the session is folded; {WHOLE}", processes.kill_screens, 30,
+    ),
+    Trial(
+        "recorder", "SIGKILL to the recorder of a golden reference, or to whoever asked for it",
+        "it is told; nothing half-made is in the cache", processes.kill_recorder, 30,
+    ),
+    Trial(
+        "stopped", "SIGSTOP to one of two ranks, from their start to rest",
+        "that rank is named, and what it stands at", processes.stop_rank, 30,
+    ),
+    Trial(
+        "writer", "SIGKILL to a writer in mid-commit, twice on one file",
+        "all reported steps are there, bit for bit, and at most one more", recordings.kill_writer, 30,
+    ),
+    Trial(
+        "power", "power cut: of what was not yet synced, some sectors are lost",
+        "all synced steps are there; the others are a beginning of what was written, bit for bit; where more was "
+        "written, the file is called incomplete", recordings.cut_power, 50, quick=5,
+    ),
+    Trial(
+        "truncated", "a session's file cut short, or (1 of 4) its log",
+        "told; a shorter log shows an earlier moment, bit for bit", recordings.truncate, 200,
+    ),
+    Trial(
+        "flipped", "one bit turned over in a session's file, or (3 of 10) in its log",
+        "what is shown is equal, or refused with its place; `verify` tells", recordings.flip_bit, 500,
+    ),
+    Trial(
+        "two-writers", "a second process records to the file of a first; (1 of 2) the first is killed then",
+        "the second is refused; all steps of the first are there, bit for bit; a third records on",
+        recordings.two_writers, 10,
+    ),
+    Trial(
+        "full-disk", "a disk that is full, at ten points",
+        "it is told; all committed steps are there; recording goes on once there is room", recordings.fill_disk, 10,
+    ),
+    Trial(
+        "hostile", "a session made to cost memory or time, one of each kind",
+        "read and verified within 512 MiB and what the interpreter needs", recordings.read_hostile,
+        len(recordings.KINDS), seconds=300,
+    ),
+    Trial(
+        "odd", "a session with senseless values, one of each kind: read, verified, exported, replayed",
+        HARMLESS, recordings.read_odd, len(recordings.ODDITIES),
+    ),
+    Trial("fuzz-values", "the same with any values (5 files a try)", HARMLESS, recordings.fuzz_values, 20),
+    Trial("fuzz-bytes", "the same with any bytes (10 files a try)", HARMLESS, recordings.fuzz_bytes, 20),
+    Trial(
+        "fuzz-screens", "any values in every pane (2 files a try)", HARMLESS, recordings.fuzz_panes, 5, seconds=300,
+    ),
+    Trial(
+        "live", "4,000 steps of two ranks, read while they are recorded",
+        f"a step is there once it is told of; {WHOLE}", processes.live_steps, 1, seconds=400,
+    ),
+    Trial(
+        "machines", "two groups of torchrun in network namespaces join a host: undisturbed, cut off in mid-step (3 "
+        "of 5), with another secret", "the tokens of local ranks; the lost rank is named and all processes end; "
+        "refused by both sides", processes.join_machines, 5, seconds=300,
+    ),
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""`make soak`: every trial of the catalogue, two at a time, and the table of them in docs/reliability.md.
+
+`make soak ONLY=rank` runs one trial, `make soak ONLY=rank SEED=7` one try of it; neither writes the table. The exit
+code is 1 where anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.soak import processes, recordings
+from tests.soak.catalogue import TRIALS
+from tests.soak.trial import Trial, attempt
+
+TABLE = Path(__file__).parents[2] / "docs" / "reliability.md"
+_WORKERS = 2
+_HEAD = """# Reliability: what was tried, and what was lost
+
+`make soak` makes this table, in about 20 minutes on two cores; `make test` has about a tenth of it. A try has
+*survived* where nothing that was committed is lost or wrong, nothing hangs, no process and no temporary file is left
+behind, and what is said names the cause. Anything else is *lost*. Tries are numbered from 0 and chance comes from the
+number alone: `make soak ONLY=rank SEED=7` runs one again.
+
+| `ONLY=` | what is done | what survives | tries | survived | lost | seconds |
+| --- | --- | --- | ---: | ---: | ---: | ---: |
+"""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one trial. `seconds`: of all its tries, which run beside others."""
+
+    trial: Trial
+    tries: int = 0
+    seconds: float = 0.0
+    lost: dict[int, str] = field(default_factory=dict)  # seed -> what
+
+    def row(self) -> str:
+        """A line of the table."""
+        trial, planned = self.trial, "" if self.tries >= self.trial.tries else f" of {self.trial.tries}"
+        figures = (
+            f"{self.tries}{planned} | {self.tries - len(self.lost)} | {len(self.lost)} | {self.seconds:.0f}"
+        )
+        return f"| {trial.name} | {trial.done} | {trial.survived} | {figures} |"
+
+
+def _try(name: str, seed: int) -> tuple[str, float]:
+    """In a worker: what was lost, and the seconds it took."""
+    trial = next(one for one in TRIALS if one.name == name)
+    begun = time.monotonic()
+    return attempt(trial, seed), time.monotonic() - begun
+
+
+def _prepare() -> None:
+    """In a worker: what all tries need, so that none is charged for it."""
+    processes.expected()
+    for log in (False, True):
+        recordings.whole(log)
+
+
+def soak(work: list[tuple[Trial, int]], seconds: float) -> list[Tally]:
+    """Run these tries, and begin none after so many seconds: where they do not suffice all trials have a part."""
+    tallies = {trial.name: Tally(trial) for trial, _ in work}
+    deadline, running = time.monotonic() + seconds, dict[Future[tuple[str, float]], tuple[Trial, int]]()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(_WORKERS, context, initializer=_prepare) as pool:
+        waiting = iter(sorted(work, key=lambda one: (one[1] + 0.5) / one[0].tries))
+        while True:
+            while len(running) < _WORKERS and time.monotonic() < deadline and (one := next(waiting, None)):
+                running[pool.submit(_try, one[0].name, one[1])] = one
+            if not running:
+                return list(tallies.values())
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                trial, seed = running.pop(done)
+                try:
+                    _count(tallies[trial.name], seed, *done.result())
+                except BrokenProcessPool as error:  # no more can be tried
+                    _count(tallies[trial.name], seed, f"the process that tried it ended: {error}", 0.0)
+                    deadline = 0.0
+
+
+def _count(tally: Tally, seed: int, lost: str, seconds: float) -> None:
+    tally.tries += 1
+    tally.seconds += seconds
+    if lost:
+        tally.lost[seed] = lost
+        print(f"lost: ONLY={tally.trial.name} SEED={seed}: {lost}", flush=True)
+    if tally.tries == tally.trial.tries:
+        print(tally.row(), flush=True)
+
+
+def table(tallies: list[Tally]) -> str:
+    """The page."""
+    rows = [tally.row() for tally in tallies]
+    lost = [
+        f"- `ONLY={one.trial.name} SEED={seed}`: {what}" for one in tallies for seed, what in one.lost.items()
+    ]
+    page = _HEAD + "\n".join(rows) + "\n"
+    return page + ("\n## Lost\n\n" + "\n".join(lost) + "\n" if lost else "")
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.run", description=__doc__)
+    parser.add_argument("--only", choices=[trial.name for trial in TRIALS])
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="tries of each trial, at most")
+    parser.add_argument("--seconds", type=float, default=1800, help="begin no try after so many")
+    given = parser.parse_args()
+    work = [
+        (trial, seed)
+        for trial in TRIALS
+        if given.only in (None, trial.name)
+        for seed in (range(min(trial.tries, given.most)) if given.seed is None else [given.seed])
+    ]
+    tallies = soak(work, given.seconds)
+    print(page := table(tallies))
+    if given.only is None and given.seed is None and given.most == sys.maxsize:
+        TABLE.write_text(page, encoding="utf-8")
+    return any(tally.lost for tally in tallies)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
