@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from sessions.convert import convert
@@ -14,10 +15,19 @@ from sessions.recording_file import aside, put_in_place
 from sessions.session import Session
 
 
-def compact(path: Path) -> tuple[int, int]:
-    """Compact the session; its bytes before and after (the log included). The compact one is made beside it, and then
-    takes its place: whenever this is cut short, one whole session is there. One of an earlier format version becomes
-    one of the present version, whose rows have checksums from now on.
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The bytes of a session before and after (its log included), and whether it was of an earlier format version."""
+
+    before: int
+    after: int
+    converted: bool
+
+
+def compact(path: Path) -> Packed:
+    """Compact the session. The compact one is made beside it, and takes its place where it is smaller: whenever this
+    is cut short, one whole session is there. One of an earlier format version becomes one of the present version, whose
+    rows have checksums from now on, and may grow by them.
 
     A short one has no rows of `columns` and needs no large pages: most of its size would be their rest.
 
@@ -31,7 +41,7 @@ def compact(path: Path) -> tuple[int, int]:
         _check_references(session)
         # A field that makes no sense would be lost on the way to the present version.
         convertible = not session.protected and not session.meta_problems
-    before = path.lstat().st_size + files.log_bytes(path)
+    before = _size(path)
     try:
         if convertible:
             _convert(path)
@@ -44,14 +54,21 @@ def compact(path: Path) -> tuple[int, int]:
             (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
             connection.execute("VACUUM INTO ?", (str(fresh),))
-            database.fold(connection)
+            folded = database.fold(connection)
             connection.close()
-            put_in_place(fresh, path)
+            if fresh.stat().st_size < _size(path):
+                put_in_place(fresh, path)
+            elif not folded:
+                database.tidy(path)
     except (*database.ERRORS, OSError) as error:
         raise SessionWriteError(
             f"cannot pack session {path}: {error}. It is unharmed; make room, close whatever writes it, try again."
         ) from error
-    return before, path.lstat().st_size + files.log_bytes(path)
+    return Packed(before, _size(path), convertible)
+
+
+def _size(path: Path) -> int:
+    return path.lstat().st_size + files.log_bytes(path)
 
 
 def _convert(path: Path) -> None:

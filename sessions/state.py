@@ -9,6 +9,15 @@ from sessions.session import Session
 
 State = Literal["closed", "recording", "interrupted", "incomplete", "damaged"]
 
+#: The states in words.
+STATE_WORDS: dict[State, str] = {
+    "closed": "closed",
+    "recording": "being recorded",
+    "interrupted": "ended without closing",
+    "incomplete": "incomplete",
+    "damaged": "damaged",
+}
+
 
 def state_of(session: Session) -> State:
     """ "closed" by its writer; "recording": somebody is writing it; "interrupted": its writer was killed, all that it

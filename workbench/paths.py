@@ -45,6 +45,22 @@ def sessions_directory() -> Path:
     return directory
 
 
+def find_session(name: str | Path) -> Path:
+    """A session by its path, or by its name in `sessions_directory` with or without the ending; a path comes first.
+    What is neither comes back as the path that it would be, for whoever opens it to say so."""
+    path = Path(name).expanduser()
+    if path.exists() or path.parent != Path() or not path.name:
+        return path
+    kept = sessions_directory() / f"{path.name.removesuffix('.session')}.session"
+    return kept if kept.is_file() else path
+
+
+def session_of(target: str) -> Path | None:
+    """The session that MODEL|SESSION on a command line means; None where it is a model."""
+    path = find_session(target)
+    return path if target != "demo" and path.suffix == ".session" and not path.is_dir() else None
+
+
 def file_stem(name: str) -> str:
     """A foreign name (of a tap, a model) as part of a file's name: letters, digits and `-_=.`, at most 100 bytes.
 

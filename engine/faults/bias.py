@@ -26,7 +26,6 @@ FAULTS = (
         level="load",
         first_tap="layers.*.attn.q_proj",
         symptom="every token's q, k and v are off by the same vector: minus the bias",
-        source="seed S08",
         patch={"load_bias": skip_qkv_bias},
         needs=_qkv_bias,
     ),

@@ -43,7 +43,6 @@ FAULTS = (
         first_tap="layers.*.attn.q_rope",
         step=1,
         symptom="from the first decode step each token is rotated by 0, overwrites slot 0 and sees only itself",
-        source="seed S09",
         patch={"positions": stuck_positions},
     ),
     Fault(
@@ -71,7 +70,6 @@ FAULTS = (
         first_tap="layers.*.attn.k_cache",
         step=1,
         symptom="a decode step attends to its own token only",
-        source="seed S05",
         patch={"cache_reuse": new_rows_only},
     ),
     Fault(

@@ -26,7 +26,7 @@ class Fault:
     `level` is what a toggle costs: "step" acts from the next forward pass, "build" empties the cache, "load"
     reads weights again. `first_tap` is where the fault shows first (`*` for the layer), `step` in which
     step. `patch` maps fields of `Rules` to their replacements; the field named like `rule` is always among them.
-    `source` is the issue of a public engine, or "seed" for the two teams whose bugs Lockstep was built to name.
+    `source` is the issue of a public engine that had it, "" where none is known. `id` names it in the tests.
     """
 
     id: str
@@ -39,6 +39,6 @@ class Fault:
     first_tap: str
     step: int = 0
     symptom: str
-    source: str
+    source: str = ""
     patch: Mapping[str, Callable[..., Any]] = field(repr=False, compare=False)
     needs: Needs = field(default=_anywhere, repr=False, compare=False)

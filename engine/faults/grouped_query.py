@@ -58,7 +58,6 @@ FAULTS = (
         level="build",
         first_tap="layers.*.attn.k_cache",
         symptom="the cache holds every KV head as often as it is read, and is read as if it did not",
-        source="seed S06",
         patch={"cache_heads": repeated_heads, "kv_expand": repeated_heads_read},
         needs=_groups,
     ),

@@ -22,7 +22,6 @@ FAULTS = (
         level="load",
         first_tap="logits",
         symptom="everything up to the final norm is right, the logits are noise",
-        source="seed S03",
         patch={"lm_head": unfilled_head},
     ),
 )

@@ -32,7 +32,6 @@ FAULTS = (
         level="step",
         first_tap="layers.*.attn.scores",
         symptom="0 * -inf is NaN in every cell the mask allows: all scores of the first layer, then everything",
-        source="seed S01",
         patch={"mask": multiplied_mask},
     ),
     Fault(

@@ -58,7 +58,6 @@ FAULTS = (
         level="step",
         first_tap="layers.*.attn.q_rope",
         symptom="q and k are not rotated at all; the first token is right",
-        source="seed S04",
         patch={"rope": swallowed},
     ),
     Fault(

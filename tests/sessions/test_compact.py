@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from sessions import Session, SessionError, SessionWriter, TensorRecord
-from sessions.compact import compact
+from sessions.compact import Packed, compact
 from sessions.errors import SessionBusy
 from sessions.format.schema import CHUNK_STEPS
+from sessions.state import state_of
 from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
@@ -24,9 +25,9 @@ def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
     with SessionWriter.reopen(path) as writer:
         writer.tensors(0, 0, [TensorRecord("embed", 0, 0, noise, "float64")])
         writer.tensors(0, 0, [TensorRecord("embed", 0, 0, np.zeros(2), "float64")])  # in its place
-    before, after = compact(path)
-    assert before - after > noise.nbytes * 0.8
-    assert after == path.stat().st_size
+    packed = compact(path)
+    assert packed.before - packed.after > noise.nbytes * 0.8
+    assert packed.after == path.stat().st_size
     assert verify(path) == []
     with Session.open(path) as session:
         assert all(session.stats(s).tobytes() == record(s).stats.tobytes() for s in session.steps())
@@ -35,6 +36,23 @@ def test_a_packed_session_is_smaller_and_the_same(tmp_path: Path) -> None:
     with SessionWriter.reopen(path) as writer:
         writer.step(0, record(3 * CHUNK_STEPS))
     assert [file.name for file in tmp_path.iterdir()] == ["a.session"]
+
+
+def test_packing_never_enlarges(tmp_path: Path) -> None:
+    """A packed short one that has grown: with the large pages that long ones read fastest with it would be larger."""
+    path = write(tmp_path / "a.session", 2)
+    compact(path)
+    with SessionWriter.reopen(path) as writer:
+        for step in range(2, CHUNK_STEPS + 6):
+            writer.step(0, record(step))
+    size, file = path.stat().st_size, path.stat().st_ino
+    for _ in range(2):
+        assert compact(path) == Packed(size, size, converted=False)
+        assert (path.stat().st_size, path.stat().st_ino) == (size, file)
+    assert verify(path) == []
+    with Session.open(path) as session:
+        assert session.steps() == range(CHUNK_STEPS + 6)
+        assert state_of(session) == "closed"
 
 
 def test_what_is_no_session_is_not_compacted(tmp_path: Path) -> None:

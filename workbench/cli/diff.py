@@ -11,6 +11,7 @@ from sessions import Session
 from workbench.debugger.commands.diff import compare_sessions
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
+from workbench.paths import find_session
 from workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -26,7 +27,11 @@ def diff(
 ) -> None:
     """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does."""
     limits = session_limits()
-    with Session.open(a, limits) as first, Session.open(b, limits) as second, first.walk(second):
+    with (
+        Session.open(find_session(a), limits) as first,
+        Session.open(find_session(b), limits) as second,
+        first.walk(second),
+    ):
         found = compare_sessions(first, branch_a, second, branch_b)
     print(dumps(found.to_json()) if as_json else found.to_text())
     raise typer.Exit(Exit.DIVERGED if found.rows else Exit.OK)

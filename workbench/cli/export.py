@@ -18,6 +18,7 @@ from workbench.cli.terminal import tell
 from workbench.exit_codes import UsageError
 from workbench.export.kinds import KINDS
 from workbench.export.session_files import Content, NothingToExport, SessionFiles
+from workbench.paths import find_session
 from workbench.settings import session_limits
 from workbench.views.request import Request
 from workbench.views.statistics import select
@@ -29,7 +30,12 @@ _SQLITE = b"SQLite format 3\0"
 
 @app.command()
 def export(
-    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A .session file.", show_default=False)],
+    session: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SESSION", help="A file, or a name as `lockstep sessions` shows it.", show_default=False
+        ),
+    ],
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="A page that needs no network.")
     ] = None,
@@ -76,6 +82,7 @@ def export(
 
     FILE `-` is stdout. What was left out to keep a page small is said, in it and on stderr.
     """
+    session = find_session(session)
     files = (html, svg, png, csv_file, json_file, junit_file)
     targets = {f"--{kind}": path for kind, path in zip(KINDS, files, strict=True)}
     _check_targets(targets, session)

@@ -20,6 +20,9 @@ from workbench.cli.home import open_home
 from workbench.cli.terminal import no_screens, tell
 from workbench.exit_codes import Exit
 
+#: The environment variable by which a shell asks for completions.
+COMPLETION = "_LOCKSTEP_COMPLETE"
+
 
 def run(arguments: list[str]) -> int:
     """Run one command line (without the program's name) and return the exit code."""
@@ -44,8 +47,8 @@ def run(arguments: list[str]) -> int:
         return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ending.say(signal.SIGINT)
-    except SystemExit:  # Rich's answer to a closed pipe
-        return Exit.PIPE_CLOSED
+    except SystemExit as ended:  # Rich's answer to a closed pipe; Typer's after --install-completion
+        return Exit.PIPE_CLOSED if ended.code else Exit.OK
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return Exit.PIPE_CLOSED
@@ -62,8 +65,21 @@ def run(arguments: list[str]) -> int:
     return Exit.OK
 
 
+def complete(instruction: str) -> int:
+    """Answer the shell, whose script `--install-completion` has installed: it asks by an environment variable."""
+    # Imported here: whoever completes nothing needs none of it.
+    import typer
+    from typer.completion import shell_complete
+
+    from workbench.cli import root
+
+    return shell_complete(typer.main.get_command(root.app), {}, "lockstep", COMPLETION, instruction)
+
+
 def main() -> None:
     """The console script."""
+    if asked := os.environ.get(COMPLETION):
+        sys.exit(complete(asked))
     # A session of NaN and infinities is shown as such; numpy need not warn of them as well.
     warnings.simplefilter("ignore", RuntimeWarning)
     closed = _closed_streams()

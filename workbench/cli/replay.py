@@ -17,6 +17,7 @@ from workbench.debugger.host.replay import open_replay
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.models.opening import open_model
+from workbench.paths import find_session
 from workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -24,7 +25,9 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 @app.command()
 def replay(
-    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A .session file.")],
+    session: Annotated[
+        Path, typer.Argument(metavar="SESSION", help="A file, or a name as `lockstep sessions` shows it.")
+    ],
     script: Script = None,
     ex: Commands = None,
     batch: Batch = False,
@@ -44,6 +47,7 @@ def replay(
 
     What was not captured says so, and which command would capture it.
     """
+    session = find_session(session)
     if verify is not None:
         if script or ex:
             raise UsageError("--verify runs the whole session again and takes no commands")

@@ -24,6 +24,15 @@ def load(name: str) -> Any:
     return command
 
 
+def _bare_flags(command: Any, context: Any) -> None:
+    """A flag takes no value: its help names no type. (Typer prints `<bool>` unless told otherwise.)"""
+    for option in command.get_params(context):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for action in getattr(command, "commands", {}).values():
+        _bare_flags(action, context)
+
+
 class _Commands(TyperGroup):
     """Shows every subcommand by its help line and imports only the one that is used."""
 
@@ -31,13 +40,21 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever; its own help may be asked for here."""
+        _bare_flags(self, ctx)
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The real command in place of the one that help shows."""
         name, shown, rest = super().resolve_command(ctx, args)
-        return name, shown if name is None else load(name), rest
+        if name is None:
+            return name, shown, rest
+        _bare_flags(command := load(name), ctx)
+        return name, command, rest
 
 
-app = typer.Typer(cls=_Commands, rich_markup_mode="rich", add_completion=False)
+app = typer.Typer(cls=_Commands, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

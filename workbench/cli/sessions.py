@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,33 +11,33 @@ from typing import Annotated, Any
 import typer
 
 from sessions import Session, SessionError, clean
-from sessions.compact import compact
+from sessions.compact import Packed, compact
 from sessions.copy import copy
 from sessions.lock import holder
 from sessions.remove import remove
-from sessions.state import state_of
+from sessions.state import STATE_WORDS, state_of
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.paths import sessions_directory
+from workbench.paths import find_session, sessions_directory
 from workbench.settings import session_limits
 from workbench.views.identity import model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-Named = Annotated[
-    list[Path], typer.Argument(metavar="SESSION…", help="Files, or names as `list` shows them.")
-]
+Named = Annotated[list[Path], typer.Argument(metavar="SESSION", help="Files, or names as `list` shows them.")]
 
 
 @app.callback(invoke_without_command=True)
-def sessions(context: typer.Context) -> None:
+def sessions(context: typer.Context, as_json: Json = False) -> None:
     """List, show, verify, copy, pack or remove saved sessions."""
     if context.invoked_subcommand is None:
-        list_sessions()
+        list_sessions(as_json)
+    elif as_json:
+        raise UsageError(f"put --json behind {context.invoked_subcommand}")
 
 
 @app.command("list")
@@ -47,6 +48,8 @@ def list_sessions(as_json: Json = False) -> None:
     if as_json:
         print(dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows]))
     else:
+        for row in rows:
+            row[1] = STATE_WORDS.get(row[1], row[1])
         print(TableResult("", _COLUMNS, rows, empty=f"no sessions in {sessions_directory()}").to_text())
 
 
@@ -54,7 +57,7 @@ def list_sessions(as_json: Json = False) -> None:
 def show(session: Named, as_json: Json = False) -> None:
     """What sessions hold: model, rules, branches, notes, what was judged."""
     for name in session:
-        with Session.open(_find(name), session_limits()) as opened, opened.view():
+        with Session.open(find_session(name), session_limits()) as opened, opened.view():
             told = _describe(opened)
         print(dumps(told) if as_json else _text(told))
 
@@ -62,7 +65,7 @@ def show(session: Named, as_json: Json = False) -> None:
 @app.command("verify")
 def verify_sessions(session: Named, as_json: Json = False) -> None:
     """Check the integrity of sessions: structure, references, every blob. Exit 1 when one is damaged or incomplete."""
-    found = {str(path): verify(path, session_limits()) for path in map(_find, session)}
+    found = {str(path): verify(path, session_limits()) for path in map(find_session, session)}
     if as_json:
         print(dumps(found))
     else:
@@ -78,30 +81,37 @@ def copy_session(
     session: Annotated[Path, typer.Argument(metavar="SESSION", help="A file, or a name as `list` shows it.")],
     target: Annotated[Path, typer.Argument(metavar="FILE.session", help="Where the copy goes.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a session that is there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Copy a session whole, even while it is being recorded (`cp` would leave its newest steps behind)."""
-    copy(_find(session), may_write(target) if force else target, overwrite=force)
-    print(clean(f"copied to {target}: {_size(target)} bytes"))
+    copy(find_session(session), may_write(target) if force else target, overwrite=force)
+    size = _size(target)
+    print(
+        dumps({"copy": str(target), "bytes": size}) if as_json else clean(f"copied to {target}: {size} bytes")
+    )
 
 
 @app.command("pack")
-def pack_sessions(session: Named) -> None:
+def pack_sessions(session: Named, as_json: Json = False) -> None:
     """Make each session one file as small as it can be (a killed run leaves a log beside it)."""
-    for name in session:
-        path = _find(name)
-        before, after = compact(path)
-        print(clean(f"{path}: {before} → {after} bytes"))
+    for path in map(find_session, session):
+        packed = compact(path)
+        print(dumps({"path": str(path), **asdict(packed)}) if as_json else clean(f"{path}: {_told(packed)}"))
 
 
 @app.command()
-def rm(session: Named, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+def rm(
+    session: Named,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
     """Remove sessions. Files that are none are refused."""
-    for path in map(_find, session):
+    for path in map(find_session, session):
         Session.open(path, session_limits()).close()
         if not yes and not _agreed(path):
             continue
         remove(path)
-        print(clean(f"removed {path}"))
+        print(dumps({"removed": str(path)}) if as_json else clean(f"removed {path}"))
 
 
 _UNPROTECTED = "not protected: rows of this format have no checksums (`lockstep sessions pack` converts it)"
@@ -172,19 +182,11 @@ def _text(told: dict[str, Any]) -> str:
     return "\n".join([
         f"{clean(told['path'])}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
         f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
-        f"state: {told['state']}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
+        f"state: {STATE_WORDS[told['state']]}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
         *(clean(loss) for loss in told["losses"]),
         *(f"note: {note}" for note in told["notes"]),
         table.to_text(),
     ])  # fmt: skip
-
-
-def _find(name: Path) -> Path:
-    """A session by its path, or by its name in the data directory."""
-    if name.exists():
-        return name
-    kept = sessions_directory() / f"{name.name.removesuffix('.session')}.session"
-    return kept if kept.exists() and name.parent == Path() else name
 
 
 def _ok(path: Path) -> str:
@@ -196,6 +198,14 @@ def _ok(path: Path) -> str:
     if state == "interrupted":
         return f"ok up to the last commit: its writer did not close it{rest}"
     return f"ok{rest}"
+
+
+def _told(packed: Packed) -> str:
+    if packed.converted:
+        return f"converted to the present format, {packed.before} → {packed.after} bytes"
+    if packed.after < packed.before:
+        return f"{packed.before} → {packed.after} bytes"
+    return f"left as it is, {packed.after} bytes: packed it would not be smaller"
 
 
 def _size(path: Path) -> int:

@@ -43,7 +43,6 @@ def toggles(
 
 def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]:
     told: dict[str, object] = {
-        "id": fault.id,
         "rule": fault.rule,
         "value": fault.value,
         "default": DEFAULTS[fault.rule],
@@ -53,7 +52,7 @@ def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]
         "first_tap": fault.first_tap,
         "step": fault.step,
         "symptom": fault.symptom,
-        "source": fault.source,
+        "source": fault.source or None,
     }
     if model is not None:
         reason = fault.needs(model.config, tp)

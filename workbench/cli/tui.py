@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from workbench.cli import options
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import UsageError
+from workbench.paths import session_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -19,7 +19,9 @@ def tui(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL|SESSION", help="A model, `demo`, or a saved session.", show_default=False
+            metavar="MODEL|SESSION",
+            help="A model, `demo`, or a saved session: a file, or a name as `lockstep sessions` shows it.",
+            show_default=False,
         ),
     ],
     prompt: options.Prompts = None,
@@ -47,8 +49,7 @@ def tui(
     # Imported here: textual is not for those who only ask for help.
     from workbench.tui.launch import run_model, run_session
 
-    path = Path(target).expanduser()
-    if path.is_file() and path.suffix == ".session":
+    if (path := session_of(target)) is not None:
         raise typer.Exit(run_session(path))
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,

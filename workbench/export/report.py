@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from sessions.state import STATE_WORDS
 from workbench.export.colormap import SHADES, shades
 from workbench.export.figures import bias_figure, head_figures, history_figure
 from workbench.export.headline import headline
@@ -67,6 +68,7 @@ def render(story: Story, limits: Limits | None = None) -> str:
         .get_template("report.html")
         .render(
             story=story,
+            state=STATE_WORDS[story.identity.state],
             policy=_policy(style, script),
             style=Markup(style),
             script=Markup(script),

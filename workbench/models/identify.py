@@ -14,6 +14,7 @@ from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.text import clean
 from workbench.demo import MODEL_DIR
+from workbench.paths import find_session
 from workbench.settings import session_limits
 
 
@@ -31,7 +32,7 @@ class Found:
 def identify(text: str) -> Found:
     """What `text` names. Reads headers only."""
     name = text.strip()
-    path = MODEL_DIR if name == "demo" else Path(name).expanduser()
+    path = MODEL_DIR if name == "demo" else find_session(name)
     if not name:
         return Found("nothing", path, "a session file, or a model's directory")
     if not path.exists():

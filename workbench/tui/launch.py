@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.text import printable
 from workbench import error_log
 from workbench.exit_codes import Exit
+from workbench.paths import session_of
 from workbench.settings import SettingsError
 from workbench.tui import routes, settings
 from workbench.tui.app import LockstepApp
@@ -101,6 +102,6 @@ def main(arguments: Sequence[str]) -> int:
     """`python -m workbench.tui [SESSION | MODEL [TP]]`, for development and the tests."""
     if not arguments:
         return run_home()
-    if arguments[0].endswith(".session"):
-        return run_session(Path(arguments[0]))
+    if (path := session_of(arguments[0])) is not None:
+        return run_session(path)
     return run_model(arguments[0], tp=int(arguments[1]) if len(arguments) > 1 else 2)

@@ -10,6 +10,7 @@ import msgspec
 
 from sessions import Session
 from sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
+from sessions.state import State, state_of
 from workbench.demo import MODEL_DIR
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.plain_text import plural, said
@@ -57,7 +58,7 @@ class Identity:
     device: str
     dtype: str
     steps: int
-    growing: bool
+    state: State
     rules: tuple[DifferingRule, ...]
     facts: tuple[tuple[str, str], ...]
 
@@ -72,7 +73,7 @@ def identify(session: Session, trail: Trail, known: Iterable[KnownRule]) -> Iden
         device=device_name(session),
         dtype=dtype_name(session),
         steps=max((line.steps for line in lines), default=0),
-        growing=session.growing,
+        state=state_of(session),
         rules=_rules(lines, known),
         facts=tuple(_facts(session.meta, trail)),
     )

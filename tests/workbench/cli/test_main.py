@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from sessions import Session
 from workbench import error_log
-from workbench.cli.main import run
+from workbench.cli.main import COMPLETION, complete, run
 from workbench.cli.root import load
 from workbench.cli.subcommands import COMMANDS
 from workbench.debugger.failures import explain
@@ -34,6 +35,56 @@ def test_every_command_loads_under_its_name(name: str, capsys: Any) -> None:
     shown = capsys.readouterr().out
     assert f"lockstep {name}" in shown
     assert "--install-completion" not in shown
+
+
+def _actions(command: Any) -> Iterator[Any]:
+    """A command, or those of which it is a group, and the group where it does something by itself."""
+    if not hasattr(command, "commands") or command.invoke_without_command:
+        yield command
+    for action in getattr(command, "commands", {}).values():
+        yield from _actions(action)
+
+
+def test_json_is_understood_wherever_data_is_printed() -> None:
+    silent = {"tui", "web", "rank"}  # screens, and a rank that talks to its host
+    lacking = {
+        f"{name} {action.name}"
+        for name in COMMANDS.keys() - silent
+        for action in _actions(load(name))
+        if "--json" not in [word for option in action.params for word in option.opts]
+    }
+    assert lacking == set()
+    assert f"all but {', '.join(f'`{name}`' for name in ('tui', 'web'))} and `rank`" in (
+        ROOT / "README.md"
+    ).read_text(encoding="utf-8")
+
+
+def test_a_flag_has_no_type_in_the_help(capsys: Any) -> None:
+    for words in ([], *([name] for name in COMMANDS), ["sessions", "show"]):
+        assert run([*words, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "bool" not in shown
+        assert "seed S" not in shown
+
+
+def test_completion_is_installed_and_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    assert run(["--install-completion"]) == 0
+    assert "bash completion installed" in capsys.readouterr().out
+    (script,) = [path for path in tmp_path.rglob("*") if path.suffix == ".sh"]
+    assert f"{COMPLETION}=complete_bash" in script.read_text(encoding="utf-8")
+    assert script.name in (tmp_path / ".bashrc").read_text(encoding="utf-8")
+    for typed, offered in (
+        ("lockstep ses", "sessions"), ("lockstep sessions pa", "pack"), ("lockstep check --dt", "--dtype")
+    ):  # fmt: skip
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        assert complete("complete_bash") == 0
+        assert offered in capsys.readouterr().out.split()
+    assert "lockstep --install-completion" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_version(capsys: Any) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from sessions import Session
 from sessions.state import state_of
-from tests.sessions.samples import create, record, write
+from tests.sessions.samples import as_version, create, record, write
 from workbench.cli.main import run
+from workbench.models.identify import identify
+from workbench.paths import find_session, session_of
 
 
 @pytest.fixture
@@ -30,8 +32,14 @@ def test_the_state_of_each_session_is_listed(kept: Path, capsys: pytest.CaptureF
         shutil.copy(kept / "growing.session", kept / "lone.session")
         for suffix in ("", "-wal"):
             shutil.copy(kept / f"growing.session{suffix}", kept / f"killed.session{suffix}")
-        assert run(["sessions", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+        assert run(["sessions", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert run(["sessions"]) == 0
+        shown = capsys.readouterr().out
+        assert run(["sessions", "show", "killed"]) == 0
+        assert "state: ended without closing" in capsys.readouterr().out
+    assert "ended without closing" in next(line for line in shown.splitlines() if "killed" in line)
+    assert "being recorded" in next(line for line in shown.splitlines() if "growing" in line)
     assert {row["name"]: row["state"] for row in rows} == {
         "closed": "closed", "growing": "recording", "killed": "interrupted", "lone": "incomplete"
     }  # fmt: skip
@@ -70,3 +78,54 @@ def test_a_growing_session_is_copied_and_not_removed(kept: Path, capsys: pytest.
         assert session.steps() == range(2)
     with Session.open(kept / "growing.session") as session:
         assert session.steps() == range(2)
+
+
+def test_a_session_is_found_by_the_name_that_the_list_shows(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr("workbench.cli.tui.no_screens", lambda: "")
+    monkeypatch.setattr("workbench.tui.launch.run_session", lambda path: opened.append(path) or 0)
+    path = kept / "closed.session"
+    for name in ("closed", "closed.session", str(path)):
+        assert run(["sessions", "show", name]) == 0
+        assert run(["replay", name, "--batch", "--ex", "where"]) == 0
+        assert run(["tui", name]) == 0
+        assert run(["diff", name, str(path)]) == 0
+        assert run(["export", name, "--csv", str(tmp_path / "a.csv")]) == 0
+        assert identify(name).path == path
+    assert opened == [path] * 3
+    shutil.copy(path, tmp_path / "closed")  # a path comes first
+    monkeypatch.chdir(tmp_path)
+    assert find_session("closed") == Path("closed")
+    assert session_of("demo") is None
+    capsys.readouterr()
+    assert run(["replay", "nowhere", "--ex", "where"]) == 3
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_every_action_on_sessions_answers_in_json(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = (kept / "closed.session").stat().st_size
+    copied = str(tmp_path / "copied.session")
+    for words, key, value in (
+        (["show", "closed"], "state", "closed"),
+        (["copy", "closed", copied], "copy", copied),
+        (["pack", "closed"], "before", size),
+        (["pack", "closed"], "converted", False),
+        (["rm", "--yes", "closed"], "removed", str(kept / "closed.session")),
+    ):
+        assert run(["sessions", *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[key] == value
+    assert run(["sessions", "--json", "show", copied]) == 2
+    assert "put --json behind show" in capsys.readouterr().err
+
+
+def test_packing_says_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for told in (" → 36864 bytes", "left as it is, 36864 bytes: packed it would not be smaller"):
+        assert run(["sessions", "pack", "closed"]) == 0
+        assert told in capsys.readouterr().out
+    as_version(write(kept / "old.session", 2), 2)
+    assert run(["sessions", "pack", "old"]) == 0
+    assert "converted to the present format, 262144 → " in capsys.readouterr().out

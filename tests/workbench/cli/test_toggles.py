@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
     shown = capsys.readouterr().out
     assert run(["toggles", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [one["id"] for one in told] == [fault.id for fault in FAULTS]
+    assert [(one["rule"], one["value"]) for one in told] == [(fault.rule, fault.value) for fault in FAULTS]
+    for fault in FAULTS:  # names of our own stay inside
+        assert not fault.source or re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", fault.source)
+    assert not set(told[0]) & {"id", "patch"}
+    assert "seed" not in shown
     for one in told:
         assert f"{one['rule']}={one['value']}" in shown
         assert one["title"] in shown
@@ -26,11 +31,11 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
 def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "llama"))
     assert run(["toggles", "--model", model, "--json"]) == 0
-    told = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
-    assert not told["bias-not-loaded"]["acts"]
-    assert told["bias-not-loaded"]["reason"] == "the model has no q/k/v biases"
-    assert not told["qkv-sizes-mixed"]["acts"]
-    assert told["additive-mask"]["acts"]
+    told = {f"{one['rule']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}
+    assert not told["load_bias=false"]["acts"]
+    assert told["load_bias=false"]["reason"] == "the model has no q/k/v biases"
+    assert not told["qkv_sizes=mixed"]["acts"]
+    assert told["mask=additive"]["acts"]
     assert run(["toggles", "--model", model, "--tp", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("cannot act here") < sum(not one["acts"] for one in told.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
+from workbench.paths import find_session
 from workbench.settings import session_limits
 from workbench.views.plain_text import plural
 
@@ -153,7 +153,7 @@ def _side(debugger: Debugger, name: str) -> Iterator[tuple[Session, int]]:
         debugger.session.refresh()
         yield debugger.session, debugger.timeline.named(name).id
     else:
-        path = Path(name)
+        path = find_session(name)
         if path.suffix != ".session":
             raise DebuggerError(f"{clean(name, limit=80)!r} is neither a branch nor a .session file")
         with Session.open(path, session_limits()) as session, session.walk():

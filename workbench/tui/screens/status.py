@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessions.state import STATE_WORDS
 from workbench.export.numbers import number
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.overview import Overview, Present
@@ -46,7 +47,7 @@ def status_facts(
 def _recording(overview: Overview) -> Fact:
     if overview.state == "incomplete":
         return Fact("incomplete", "wrong")
-    return Fact("replay" if overview.state == "closed" else overview.state, "quiet", drop=3)
+    return Fact("replay" if overview.state == "closed" else STATE_WORDS[overview.state], "quiet", drop=3)
 
 
 def _golden(present: Present | None) -> Fact:

@@ -122,7 +122,7 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
             [
                 ("shows first at ", "quiet"),
                 (fault.first_tap, "text"),
-                (f"   seen in {fault.source}", "quiet"),
+                (f"   seen in {fault.source}" if fault.source else "", "quiet"),
             ],
             [("cannot act: ", "wrong"), (why, "text")]
             if why
