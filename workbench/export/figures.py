@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.export.heatmap_svg import heatmap, scale_bar
-from workbench.export.numbers import number
+from workbench.export.numbers import fixed, number
 from workbench.export.plots import sparkline
 from workbench.export.svg import Picture, el
 from workbench.views.attention import AttentionHead, LayerAttention
@@ -49,14 +48,10 @@ def _head(head: AttentionHead, attention: LayerAttention, width: float, pixels: 
     return HeadFigure(
         f"head {head.head}",
         head.rank,
-        f"Σ {_sum(last.total)}  H {number(last.entropy)}  {last.keys}/{keys}",
+        f"Σ {fixed(last.total, 4)}  H {number(last.entropy)}  {'-' if last.keys is None else last.keys}/{keys}",
         not abs(last.total - 1) <= 0.01,
         Picture(width, height, label, drawn.markup),
     )
-
-
-def _sum(total: float) -> str:
-    return f"{total:.4f}" if math.isfinite(total) else number(total)
 
 
 def attention_figure(attention: LayerAttention, pixels: int) -> Picture:

@@ -24,6 +24,19 @@ def number(value: float | None, digits: int = 3) -> str:
     return power(value, digits - 2)
 
 
+def fixed(value: float | None, decimals: int) -> str:
+    """`value` with so many decimals; what is no finite number as `number` has it."""
+    return number(value) if value is None or not math.isfinite(value) else f"{value:.{decimals}f}"
+
+
+def chance(probability: float | None) -> str:
+    """A probability with four decimals; a small one as what it means: 1 in 40,000."""
+    if probability is None or not 0 < probability < 0.01:
+        return fixed(probability, 4) if probability != 0 else "0"
+    one_in = float(f"{1 / probability:.2g}")
+    return f"1 in {one_in:,.0f}" if one_in < 1e6 else f"1 in {power(one_in)}"
+
+
 def power(value: float, decimals: int = 0) -> str:
     """`value` in powers of ten without padding: 3e-7, 1.2e5."""
     mantissa, _, exponent = f"{value:.{max(0, decimals)}e}".partition("e")

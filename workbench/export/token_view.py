@@ -8,7 +8,7 @@ import math
 from markupsafe import Markup
 
 from workbench.export.json import jsonable
-from workbench.export.numbers import number
+from workbench.export.numbers import chance, number
 from workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
 
 
@@ -34,17 +34,10 @@ def _choice(choice: EmittedToken) -> dict[str, object]:
         "label": choice.label,
         "note": " · ".join(notes),
         "top": [
-            [one.label, _rounded(one.probability), number(one.logit, 4), one.chosen]
+            [one.label, chance(one.probability), number(one.logit, 4), one.chosen]
             for one in choice.candidates
         ],
     }
-
-
-def _rounded(probability: float | None) -> float | str | None:
-    """For the script: a number, or the word to show in its place."""
-    if probability is None:
-        return None
-    return round(probability, 6) if math.isfinite(probability) else number(probability)
 
 
 def token_class(choice: EmittedToken, line: BranchTokens, now: int | None, row: int) -> str:
@@ -65,14 +58,5 @@ def token_class(choice: EmittedToken, line: BranchTokens, now: int | None, row: 
 
 def token_title(choice: EmittedToken) -> str:
     """What a pointer resting on the cell is told."""
-    chance = "" if choice.probability is None else f", p {percent(choice.probability)}"
-    return f"step {choice.step}{chance}{', forced' if choice.forced else ''}"
-
-
-def percent(probability: float | None) -> str:
-    """A probability for people."""
-    if probability is None:
-        return ""
-    if not math.isfinite(probability):
-        return number(probability)
-    return "<0.01 %" if probability < 5e-5 else f"{100 * probability:.{2 if probability < 0.1 else 1}f} %"
+    known = "" if choice.probability is None else f", p {chance(choice.probability)}"
+    return f"step {choice.step}{known}{', forced' if choice.forced else ''}"

@@ -20,13 +20,13 @@ ROWS, LARGEST = 256, 2_000_000
 @dataclass(frozen=True, slots=True)
 class RowFigures:
     """One query's row of one head: its sum, entropy in nats, how many keys hold 99 % of it, how many get anything,
-    the strongest key."""
+    the strongest key. `keys` and `strongest` are None where the row is empty or not finite: nothing can be said."""
 
     total: float
     entropy: float
-    keys: int
+    keys: int | None
     attended: int
-    strongest: int
+    strongest: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,17 +158,20 @@ def _is_whole(source: SessionSource, where: Where, queries: int) -> bool:
 
 def row_figures(row: NDArray[np.floating[Any]]) -> RowFigures:
     """The figures of one row [keys] of probabilities; hidden keys (-inf) count as 0. A row that is not finite has no
-    entropy: NaN."""
+    entropy (NaN), and nothing in it is the strongest."""
     values = np.where(np.isneginf(row), 0, row).astype(np.float64)
     finite = np.where(np.isfinite(values), np.maximum(values, 0), 0)
     mass = finite.sum()
     share = finite / mass if mass > 0 else finite
     positive = share[share > 0]
-    total = float(values.sum())
+    with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, and shown as such
+        total = float(values.sum())
+    told = bool(np.isfinite(total)) and row.size > 0
+    holding = int(np.searchsorted(np.cumsum(np.sort(share)[::-1]), 0.99)) + 1 if positive.size else 0
     return RowFigures(
         total=total,
         entropy=float(0.0 - (positive * np.log(positive)).sum()) if np.isfinite(total) else math.nan,
-        keys=int(np.searchsorted(np.cumsum(np.sort(share)[::-1]), 0.99) + 1) if positive.size else 0,
+        keys=holding if told else None,
         attended=int(positive.size),
-        strongest=int(finite.argmax()) if row.size else 0,
+        strongest=int(finite.argmax()) if told else None,
     )

@@ -113,7 +113,8 @@ def _golden(
 
 
 def _norms(rows: Rows) -> NDArray[np.float32]:
-    norms: NDArray[np.float32] = np.sqrt((rows**2).sum(axis=(1, 2)))
+    # A finite row has a finite norm: the squares of large values are past float32.
+    norms: NDArray[np.float32] = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=(1, 2))).astype(np.float32)
     return norms
 
 
@@ -132,6 +133,10 @@ def _look(odd: _Findings, layer: int, y: int, rows: Rows, norms: NDArray[np.floa
     nothing = np.flatnonzero(norms == 0)
     if nothing.size:
         odd.add(f"slot{_spans(nothing)}: nothing but zeros", layer, y, nothing)
+    broken = np.flatnonzero(~np.isfinite(rows).all(axis=(1, 2)))
+    if broken.size:
+        odd.add(f"slot{_spans(broken)}: NaN or Inf", layer, y, broken)
+        return
     for heads in _equal_heads(rows):
         odd.add(f"head{_spans(heads)}: the same rows", layer, y, np.arange(0))
     if kind == "k_cache":  # values of equal tokens are equal in the first layer; their keys are not, for RoPE
@@ -158,7 +163,9 @@ def _compare(odd: _Findings, layer: int, y: int, rows: Rows, before: Rows | None
     if before is None or before.shape[1:] != rows.shape[1:]:
         return
     both = min(len(before), len(rows))
-    changed = np.flatnonzero((rows[:both] != before[:both]).any(axis=(1, 2)))
+    now, then = rows[:both], before[:both]
+    # NaN is unequal to itself: a row of NaN that stays is not overwritten.
+    changed = np.flatnonzero(((now != then) & ~(np.isnan(now) & np.isnan(then))).any(axis=(1, 2)))
     if changed.size:
         odd.add(f"slot{_spans(changed)}: overwritten, an older token's row is lost", layer, y, changed)
     if len(rows) < len(before):

@@ -59,7 +59,7 @@ class LensLayer:
     tap: str
     name: str
     candidates: tuple[Candidate, ...]
-    entropy: float | None
+    entropy: float
     place: int | None
     golden: tuple[Candidate, ...]
 
@@ -117,7 +117,7 @@ def lens_layers(event: LensEvent, texts: TokenTexts, emitted: int | None) -> tup
             tap := clean(row.tap, limit=120),
             tap if (layer := layer_of(tap)) is None else f"layer {layer}",
             _candidates(row, texts, emitted),
-            row.entropy,
+            _read(row.entropy),
             row.ids.index(emitted) if emitted in row.ids else None,
             () if event.golden is None else _candidates(event.golden[i], texts, emitted),
         )
@@ -125,11 +125,14 @@ def lens_layers(event: LensEvent, texts: TokenTexts, emitted: int | None) -> tup
     )
 
 
+def _read(recorded: float | None) -> float:
+    """A number of the event: null stands for one that was not finite."""
+    return math.nan if recorded is None else recorded
+
+
 def _candidates(row: LensRow, texts: TokenTexts, emitted: int | None) -> tuple[Candidate, ...]:
-    found = []
+    found, total = [], _read(row.logsumexp)
     for token, recorded in zip(row.ids, row.logits, strict=True):
-        logit = math.nan if recorded is None else recorded
-        chance = probability(logit, row.logsumexp)
-        known = chance is not None and not math.isnan(chance)
-        found.append(Candidate(texts.label(token), token, chance if known else None, logit, token == emitted))
+        logit = _read(recorded)
+        found.append(Candidate(texts.label(token), token, probability(logit, total), logit, token == emitted))
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sessions.records import SequenceStep
@@ -26,7 +27,8 @@ class RankedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """One step's choice. `margin` is the top-1 less the top-2 logit; `history` (margin, entropy, p of the
+    """One step's choice. `margin` is the top-1 less the top-2 logit; `covered` the probability of all candidates, NaN
+    where one of theirs is; `history` (margin, entropy, p of the
     chosen) of the last steps, this one last."""
 
     step: int
@@ -51,7 +53,7 @@ def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | No
     golden = reference.sequence(where.step, 0, where.seq) if reference is not None else None
     ranks, theirs, chances = _ranks(before), _ranks(golden), probabilities(golden)
     found = candidates(told, source.texts)
-    covered = sum(one.probability for one in found if one.probability is not None)
+    known = [one.probability for one in found if one.probability is not None]
     first = max(steps.start, where.step - window + 1)
     return Logits(
         step=where.step,
@@ -63,12 +65,18 @@ def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | No
         entropy=told.entropy,
         forced=told.forced,
         emitted=source.texts.label(told.emitted) if told.emitted is not None else None,
-        covered=covered if covered > 0 else None,
+        covered=_sum_of(known) if known else None,
         has_golden=bool(theirs),
         history=tuple(
             _figures(source.sequence(step, where.branch, where.seq)) for step in range(first, where.step + 1)
         ),
     )
+
+
+def _sum_of(known: list[float]) -> float:
+    """1 at most, for rounding; NaN stays."""
+    total = math.fsum(known)
+    return total if math.isnan(total) else min(1.0, total)
 
 
 def _ranks(told: SequenceStep | None) -> dict[int, int]:

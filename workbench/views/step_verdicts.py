@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.taps.names import local_name
 from sessions.text import clean
+from workbench.views.plain_text import figure_of
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
 from workbench.views.where import Where
@@ -13,12 +14,12 @@ from workbench.views.where import Where
 
 @dataclass(frozen=True, slots=True)
 class GoldenTap:
-    """One judged tap: its place in the map, and all that the judge said, as (name, value) pairs."""
+    """One judged tap: its place in the map, and all that the judge said, as (words, value) pairs."""
 
     tap: int
     name: str
     judged: Judged
-    details: tuple[tuple[str, str], ...]
+    details: tuple[tuple[str, float | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,33 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
     )
 
 
-def details(detail: object) -> tuple[tuple[str, str], ...]:
-    """A verdict's detail as short (name, value) pairs, nested ones with a dot between."""
+#: What a verdict's figures are called.
+_WORDS = {
+    "seq": "sequence",
+    "max_abs": "largest difference",
+    "rel_l2": "relative L2 error",
+    "cosine": "cosine similarity",
+    "floor": "noise floor",
+    "ratio": "error ÷ noise floor",
+    "injected": "error on golden inputs",
+    "injected_ratio": "that ÷ noise floor",
+}
+
+
+def details(detail: object) -> tuple[tuple[str, float | str], ...]:
+    """A verdict's detail as (words, value) pairs, nested ones with a dot between. What was not taken is left out."""
     if not isinstance(detail, dict):
         return () if detail is None else (("", clean(str(detail), limit=120)),)
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, float | str]] = []
     for key, value in list(detail.items())[:40]:
-        name = clean(str(key), limit=30)
+        name = _WORDS.get(key) or clean(str(key), limit=30)
         if isinstance(value, dict):
             found += [(f"{name}.{inner}", text) for inner, text in details(value)]
-        else:
-            text = f"{value:.3g}" if isinstance(value, float) else clean(str(value), limit=120)
-            found.append((name, text))
+        elif key == "inherited":
+            found.append(("inputs", "wrong already" if value is True else "right"))
+        elif value is not None:
+            figure = figure_of(detail, key) if isinstance(value, float) or key in _WORDS else None
+            found.append((name, clean(str(value), limit=120) if figure is None or key == "seq" else figure))
     return tuple(found)
 
 

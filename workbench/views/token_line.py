@@ -26,7 +26,8 @@ _BUDGET = 0.03
 @dataclass(frozen=True, slots=True)
 class TokenCell:
     """One token of the strip: its visible text, the step that emitted it (None for the prompt), what it can be
-    coloured by, each from 0 to 1 (None unknown), and whether it differs from what it is compared with."""
+    coloured by, each from 0 to 1 (None unknown, NaN where the model's figures are NaN), and whether it differs from
+    what it is compared with."""
 
     label: str
     step: int | None = None
@@ -146,8 +147,8 @@ class TokenLines:
             TokenCell(
                 source.texts.label(emitted),
                 where.step,
-                None if chance is None or math.isnan(chance) else 1 - chance,
-                None if entropy is None else min(1.0, entropy / _HIGH_ENTROPY),
+                None if chance is None else 1 - chance,
+                None if entropy is None else _share(entropy / _HIGH_ENTROPY),
                 _divergence(source, where, against),
                 fork=where.step in forks and where.step > 0,
                 token=emitted,
@@ -168,7 +169,12 @@ def _divergence(source: SessionSource, where: Where, against: int | None) -> flo
     p, q = probabilities(ours), probabilities(theirs)
     if not p or not q:
         return None
-    return min(1.0, sum(abs(p.get(token, 0.0) - q.get(token, 0.0)) for token in p.keys() | q.keys()) / 2)
+    return _share(sum(abs(p.get(token, 0.0) - q.get(token, 0.0)) for token in p.keys() | q.keys()) / 2)
+
+
+def _share(value: float) -> float:
+    """1 at most; NaN stays, to be drawn as such."""
+    return value if math.isnan(value) else min(1.0, value)
 
 
 @dataclass(frozen=True, slots=True)

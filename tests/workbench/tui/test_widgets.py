@@ -20,7 +20,7 @@ from workbench.tui.screens import commands
 from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.plot import bars, squeeze
+from workbench.tui.widgets.plot import bars, curve, greatest, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.token_strip import TokenStrip
@@ -182,3 +182,17 @@ def test_what_is_opened_is_identified(session: Path, tmp_path: Path) -> None:
     assert identify(str(tmp_path)).kind == "directory"
     assert "there is no" in identify("/nowhere/at/all").told
     assert completions(str(session)[:-4]) == [str(session)]
+
+
+def test_a_curve_over_its_floor() -> None:
+    lines = curve([0.0, 3.0, math.nan, None], [-1.0, -1.0, None, None], 2)
+    assert ["".join(text for text, _ in line) for line in lines] == [" ⠉× ", "⠒⎽  "]
+    assert curve([None], [None], 2) == [[(" ", "quiet")]] * 2
+
+
+def test_the_greatest_of_a_share_with_nan_is_nan() -> None:
+    assert greatest([1.0, None, 2.0]) == 2.0
+    assert greatest([None]) is None
+    for shuffled in ([math.nan, 2.0], [2.0, math.nan]):
+        assert math.isnan(greatest(shuffled) or 0)
+        assert math.isnan(squeeze([*shuffled, 0.0, 0.0], 2)[0] or 0)

@@ -25,3 +25,10 @@ def test_a_row_that_is_not_finite_has_no_entropy(bad: float) -> None:
     found = row_figures(np.array([bad, 0.5]))
     assert not math.isfinite(found.total)
     assert math.isnan(found.entropy)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_of_a_row_that_is_not_finite_nothing_is_the_strongest(value: float) -> None:
+    found = row_figures(np.array([0.25, value, 0.5], np.float32))
+    assert (found.keys, found.strongest) == (None, None)
+    assert math.isnan(found.entropy)

@@ -46,11 +46,15 @@ def test_the_probability_of_nan_is_not_one(tmp_path: Path) -> None:
         writer.step(0, StepRecord(0, "prefill", [_told([nan, nan], nan)], 0.1))
     with Session.open(path) as session:
         found = logits(SessionSource(session), Where())
+        cell = TokenLines().line(SessionSource(session), 0, 0).tokens.cells[-1]
+    assert math.isnan(cell.surprise or 0), "the strip and the timeline mark it"
     assert found is not None
     assert all(
         one.candidate.probability is None or math.isnan(one.candidate.probability) for one in found.candidates
     )
     assert found.history[-1][2] is None or math.isnan(found.history[-1][2])
+    assert found.covered is not None
+    assert math.isnan(found.covered), "the sum of what is NaN is NaN"
 
 
 def test_lines_differ_by_token_not_by_what_is_shown_of_it() -> None:

@@ -13,7 +13,6 @@ for (const box of document.querySelectorAll(".sequence")) {
     if (name) element.className = name;
     return element;
   };
-  const percent = (p) => (typeof p !== "number" ? p || "" : p < 5e-5 ? "<0.01 %" : (100 * p).toFixed(p < 0.1 ? 2 : 1) + " %");
   const side = (line, choice) => {
     const table = make("table");
     const caption = make("caption");
@@ -26,7 +25,7 @@ for (const box of document.querySelectorAll(".sequence")) {
       if (chosen) row.className = "chosen";
       const text = row.insertCell();
       text.append(make("bdi", label));
-      row.insertCell().textContent = percent(p);
+      row.insertCell().textContent = p;
       row.insertCell().append(make("span", "", typeof p === "number" ? "bar p" + Math.round(10 * p) : ""));
       row.insertCell().textContent = logit;
     }

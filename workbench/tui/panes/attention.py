@@ -13,7 +13,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.taps.names import layer_of
-from workbench.export.numbers import number
+from workbench.export.numbers import fixed, number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -124,14 +124,15 @@ both tokens and the value. Pixels take the strongest element under them.
         one = snapshot.heads[head]
         found = one.figures
         broken = not np.isfinite(found.total)
+        strongest = "-" if found.strongest is None else self.label(found.strongest)
         off = snapshot.kind == "probs" and abs(found.total - 1) > 1e-2
         return [
             (str(head), f"rank{one.rank % 4}"),
             (str(one.kv_head), "quiet"),
-            ("NaN" if broken else f"{found.total:.4f}", "wrong" if broken or off else "quiet"),
-            ("NaN" if broken else f"{found.entropy:.2f}", "wrong" if broken else "text"),
-            (str(found.keys), "text"),
-            (f"{self.label(found.strongest)}", "text"),
+            (fixed(found.total, 4), "wrong" if broken or off else "quiet"),
+            (fixed(found.entropy, 2), "wrong" if broken else "text"),
+            ("-" if found.keys is None else str(found.keys), "text"),
+            (strongest, "text"),
         ]
 
     def _values(self) -> tuple[np.ndarray, str]:
@@ -203,7 +204,7 @@ both tokens and the value. Pixels take the strongest element under them.
         _, queries, keys = self.snapshot.values.shape
         row, column = self.query_one(Heatmap).cursor
         if self.mode == "heads":
-            return queries - 1, self.snapshot.heads[self.head].figures.strongest
+            return queries - 1, self.snapshot.heads[self.head].figures.strongest or 0
         return (min(row, queries - 1) if self.mode == "head" else queries - 1), min(column, keys - 1)
 
     @on(Grid.Pointed)

@@ -45,6 +45,8 @@ class Pane(PaintedWidget):
     HINTS: ClassVar[tuple[KeyHint, ...]] = ()
     #: Whether it shows a step that is under way; else it shows the step before, and says so.
     UNDER_WAY: ClassVar[bool] = False
+    #: Whether it shows a step: a branch without any has nothing for it.
+    OF_STEP: ClassVar[bool] = True
 
     overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
     where: var[Where] = var(Where())
@@ -154,6 +156,12 @@ class Pane(PaintedWidget):
             if not self.UNDER_WAY:
                 where = await self.reader.ask(SessionSource.passed, where)
             self.shows(where.step)
+            if self.OF_STEP and self.overview is not None:
+                steps = await self.reader.ask(SessionSource.reach, where.branch)
+                if not steps:
+                    name = self.overview.branch(where.branch).name
+                    self.empty(f"Branch {name} has no steps yet.\n\nn  runs one")
+                    return
             self.answer(await self.reader.ask(function, where, *arguments))
         except SessionError as error:
             self.empty(clean(str(error), limit=400))

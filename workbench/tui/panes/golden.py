@@ -12,17 +12,18 @@ from textual.containers import Container, Vertical
 from textual.widget import Widget
 
 from engine.taps.names import count_layers, layer_of, local_name
-from workbench.export.numbers import number
+from workbench.export.numbers import number, power
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.plot import bars, squeeze
+from workbench.tui.widgets.plot import bars, curve, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
 from workbench.views.step_verdicts import GoldenTap, JudgedStep, judged_step, operations_of
+from workbench.views.verdicts import Judged
 
 #: The error at which the plot begins: what is below is no error worth a line.
-_FLOOR = 1e-9
+_LEAST = 1e-9
 #: The most operations that the ledger lists.
 _LISTED = 8
 
@@ -39,7 +40,8 @@ Every tap of the step against the golden reference.
   ▪ suspect (brighter)               ▒ wrong because its inputs were
   · the reference has no such tap
 
-The figure under the map is the error of each tap in the order of execution, on a logarithmic scale.
+The figure under the map is the error of each tap in the order of execution, on a logarithmic scale, with the noise
+floor that it is held against; × is an error without a number, such as NaN.
 
   enter  the difference as a tensor     o  first divergence     g  compare
 """
@@ -137,20 +139,24 @@ The figure under the map is the error of each tap in the order of execution, on 
     def _depth(self, height: int, width: int) -> list[TextLine]:
         """The error of each tap in order, on a logarithmic scale."""
         assert self.snapshot is not None
-        figures = [tap.judged.figure for tap in self.snapshot.taps.values()]
-        scaled = [
-            None if f is None or math.isnan(f) else math.log10(max(f, _FLOOR)) - math.log10(_FLOOR)
-            for f in figures
-        ]
-        drawn = bars(squeeze(scaled, max(20, width)), height)
-        top = max((s for s in scaled if s is not None and math.isfinite(s)), default=0.0) + math.log10(_FLOOR)
-        labels = (
-            [f"1e{top:.0f}", *[""] * (height - 2), f"1e{math.log10(_FLOOR):.0f}"] if height > 1 else ["error"]
-        )
+        judged = [tap.judged for tap in self.snapshot.taps.values()]
+        errors = squeeze([_level(_error(one)) for one in judged], max(20, width))
+        floors = squeeze([_level(one.floor) for one in judged], max(20, width))
+        known = [level for level in (*errors, *floors) if level is not None and math.isfinite(level)]
+        labels = ["", *[""] * (height - 2), ""]
+        if known:
+            labels[0], labels[-1] = power(10 ** max(known)), power(10 ** min(known))
+        if height < 3:
+            drawn: list[TextLine] = [[(line, "trace")] for line in bars(_above(errors), height)]
+        else:
+            drawn = [*curve(errors, floors, height)]
         lines: list[TextLine] = [
-            [(f"{label:>6} ", "quiet"), (line, "trace")] for label, line in zip(labels, drawn, strict=True)
+            [(f"{label:>6} ", "quiet"), *line] for label, line in zip(labels, drawn, strict=True)
         ]
-        return lines if height < 3 else [[("error of each tap, in order", "quiet")], *lines]
+        head: TextLine = [("error of each tap, in order", "quiet")]
+        if any(floor is not None for floor in floors):
+            head = [*head, ("   ⎻ noise floor", "quiet")]
+        return lines if height < 3 else [head, *lines]
 
     def _ledger(self) -> list[TextLine]:
         """The operations that err on right inputs, and how many only inherited what was wrong."""
@@ -182,10 +188,14 @@ The figure under the map is the error of each tap in the order of execution, on 
         head: TextLine = [(f"{name}   ", "strong"), (found.judged.verdict, role)]
         if not self.query_one("#split").has_class("-wide"):
             flat = [
-                piece for key, text in found.details for piece in ((f"   {key} ", "quiet"), (text, "text"))
+                piece
+                for words, value in found.details
+                for piece in ((f"   {words} ", "quiet"), (_shown(value), "text"))
             ]
             return [head, flat]
-        return [head, *([(f"  {key:<16}", "quiet"), (text, "text")] for key, text in found.details)]
+        return [
+            head, *([(f"  {words:<24}", "quiet"), (_shown(value), "text")] for words, value in found.details)
+        ]  # fmt: skip
 
     @on(VerdictMap.Pointed)
     def _pointed(self, event: VerdictMap.Pointed) -> None:
@@ -212,7 +222,7 @@ The figure under the map is the error of each tap in the order of execution, on 
                 t.judged.verdict,
                 t.judged.figure,
                 t.judged.inherited,
-                "; ".join(f"{k}={v}" for k, v in t.details),
+                "; ".join(f"{words}: {_shown(value)}" for words, value in t.details),
             )
             for t in self.snapshot.taps.values()
         )
@@ -221,10 +231,29 @@ The figure under the map is the error of each tap in the order of execution, on 
         )
 
 
+def _error(judged: Judged) -> float | None:
+    """The figure of a tap; NaN where it is wrong in a way that has none."""
+    return math.nan if judged.figure is None and judged.verdict == "fail" else judged.figure
+
+
+def _level(figure: float | None) -> float | None:
+    """On a logarithmic scale; what is not finite stays."""
+    return figure if figure is None or not math.isfinite(figure) else math.log10(max(abs(figure), _LEAST))
+
+
+def _above(levels: Sequence[float | None]) -> list[float | None]:
+    """The levels from the least that is drawn up."""
+    return [None if level is None else level - math.log10(_LEAST) for level in levels]
+
+
+def _shown(value: float | str) -> str:
+    return number(value) if isinstance(value, float) else value
+
+
 def _entry(tap: GoldenTap) -> TextLine:
     """A line of the ledger: the error on golden inputs where it is known, else the one of the run as it is."""
     judged = tap.judged
-    figure = judged.figure if judged.injected is None else judged.injected
+    figure = _error(judged) if judged.injected is None else judged.injected
     return [(f"  {tap.name:<28}", "text"), (number(figure), "wrong")]
 
 

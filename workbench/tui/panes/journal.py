@@ -21,6 +21,7 @@ class JournalPane(Pane):
     """What was done and what happened."""
 
     NUMBER = 8
+    OF_STEP = False
     TITLE = "Journal"
     HELP = """\
 The branches as a tree, each with the rules in which it differs and its last tokens; below, every command,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from rich.style import Style
 
+from workbench.export.numbers import chance, fixed
 from workbench.export.table import Table
 from workbench.tui.theme import Paint, mix
 from workbench.tui.widgets.grid import GridCell, GridColumn
 from workbench.views.candidates import Candidate
 from workbench.views.lens import Lens, LensLayer
 from workbench.views.logits import Logits
+from workbench.views.plain_text import finite
 
 LENS_COLUMNS = (
     GridColumn("after", 8),
     GridColumn("would choose", 12, flex=1),
     GridColumn("then", 10, flex=1, drop=1),
     GridColumn("then", 10, flex=1, drop=3),
-    GridColumn("p", 4, right=True),
+    GridColumn("p", 11, right=True),
     GridColumn("H", 5, right=True),
     GridColumn("place", 5, right=True),
     GridColumn("golden", 10, flex=1, drop=2),
@@ -34,8 +36,8 @@ def lens_cells(layer: LensLayer, emitted: bool, styles: Paint) -> list[GridCell]
     return [
         (layer.name, "quiet"),
         *shown,
-        ("-" if best.probability is None else f"{best.probability:.2f}", "text"),
-        ("-" if layer.entropy is None else f"{layer.entropy:.2f}", "quiet"),
+        (chance(best.probability), "text" if finite(best.probability) else "wrong"),
+        (fixed(layer.entropy, 2), "quiet"),
         (place, "strong" if layer.place == 0 else "quiet"),
         ("" if golden is None else golden.label, "quiet" if agrees else "wrong"),
     ]
@@ -61,7 +63,8 @@ def lens_table(lens: Lens) -> Table:
 
 def _ground(candidate: Candidate, styles: Paint) -> Style:
     """The surer, the clearer."""
-    share = round((candidate.probability or 0.0) * 12) / 12 * 0.45
+    known = candidate.probability if finite(candidate.probability) else None
+    share = round((known or 0.0) * 12) / 12 * 0.45
     colour = styles.accent.color
     tint = mix(styles.ground, colour.name if colour is not None else styles.ground, share)
     return (styles.strong if candidate.chosen else styles.text) + Style(bgcolor=tint)

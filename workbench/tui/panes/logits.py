@@ -12,7 +12,7 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.numbers import number
+from workbench.export.numbers import chance, fixed, number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
@@ -23,6 +23,7 @@ from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.lens import Lens, lens
 from workbench.views.logits import Logits, RankedCandidate, logits
+from workbench.views.plain_text import finite
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -130,24 +131,22 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
         ranked = self.snapshot.candidates[index]
-        candidate, chance = ranked.candidate, ranked.candidate.probability
+        candidate, share = ranked.candidate, ranked.candidate.probability
+        broken = "wrong" in (_role(candidate.logit), _role(share))
         cells: list[GridCell] = [
             ("▸" if candidate.chosen else "", "accent"),
             (str(ranked.rank + 1), "quiet"),
             (candidate.label, "strong" if candidate.chosen else "text"),
             (str(candidate.token), "quiet"),
-            (number(candidate.logit, 4), "text"),
-            (probability_text(chance), "wrong" if chance is not None and math.isnan(chance) else "text"),
-            (
-                "" if chance is None or math.isnan(chance) else bar(chance, 20),
-                "accent" if candidate.chosen else "trace",
-            ),
-            (_move(ranked), "quiet"),
+            (number(candidate.logit, 4), _role(candidate.logit)),
+            (chance(share), _role(share)),
+            (bar(share, 20), "accent" if candidate.chosen else "trace"),
+            ("" if broken else _move(ranked), "quiet"),
         ]
         if self.snapshot.has_golden:
             place, golden = ranked.golden_rank, ranked.golden_probability
             other = "-" if place is None else f"{place + 1}"
-            figure = "" if golden is None else probability_text(golden)
+            figure = "" if golden is None else chance(golden)
             cells += [(other, "wrong" if place != ranked.rank else "quiet"), (figure, "quiet")]
         return cells
 
@@ -207,32 +206,34 @@ def _columns(golden: bool) -> list[GridColumn]:
         GridColumn("token", 14, flex=1),
         GridColumn("id", 7, right=True, drop=2),
         GridColumn("logit", 8, right=True),
-        GridColumn("p", 6, right=True),
+        GridColumn("p", 11, right=True),
         GridColumn("", 20, drop=1),
         GridColumn("was", 5, right=True),
     ]
     return (
-        [*columns, GridColumn("golden", 6, right=True), GridColumn("p", 6, right=True)] if golden else columns
+        [*columns, GridColumn("golden", 6, right=True), GridColumn("p", 11, right=True)]
+        if golden
+        else columns
     )
 
 
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
-    covered = f"{snapshot.covered:.1%} of the probability shown" if snapshot.covered is not None else ""
+    share = None if snapshot.covered is None else 100 * snapshot.covered
+    covered = "" if share is None else f"{fixed(share, 1)}{' %' * finite(share)} of the probability shown"
     return [
         (f"{how} ", "quiet"),
         (snapshot.emitted or "nothing", "strong"),
         ("   margin ", "quiet"),
-        (number(snapshot.margin, 3), "text"),
+        (number(snapshot.margin, 3), _role(snapshot.margin)),
         ("   entropy ", "quiet"),
-        (number(snapshot.entropy, 3), "text"),
+        (number(snapshot.entropy, 3), _role(snapshot.entropy)),
         (f"   {covered}   " if covered else "   ", "quiet"),
     ]
 
 
-def probability_text(chance: float | None) -> str:
-    """A probability with four decimals."""
-    return "-" if chance is None else "NaN" if math.isnan(chance) else f"{chance:.4f}"
+def _role(figure: float | None) -> str:
+    return "text" if figure is None or finite(figure) else "wrong"
 
 
 def _move(candidate: RankedCandidate) -> str:
@@ -243,10 +244,10 @@ def _move(candidate: RankedCandidate) -> str:
     return "·" if moved == 0 else f"{'↑' if moved > 0 else '↓'}{abs(moved)}"
 
 
-def bar(share: float, width: int) -> str:
-    """A bar of `width` cells at most, in eighths of a cell; empty for NaN."""
-    if math.isnan(share):
-        return " " * width
+def bar(share: float | None, width: int) -> str:
+    """A bar of `width` cells at most, in eighths of a cell; empty for what is no number."""
+    if share is None or not math.isfinite(share):
+        return ""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     whole, part = divmod(eighths, 8)
     return ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(width)

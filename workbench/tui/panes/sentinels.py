@@ -56,9 +56,6 @@ golden reference; stops. Enter goes there: the step, and the tap.
     def answer(self, snapshot: Watch) -> None:
         """Show what was found; go on while there are steps that were not looked at."""
         self.snapshot = snapshot
-        if snapshot.total == 0:
-            self.empty("No step has run yet.\n\nn  runs one")
-            return
         self.filled()
         self.query_one(Grid).show(len(snapshot.sentinels), self._cells)
         raised = sum(1 for s in snapshot.sentinels if s.step is not None)

@@ -29,6 +29,7 @@ class WeightsPane(FilteredPane):
     """The parameters."""
 
     NUMBER = 4
+    OF_STEP = False
     TITLE = "Weights"
     HELP = """\
 Every parameter of the checkpoint and the part of it that each rank holds: = bit for bit what the checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessions.state import STATE_WORDS
-from workbench.export.numbers import number
+from workbench.export.numbers import chance, fixed, number
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.overview import Overview, Present
 from workbench.views.where import Where
@@ -69,7 +69,7 @@ def step_facts(present: Present | None) -> Facts:
     told = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")
     figures = []
     if present.probability is not None:
-        figures.append(f"p {present.probability:.2f}")
+        figures.append(f"p {chance(present.probability)}")
     if present.entropy is not None:
-        figures.append(f"H {present.entropy:.2f}")
+        figures.append(f"H {fixed(present.entropy, 2)}")
     return ((Fact(told, "quiet"),), (Fact("  ".join(figures), "quiet", drop=1),))

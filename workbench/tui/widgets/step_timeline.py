@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 
 from workbench.tui.widgets.painted import LineWidget
-from workbench.tui.widgets.plot import bars
+from workbench.tui.widgets.plot import bars, greatest
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
 
@@ -47,10 +47,7 @@ class StepTimeline(LineWidget):
     def line(self, y: int) -> Strip:
         """A line of bars, or the steps' numbers under them."""
         styles, width, share = self.paint, self.size.width, self._bins()
-        shown = [
-            max((v for v in self.steps[i : i + share] if v is not None), default=None)
-            for i in range(0, len(self.steps), share)
-        ]
+        shown = [greatest(self.steps[i : i + share]) for i in range(0, len(self.steps), share)]
         present = self.at // share
         if y < _HEIGHT:
             drawn = bars([*shown, 1.0], _HEIGHT)[y][:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -93,6 +94,8 @@ class TokenStrip(LineWidget):
         if cell.step is None:
             return styles.quiet
         shade = cell.shade(self.colour)
+        if shade is not None and math.isnan(shade):
+            return styles.wrong
         return styles.text if shade is None else styles.text + Style(bgcolor=tint(shade, self.colour, styles))
 
     def _scroll_to_cursor(self, width: int) -> None:

@@ -1,0 +1,32 @@
+"""Every pane on what breaks figures: a step full of NaN, of Inf, a text of one token, a branch without steps.
+
+`pytest tests/workbench/tui/test_odd_values.py --snapshot-update` takes the texts anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.workbench.tui.conftest import Bench, press, settle, text_of
+from tests.workbench.tui.odd import ODD, build_odd
+from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.views.where import Where
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_every_pane(kind: str, tmp_path: Path, bench: Bench, snapshot: SnapshotAssertion) -> None:
+    path = build_odd(tmp_path / "odd.session", kind)
+    seen = {}
+    async with bench(size=(120, 40), path=path) as pilot:
+        if kind == "empty branch":
+            screen = pilot.app.screen
+            assert isinstance(screen, WorkbenchScreen)
+            screen.look(Where(branch=1))
+            await settle(pilot)
+        for pane in "12345678":
+            await press(pilot, pane)
+            seen[pane] = "\n".join(text_of(pilot))
+    assert seen == snapshot
