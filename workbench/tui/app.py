@@ -28,12 +28,13 @@ from workbench.exit_codes import Exit
 from workbench.settings import config_file
 from workbench.tui import routes, settings
 from workbench.tui.guard import FailureNotices, Guarded
-from workbench.tui.palette import HasPalette
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingChosen, UserSettings
 from workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
+    from textual.command import Provider
+
     from workbench.tui.screens.home import HomeScreen
 
 #: What ends the program from outside, and the seconds it then has to leave as it does on ctrl+q. A terminal that is
@@ -41,10 +42,17 @@ if TYPE_CHECKING:
 _ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
+def _palette_entries() -> type[Provider]:
+    from workbench.tui.palette import PaletteEntries
+
+    return PaletteEntries
+
+
 class LockstepApp(Guarded, App[int]):
     """Lockstep's screens. `first` makes the one that is shown first."""
 
     TITLE = "lockstep"
+    COMMANDS: ClassVar = {_palette_entries}  # loaded when the palette is first opened
     CSS_PATH = "styles/app.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", priority=True),
@@ -92,6 +100,8 @@ class LockstepApp(Guarded, App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the screen offers first, then the application's own."""
+        from workbench.tui.palette import HasPalette
+
         if isinstance(screen, HasPalette):
             yield from screen.palette()
         for name in ("lockstep-dark", "lockstep-light"):

@@ -9,6 +9,7 @@ from textual import events
 from textual.app import SystemCommand
 from textual.screen import Screen
 
+from engine.faults.catalogue import FAULTS
 from workbench.debugger.core.registry import Command
 from workbench.tui import keys
 from workbench.tui.drivers.port import Driver
@@ -56,13 +57,27 @@ class Keymap:
         return [replace(hint, why_not=self.why_not(hint.press)) for hint in (*own, *rest)]
 
     def palette(self) -> Iterator[SystemCommand]:
-        """Every pane and every key as an entry of the palette."""
+        """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
+        arguments are typed; enter carries it out. Toggles are found by what is typed, and not listed before."""
         for number, title in enumerate(TITLES, 1):
             yield SystemCommand(title, f"pane {number}", lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
             if key.press not in ("ctrl+c", "colon"):
                 told = f"{key.shown}   {self.why_not(key.press) or key.line}".rstrip()
                 yield SystemCommand(key.what.capitalize(), told, lambda k=key: self._act(k.action))
+
+        for one in self.commands:
+            idle = self.driver.why_idle if one.engine and not self.driver.live else ""
+            told = f"{one.help}   ({idle})" if idle else one.help
+            yield SystemCommand(f":{one.usage}", told, lambda n=one.name: self._type(f"{n} "))
+        for fault in FAULTS:
+            line = f"toggle {fault.rule} {fault.value}"
+            told = f":{line}   {fault.symptom}"
+            yield SystemCommand(f"Toggle: {fault.title}", told, lambda ln=line: self._type(ln), False)
+
+    def _type(self, line: str) -> None:
+        """Open the `:` line with what can be sent, or gone on with."""
+        self._act(f"view('command_line', {line!r})")
 
     def _act(self, action: str) -> None:
         """Carry out an action of the screen, once what is open over it has closed."""

@@ -101,9 +101,9 @@ class ViewActions:
             sheet = HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference(self.keymap.keys))
             self.bench.app.push_screen(sheet)
 
-    def command_line(self) -> None:
-        """The colon."""
-        self.bench.screen.query_one(CommandLine).open()
+    def command_line(self, text: str = "") -> None:
+        """The colon, with what is typed already."""
+        self.bench.screen.query_one(CommandLine).open(text)
 
     def table(self) -> Table | None:
         """The data of the pane in front."""

@@ -205,7 +205,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     # --- keys ----------------------------------------------------------------------------------------
 
-    async def action_view(self, name: str, *arguments: int) -> None:
+    async def action_view(self, name: str, *arguments: int | str) -> None:
         """A key of the view."""
         done = getattr(self.actions, name)(*arguments)
         if inspect.isawaitable(done):
