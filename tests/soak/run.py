@@ -23,12 +23,13 @@ TABLE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _WORKERS = 2
 _HEAD = """# Reliability: what was tried, and what was lost
 
-`make soak` makes this table, in about 20 minutes on two cores; `make test` has about a tenth of it. A try has
+`make soak` makes this table, in about 20 minutes on two idle cores; `make test` has about a tenth of it. A try has
 *survived* where nothing that was committed is lost or wrong, nothing hangs, no process and no temporary file is left
 behind, and what is said names the cause. Anything else is *lost*. Tries are numbered from 0 and chance comes from the
-number alone: `make soak ONLY=rank SEED=7` runs one again.
+number alone: `make soak ONLY=rank SEED=7` runs one again. After half an hour no try is begun any more: "17 of 30" are
+17 that were made of 30 that were planned.
 
-| `ONLY=` | what is done | what survives | tries | survived | lost | seconds |
+| `ONLY=` | what is done | survived where | tries | survived | lost | seconds |
 | --- | --- | --- | ---: | ---: | ---: | ---: |
 """
 
@@ -92,8 +93,8 @@ def _count(tally: Tally, seed: int, lost: str, seconds: float) -> None:
     if lost:
         tally.lost[seed] = lost
         print(f"lost: ONLY={tally.trial.name} SEED={seed}: {lost}", flush=True)
-    if tally.tries == tally.trial.tries:
-        print(tally.row(), flush=True)
+    if tally.tries % max(1, tally.trial.tries // 5) == 0:
+        print(f"{tally.trial.name}: {tally.tries} of {tally.trial.tries}, {len(tally.lost)} lost", flush=True)
 
 
 def table(tallies: list[Tally]) -> str:
