@@ -88,9 +88,7 @@ class TableResult(Result):
 class Stop(Result):
     """All ranks stand still. `tap` is the operation that has just passed, "" between steps."""
 
-    reason: (
-        str  # DAP: step, breakpoint, data breakpoint, exception, pause, goto, entry; ours: divergence, end
-    )
+    reason: str  # DAP: step, breakpoint, data breakpoint, exception, pause, goto, entry; ours: divergence, end, toggle
     description: str
     branch: int
     step: int
@@ -109,9 +107,12 @@ class Stop(Result):
         elif self.token is not None:
             where += f" → {self.token}"
         branch = f", branch {self.branch}" if self.branch else ""
-        head = (
-            f"{where}{branch}" if self.reason in ("step", "goto") else f"{self.description}: {where}{branch}"
-        )
+        if self.reason == "toggle":
+            head = self.description  # says where as well
+        elif self.reason in ("step", "goto"):
+            head = f"{where}{branch}"
+        else:
+            head = f"{self.description}: {where}{branch}"
         return "\n".join([clean(head), *(one.to_text() for one in self.output)])
 
     def to_json(self) -> JsonObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,19 @@ from msgspec import structs
 
 from engine.faults.catalogue import DEFAULTS, check_rules, faults_of
 from sessions.text import clean
-from workbench.debugger.answers import Result
+from workbench.debugger.answers import Position, Result
+from workbench.debugger.core.backwards import backward_to
+from workbench.debugger.core.comparing import before_and_after, compared, switched_back
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.fork_event import SamplingChange
-from workbench.debugger.core.forking import fork_at, fork_from_start, fork_here, recorded_fork
+from workbench.debugger.core.forking import (
+    fork_at,
+    fork_from_start,
+    fork_here,
+    recorded_branch,
+    recorded_fork,
+    switched_at,
+)
 from workbench.debugger.core.golden_reference import golden_tensor
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
@@ -26,32 +36,48 @@ from workbench.inferior.patches import Bounds, Patch, cut
     "toggle", "t", arguments=(
         Argument("rule", "rule", required=True), Argument("value", "word", required=True),
         Argument("keep_cache", "flag", help="leave the KV cache as the old rules made it"),
+        Argument("stay", "flag", help="stay where the debugger stands: run neither branch ahead"),
     ),
     group="changing", changes=True, engine=True,
     key=Key("x", "toggles: known bugs, on and off", footer="toggles"),
-    help="change a rule, on a new branch from here",
+    help="change a rule, on a new branch from here, and show what it changes",
     details="By default the steps up to here are run again under the new rules, on the same tokens, so that the KV"
-    " cache is consistent; --keep-cache leaves it as it is. `info toggles` lists the rules.",
+    " cache is consistent; --keep-cache leaves it as it is. Then the old branch and the new one run ahead to the same"
+    " length, 8 steps or as far as the old one went, and the debugger stops at the first different token (inside a"
+    " step it stays at its operation); --stay leaves that out. Switched back, the debugger returns to the branch from"
+    " which the rule was switched. `info toggles` lists the rules.",
 )  # fmt: skip
-def toggle(debugger: Debugger, rule: str, value: str, keep_cache: bool) -> Result:
+def toggle(debugger: Debugger, rule: str, value: str, keep_cache: bool, stay: bool) -> Result:
     """Another rule."""
-    if debugger.executor is None:
-        return recorded_fork(debugger, f"{rule}={value}")
+    name = f"{rule}={value}"
     line = debugger.timeline.line(debugger.position.branch)
     rules = {
-        name: known for name, known in {**line.rules, rule: value}.items() if DEFAULTS.get(name) != known
+        known: chosen
+        for known, chosen in {**line.rules, rule: value}.items()
+        if DEFAULTS.get(known) != chosen
     }
-    faults_of({rule: value})
-    inferior = debugger.engine.inferior
-    faults = check_rules(rules, inferior.model, inferior.config.tp)
+    replayed = debugger.executor is None
+    if not replayed:
+        faults_of({rule: value})
+        faults = check_rules(rules, debugger.engine.inferior.model, debugger.engine.inferior.config.tp)
+    switched = None if keep_cache else switched_at(debugger.timeline, line, rule, value)
+    if switched is not None and not (replayed and recorded_branch(debugger, name)):
+        origin = debugger.timeline.line(switched.origin)
+        if origin.rules == rules:
+            return switched_back(debugger, switched)
+        backward_to(debugger, Position(origin.id, min(switched.step, debugger.timeline.last(origin.id))))
+    at = debugger.position
+    if replayed:
+        stop = recorded_fork(debugger, name)
+        return stop if stay else compared(debugger, at)
     if keep_cache:
         for fault in {*faults} ^ {*faults_of(line.rules)}:
             if fault.level == "build":
                 raise CommandError(
                     f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
                 )
-        return fork_here(debugger, f"{rule}={value}", rules=rules)
-    return fork_from_start(debugger, f"{rule}={value}", rules)
+    fork = partial(fork_here if keep_cache else fork_from_start, debugger, name, rules)
+    return fork() if stay else before_and_after(debugger, name, fork)
 
 
 @command(

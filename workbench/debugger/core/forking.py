@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from engine.faults.catalogue import DEFAULTS
 from engine.taps.breaks import PauseSpec
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import registry
@@ -13,22 +14,52 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
 from workbench.debugger.core.goal import Goal
 from workbench.debugger.core.motion import forward
-from workbench.debugger.core.timeline import TimelineBranch
+from workbench.debugger.core.timeline import Timeline, TimelineBranch
 from workbench.debugger.errors import NeedsEngine
 from workbench.debugger.events import StepEvent
 from workbench.inferior.patches import Patch
 
 
-def recorded_fork(debugger: Debugger, name: str) -> Stop:
-    """In a replay: the branch that this very change made at this very step when the session was recorded."""
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Where a rule was switched: on branch `origin`, at the end of `step`."""
+
+    origin: int
+    step: int
+
+
+def switched_at(timeline: Timeline, line: TimelineBranch, rule: str, value: str) -> Switched | None:
+    """Where `line`, or a branch that it comes from by toggles alone, left `value` of a rule; None where it has it, and
+    where nothing that it comes from had it."""
+    child = line
+    while child.parent is not None and child.rules.get(rule, DEFAULTS.get(rule)) != value:
+        parent = timeline.line(child.parent)
+        if child.rules == parent.rules:
+            return None  # patched, or sampled otherwise: going back would lose that
+        if parent.rules.get(rule, DEFAULTS.get(rule)) == value:
+            return Switched(parent.id, child.fork_step - 1 if child.forked_at is None else child.forked_at)
+        child = parent
+    return None
+
+
+def recorded_branch(debugger: Debugger, name: str) -> TimelineBranch | None:
+    """The branch that this very change made at this very step when the session was recorded."""
     at = debugger.position
     for line in debugger.timeline.lines.values():
         if line.parent == at.branch and line.forked_at == at.step and line.name == name:
-            last = debugger.timeline.last(line.id)
-            place = at.place if at.step <= last else None
-            stop = backward_to(debugger, Position(line.id, min(at.step, last), place))
-            return replace(stop, reason="goto")
-    raise NeedsEngine(f"{name} was not tried here in this recording, and {registry.REPLAY_REASON}")
+            return line
+    return None
+
+
+def recorded_fork(debugger: Debugger, name: str) -> Stop:
+    """In a replay: go to `recorded_branch`."""
+    at, line = debugger.position, recorded_branch(debugger, name)
+    if line is None:
+        raise NeedsEngine(f"{name} was not tried here in this recording, and {registry.REPLAY_REASON}")
+    last = debugger.timeline.last(line.id)
+    place = at.place if at.step <= last else None
+    stop = backward_to(debugger, Position(line.id, min(at.step, last), place))
+    return replace(stop, reason="goto")
 
 
 def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> Stop:

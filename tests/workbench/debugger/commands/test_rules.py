@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
-from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger.answers import Stop, TableResult
+from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
+from workbench.debugger.answers import Position, Stop, TableResult
 from workbench.debugger.commands.script import run_line, script_of
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.tensors import parts_of, whole_of
 from workbench.debugger.errors import CommandError, DebuggerError
 from workbench.debugger.events import StepEvent
+from workbench.debugger.host.replay import open_replay
 
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
@@ -25,7 +27,7 @@ def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
 
 def test_a_toggle_runs_the_prefix_again_on_the_same_tokens(live: Live) -> None:
     debugger = live(tp=2)
-    texts(debugger, "next 4", "toggle load_bias false", "next 2")
+    texts(debugger, "next 4", "toggle load_bias false --stay", "next 2")
     timeline = debugger.timeline
     assert [timeline.sequence(1, k).emitted for k in range(4)] == timeline.tokens(0)
     assert (sums(debugger, 1, 0) != sums(debugger, 0, 0)).any()
@@ -38,14 +40,26 @@ def test_a_toggle_runs_the_prefix_again_on_the_same_tokens(live: Live) -> None:
 
 def test_toggled_back_is_what_it_was(live: Live) -> None:
     debugger = live(rules={"mask": "none"})
-    texts(debugger, "next 3", "toggle mask filled", "toggle mask none")
-    assert [(sums(debugger, 2, k) == sums(debugger, 0, k)).all() for k in range(3)] == [True] * 3
+    texts(
+        debugger,
+        "next 3",
+        "toggle mask filled --stay",
+        "toggle load_bias false --stay",
+        "toggle mask none --stay",
+    )
     assert debugger.timeline.line(1).rules == {}
+    assert (debugger.timeline.line(3).parent, debugger.timeline.line(3).rules) == (
+        0,
+        {"mask": "none", "load_bias": "false"},
+    ), "a rule that was switched before another one: forked from where it was switched"
+    texts(debugger, "toggle load_bias true")
+    assert debugger.position == Position(0, 2), "switched back: the parent branch, no third one"
+    assert len(debugger.timeline.lines) == 4
 
 
 def test_keep_cache_shares_the_steps_before(live: Live) -> None:
     debugger = live()
-    texts(debugger, "next 3", "toggle rope swallowed --keep-cache", "next 2")
+    texts(debugger, "next 3", "toggle rope swallowed --keep-cache --stay", "next 2")
     line = debugger.timeline.line(1)
     assert (line.fork_step, line.steps) == (3, 5)
     debugger.session.refresh()
@@ -61,7 +75,7 @@ def test_keep_cache_shares_the_steps_before(live: Live) -> None:
 
 def test_keep_cache_can_read_weights_again_but_not_reshape_the_cache(live: Live) -> None:
     debugger = live()
-    texts(debugger, "next 2", "toggle load_bias false --keep-cache", "next")
+    texts(debugger, "next 2", "toggle load_bias false --keep-cache --stay", "next")
     with pytest.raises(CommandError, match="cache's shape"):
         debugger.execute("toggle cache_heads repeated --keep-cache")
     assert debugger.timeline.line(debugger.position.branch).id == 1
@@ -75,7 +89,90 @@ def test_a_toggle_inside_a_step_stands_where_it_stood(live: Live) -> None:
     assert (stop.branch, stop.step, stop.tap) == (1, 0, "layers.0.attn.scores")
     assert debugger.execute("expect nan == 0").to_text().startswith("ok")
     debugger.session.refresh()
-    assert debugger.session.steps(0) == range(1), "the step in flight was finished and recorded"
+    assert debugger.session.steps(0) == debugger.session.steps(1) == range(9), "both ran ahead"
+
+
+def test_a_toggle_stops_at_the_first_different_token(live: Live) -> None:
+    debugger = live(tp=2)
+    stop = [debugger.execute(line) for line in ("next 2", "toggle load_bias false")][-1]
+    timeline = debugger.timeline
+    assert timeline.last(0) == timeline.last(1) == 9, "8 steps beyond the fork, both"
+    ours, theirs = timeline.tokens(1), timeline.tokens(0)
+    first = next(k for k in range(10) if ours[k] != theirs[k])
+    assert first >= 2
+    assert debugger.position == Position(1, first)
+    label = debugger.texts.label
+    assert stop.to_text() == (
+        f"branch 1 (load_bias=false): differs from main at step {first}: “{label(ours[first])}” instead of"
+        f" “{label(theirs[first])}”; stopped there"
+    )
+    debugger.execute("next 20")
+    back = debugger.execute("toggle load_bias true").to_text()
+    assert back.startswith(f"back on branch 0 (main): differs from load_bias=false at step {first}: ")
+    assert debugger.position == Position(0, 9)
+    assert back.endswith("at step 9")
+    debugger.execute("goto 0")
+    debugger.execute("toggle rope interleaved")
+    assert timeline.last(2) == timeline.last(0) == 9, "as far as the old branch went"
+    with open_replay(finish(debugger)) as replay:
+        texts(replay, "next 2")
+        again = replay.execute("toggle load_bias false")
+        assert again.to_json() == stop.to_json(), "a replay says the same"
+        assert (
+            replay.execute("toggle load_bias true").to_text().startswith("back on branch 0 (main): differs")
+        )
+
+
+def test_a_toggle_that_changes_no_token_says_so(live: Live) -> None:
+    debugger = live()
+    text = texts(debugger, "next 3", "toggle rope interleaved")[-1]
+    found = re.fullmatch(
+        r"branch 1 \(rope=interleaved\): same tokens as main for 8 steps, the likeliest tokens' logits differ by at"
+        r" most ([\d.e+-]+); still at step 2",
+        text,
+    )
+    assert found is not None, text
+    assert float(found[1]) > 0
+    assert debugger.timeline.tokens(0) == debugger.timeline.tokens(1)
+    assert debugger.position == Position(1, 2)
+
+
+def test_ctrl_c_stops_running_ahead(live: Live) -> None:
+    debugger = live()
+    debugger.execute("next 3")
+    seen: list[object] = []
+
+    def after(steps: int) -> None:
+        def interrupt(event: object) -> None:
+            seen.append(event)
+            if [type(one) for one in seen].count(StepEvent) == steps:
+                debugger.interrupt()
+
+        seen.clear()
+        debugger.events = interrupt
+
+    after(2)
+    stop = debugger.execute("toggle rope interleaved")
+    assert stop.to_text().startswith(
+        "interrupted: rope=interleaved is not switched yet, main ran ahead to step"
+    )
+    assert debugger.position == Position(0, 2)
+    assert len(debugger.timeline.lines) == 1
+    main = debugger.timeline.last(0)
+    after(10 - main + 3 + 2)
+    stop = debugger.execute("toggle rope interleaved")
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.branch) == ("pause", 1)
+    assert 3 <= debugger.timeline.last(1) < debugger.timeline.last(0) == 10
+
+
+def test_a_breakpoint_stops_the_new_branch_and_not_the_old(live: Live) -> None:
+    debugger = live()
+    texts(debugger, "next 3", "break layers.1.attn.probs if step == 5")
+    stop = debugger.execute("toggle rope interleaved")
+    assert isinstance(stop, Stop)
+    assert (stop.reason, stop.branch, stop.step, stop.tap) == ("breakpoint", 1, 5, "layers.1.attn.probs")
+    assert debugger.timeline.last(0) == 10
 
 
 @pytest.mark.parametrize(
@@ -168,13 +265,13 @@ def test_an_interrupted_fork_is_a_command_that_leads_there_again(live: Live, tmp
             debugger.interrupt()
 
     debugger.events = after_two
-    stop = debugger.execute("toggle rope interleaved")
+    stop = debugger.execute("toggle rope interleaved --stay")
     assert isinstance(stop, Stop)
     assert (stop.reason, stop.branch, stop.step) == ("pause", 1, 1)
     debugger.events = lambda event: None
     debugger.execute("next 2")
     script = script_of(debugger)
-    assert script.splitlines()[2:] == ["toggle rope interleaved", "goto 1", "next 2"]
+    assert script.splitlines()[2:] == ["toggle rope interleaved --stay", "goto 1", "next 2"]
 
 
 def test_the_first_line_of_a_script_starts_the_same_run() -> None:
@@ -197,7 +294,7 @@ def test_the_first_line_of_a_script_starts_the_same_run() -> None:
 
 def test_diff_shows_a_tap_a_row_the_first_on_top(live: Live) -> None:
     debugger = live(tp=2)
-    texts(debugger, "next 3", "toggle rope interleaved")
+    texts(debugger, "next 3", "toggle rope interleaved --stay")
     table = debugger.execute("diff 0 1")
     assert isinstance(table, TableResult)
     assert "the first: layers.0.attn.q_rope at step 0" in table.title
