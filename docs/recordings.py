@@ -124,7 +124,7 @@ def commands(bug: RecordedBug) -> list[str]:
         f"goto {bug.fault.step}",
         "origin",
         f"expect tap == {bug.first} and step == {bug.fault.step}",
-        f"toggle {bug.rule} {DEFAULTS[bug.rule]}",
+        f"toggle {bug.rule} {DEFAULTS[bug.rule]} --stay",
         f"goto {judged}",
         "golden",
         "expect golden == match",

@@ -24,7 +24,7 @@ from workbench.tui.screens.workbench import WorkbenchScreen
 SIZE = (140, 42)
 #: Commands that make the session, in order.
 STORY = (
-    "next 24", "goto 0", "toggle load_bias false", "next 24", "golden", "lens", "info weights",
+    "next 24", "goto 0", "toggle load_bias false --stay", "next 24", "golden", "lens", "info weights",
     "capture layers.*.attn.k_cache",
 )  # fmt: skip
 #: Pictures: the keys that lead to each from the one before.

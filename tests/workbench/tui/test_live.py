@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -87,6 +88,47 @@ async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
         assert any("toggle load_bias false" in line for line in text_of(pilot))
 
 
+async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "n")
+        await press(pilot, "x")
+        assert isinstance(pilot.app.screen, TogglesScreen)
+        await press(pilot, "down", "down", "down", "enter")  # the biases
+        await _until(lambda: _screen(pilot).where.branch == 1 and _driver(pilot).running is None, pilot)
+        await settle(pilot)
+        lines = text_of(pilot)
+        told = next(found for line in lines if (found := _DIFFERS.search(line)))
+        step = int(told[1])
+        assert step >= 3, "the steps up to the fork run on the same tokens"
+        assert f"step {step}/10" in lines[0], "it stopped at the first different token, 8 steps are there"
+        assert [line.split()[0] for line in lines[2:4]] == ["load_bias=false", "main"]
+        cells = [line.split("│")[4 + step] for line in lines[2:4]]
+        assert [cell.strip() for cell in cells] == [told[2], told[3]]
+        widths = [len(line.rstrip().split("│")) for line in lines[2:4]]
+        assert widths[0] == widths[1], "both have the same steps"
+        await press(pilot, "n", "N", "N")
+        await enter(pilot, "colon", "goto 10")
+        assert any(f"first difference at step {step}" in line for line in text_of(pilot)), "the mark stays"
+        await enter(pilot, "colon", "toggle load_bias true")
+        lines = text_of(pilot)
+        assert any(
+            f"back on branch 0 (main): differs from load_bias=false at step {step}" in line for line in lines
+        )
+        assert "branch main" in lines[0]
+        assert any("rules  all correct" in line for line in lines)
+        assert [line.split()[0] for line in lines[2:4]] == ["main", "load_bias=false"], (
+            "what was left stays beside"
+        )
+        await press(pilot, "N")
+        assert any(f"first difference at step {step}" in line for line in text_of(pilot))
+        assert len(_screen(pilot).overview.branches) == 2, "no third branch"
+
+
+_DIFFERS = re.compile(
+    r"branch 1 \(load_bias=false\): differs from main at step (\d+): “(.+?)” instead of “(.+?)”"
+)
+
+
 async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
         await press(pilot, "n", "5", "l")
@@ -132,7 +174,8 @@ async def test_keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(model: 
         await pilot.press("n", "n")
         await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
         await settle(pilot)
-        assert (screen.where.branch, screen.where.step) == (1, 4)
+        first = int(re.search(r"first difference at step (\d+)", "\n".join(text_of(pilot)))[1])
+        assert (screen.where.branch, screen.where.step) == (1, first + 2)
 
 
 async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def compared(debugger: Debugger, at: Position) -> Stop:
     moves = found is not None and at.place is None
     backward_to(debugger, Position(branch, found.step if found and moves else at.step, at.place))
     words = _words(debugger, branch, at.branch, begin, found)
-    where = "stopped there" if moves else f"still {_here(debugger)}"
-    return debugger.stop("toggle", f"branch {branch} ({timeline.line(branch).name}): {words}; {where}")
+    where = "" if moves else f"; still {_here(debugger)}"
+    return debugger.stop("toggle", f"branch {branch} ({timeline.line(branch).name}): {words}{where}")
 
 
 def switched_back(debugger: Debugger, switched: Switched) -> Stop:

@@ -31,15 +31,19 @@ class TokenRows:
         self.difference: tuple[Fact, ...] = ()
         #: The branch to compare with: None the one it was forked from, False none.
         self._chosen: int | bool | None = None
+        #: The present branch, and the one that was left for it.
+        self._present, self._left = -1, -1
         self._lines = TokenLines()
 
     def against(self, overview: Overview, where: Where) -> int | None:
-        """The branch whose tokens stand under those of the present one."""
+        """The branch whose tokens stand under those of the present one: where it was forked from none, that from which
+        one came back to it."""
         if self._chosen is False:
             return None
         if isinstance(self._chosen, int) and self._chosen != where.branch:
             return int(self._chosen)
-        return overview.branch(where.branch).parent
+        parent = overview.branch(where.branch).parent
+        return self._left if parent is None and self._left >= 0 else parent
 
     def compare_next(self, overview: Overview, where: Where) -> bool:
         """Compare with the next other branch; after the last, with none. False: there is only one branch."""
@@ -56,6 +60,8 @@ class TokenRows:
 
     async def read(self, overview: Overview, where: Where) -> bool:
         """Read a little more of the tokens and show them; whether that was all."""
+        if where.branch != self._present:
+            self._present, self._left = where.branch, self._present
         other = self.against(overview, where)
         self.line = await self.reader.ask(self._lines.line, where.branch, where.seq, other)
         if not self.strip.is_attached:
@@ -73,7 +79,7 @@ class TokenRows:
             self.beside.refresh()
             self.strip.title = overview.branch(where.branch).name
             if both.first is not None:
-                self.difference = (Fact(f"first difference at step {both.first}", "wrong"),)
+                self.difference = (Fact(f"first difference at step {both.first}", "wrong", drop=1),)
         self.strip.tokens, self.strip.at = shown.tokens, shown.at(where.step)
         self.timeline.show(self.line, where, self.colour)
         return complete

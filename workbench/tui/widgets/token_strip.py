@@ -87,10 +87,10 @@ class TokenStrip(LineWidget):
         return Segment(cell.label, self._style(cell, index == self.at, styles)), divider
 
     def _style(self, cell: TokenCell, present: bool, styles: Paint) -> Style:
+        if cell.differs:
+            return styles.wrong + Style(underline=True, reverse=present)
         if present:
             return styles.present
-        if cell.differs:
-            return styles.wrong + Style(underline=True)
         if cell.step is None:
             return styles.quiet
         shade = cell.shade(self.colour)

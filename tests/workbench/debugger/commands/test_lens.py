@@ -38,7 +38,7 @@ def test_the_last_layer_chooses_as_the_step_did_and_a_replay_has_it(live: Live, 
 
 def test_a_lens_of_a_shared_step_is_found_from_the_branch_too(live: Live) -> None:
     debugger = live()
-    for line in ("next 2", "toggle mask none --keep-cache", "goto 1", "lens"):
+    for line in ("next 2", "toggle mask none --keep-cache --stay", "goto 1", "lens"):
         debugger.execute(line)
     with open_replay(finish(debugger)) as replay:
         replay.execute("goto 1")
@@ -54,13 +54,13 @@ def test_weights_are_held_against_the_checkpoint_branch_by_branch(live: Live) ->
     debugger = live(tp=2)
     debugger.execute("next")
     assert _unequal(debugger.execute("info weights")) == set()
-    debugger.execute("toggle load_bias false")
+    debugger.execute("toggle load_bias false --stay")
     broken = _unequal(debugger.execute("info weights"))
     assert broken
     assert all(name.endswith("_proj.bias") and how == "different" for name, _, how in broken)
     debugger.execute("branch 0")
     assert _unequal(debugger.execute("info weights")) == set(), "the ranks hold what the branch says"
-    debugger.execute("toggle qkv_shard_dim 1")
+    debugger.execute("toggle qkv_shard_dim 1 --stay")
     cut = _unequal(debugger.execute("info weights"))
     assert ("model.layers.0.self_attn.q_proj.weight", 1, "different") in cut
     with open_replay(finish(debugger)) as replay:
@@ -71,6 +71,6 @@ def test_weights_are_held_against_the_checkpoint_branch_by_branch(live: Live) ->
 
 def test_a_head_that_no_checkpoint_fills_is_absent_from_it(live: Live) -> None:
     debugger = live()
-    for line in ("next", "toggle lm_head missing"):
+    for line in ("next", "toggle lm_head missing --stay"):
         debugger.execute(line)
     assert ("lm_head.weight", 0, "absent") in _unequal(debugger.execute("info weights"))

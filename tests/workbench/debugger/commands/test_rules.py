@@ -104,7 +104,7 @@ def test_a_toggle_stops_at_the_first_different_token(live: Live) -> None:
     label = debugger.texts.label
     assert stop.to_text() == (
         f"branch 1 (load_bias=false): differs from main at step {first}: “{label(ours[first])}” instead of"
-        f" “{label(theirs[first])}”; stopped there"
+        f" “{label(theirs[first])}”"
     )
     debugger.execute("next 20")
     back = debugger.execute("toggle load_bias true").to_text()

@@ -27,7 +27,7 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
     commands = [
         "next 40",
         "reverse-next 5",
-        "toggle rope interleaved",
+        "toggle rope interleaved --stay",
         "next",
         "expect step == 35 and branch == 1",
     ]
@@ -76,7 +76,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
         assert (
             "layers.0.mlp.act[0, 0], step 15 = " in debugger.execute("print layers.0.mlp.act[0, 0]").to_text()
         )
-        texts(debugger, "reverse-next 3", "toggle rope interleaved", "next", "branch 0", "goto 21", "next")
+        texts(
+            debugger,
+            "reverse-next 3",
+            "toggle rope interleaved --stay",
+            "next",
+            "branch 0",
+            "goto 21",
+            "next",
+        )
         assert debugger.timeline.tokens(0)[:-1] == tokens
         connection.execute("PRAGMA max_page_count = 100000")  # there is room again
         texts(debugger, "branch 0", "note found")
