@@ -49,10 +49,11 @@ def find_session(name: str | Path) -> Path:
     """A session by its path, or by its name in `sessions_directory` with or without the ending; a path comes first.
     What is neither comes back as the path that it would be, for whoever opens it to say so."""
     path = Path(name).expanduser()
-    if path.exists() or path.parent != Path() or not path.name:
+    # Not Path.exists: it raises where a name is too long to be one.
+    if os.path.exists(path) or path.parent != Path() or not path.name:
         return path
     kept = sessions_directory() / f"{path.name.removesuffix('.session')}.session"
-    return kept if kept.is_file() else path
+    return kept if os.path.isfile(kept) else path
 
 
 def session_of(target: str) -> Path | None:

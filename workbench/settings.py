@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from platformdirs import user_config_path
 
-from sessions.limits import DEFAULT, ReadLimits
+if TYPE_CHECKING:
+    from sessions.limits import ReadLimits
 
 #: What reading one session may cost: MiB of memory for all that is decoded, seconds of processor time for a view.
-SESSION_KEYS = ("session_memory", "session_seconds")
+SESSION_KEYS = {"session_memory": "MiB", "session_seconds": "seconds"}
 
 
 class SettingsError(ValueError):
@@ -35,17 +37,22 @@ def read(file: Path) -> dict[str, object]:
         raise SettingsError(f"{file}: not valid TOML: {error}") from error
 
 
-def positive(file: Path, key: str, value: object, unit: str) -> float:
-    """The value of a key that must be a number above 0."""
+def positive(file: Path, key: str, value: object) -> float:
+    """The value of a key that must be a number above 0: of seconds, if nothing else is known of it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise SettingsError(f"{file}: {key} = {value!r}: must be a number of {unit} above 0")
+        raise SettingsError(
+            f"{file}: {key} = {value!r}: must be a number of {SESSION_KEYS.get(key, 'seconds')} above 0"
+        )
     return float(value)
 
 
 def session_limits(file: Path | None = None) -> ReadLimits:
     """What reading one session may cost, here."""
+    # Imported here: the first paint reads the settings, and does not wait for numpy and SQLite.
+    from sessions.limits import DEFAULT, ReadLimits
+
     file = file or config_file()
     raw = read(file)
-    memory = positive(file, "session_memory", raw.get("session_memory", DEFAULT.memory >> 20), "MiB")
-    seconds = positive(file, "session_seconds", raw.get("session_seconds", DEFAULT.seconds), "seconds")
+    memory = positive(file, "session_memory", raw.get("session_memory", DEFAULT.memory >> 20))
+    seconds = positive(file, "session_seconds", raw.get("session_seconds", DEFAULT.seconds))
     return ReadLimits(int(min(memory, 1 << 40) * (1 << 20)), seconds)

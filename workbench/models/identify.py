@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ def identify(text: str) -> Found:
     path = MODEL_DIR if name == "demo" else find_session(name)
     if not name:
         return Found("nothing", path, "a session file, or a model's directory")
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, of a name that is too long as well
         hub = "; a hub id is opened with `lockstep tui OWNER/NAME`" if name.count("/") == 1 else ""
         return Found("nothing", path, f"there is no {clean(name, limit=80)}{hub}")
     if path.is_file() and path.suffix == ".session":

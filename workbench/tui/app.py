@@ -18,6 +18,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.driver import Driver
 from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
@@ -28,6 +29,7 @@ from workbench.exit_codes import Exit
 from workbench.settings import config_file
 from workbench.tui import routes, settings
 from workbench.tui.guard import FailureNotices, Guarded
+from workbench.tui.pasting import PasteParser
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingChosen, UserSettings
 from workbench.tui.theme import THEMES
@@ -123,6 +125,14 @@ class LockstepApp(Guarded, App[int]):
             if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
                 return
         await super().on_event(event)
+
+    def get_driver_class(self) -> type[Driver]:
+        """The driver of this system, with a parser that holds pastes together; it has no public place for one."""
+        driver = super().get_driver_class()
+        module = sys.modules[driver.__module__]
+        if hasattr(module, "XTermParser"):
+            module.XTermParser = PasteParser  # type: ignore[attr-defined]
+        return driver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Without the one that looks at every segment for a colour of the terminal's own: all of ours are true ones."""

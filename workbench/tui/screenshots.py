@@ -17,6 +17,7 @@ from textual.screen import Screen
 from workbench.export.cells import CellRun, cells_svg
 from workbench.export.table import Table, as_csv, as_html, as_json, as_text
 from workbench.tui.theme import Paint, paint
+from workbench.tui.widgets.grid import Grid
 
 #: What a pane can be written as, the default first: ending, and what it is.
 FORMATS = (
@@ -56,6 +57,10 @@ def taken(screen: Screen[Any], region: Region, title: str, table: Table | None =
         rows.append(_runs(((segment.text, segment.style or Style()) for segment in cut), styles))
     while rows and all(not run.text.strip() and run.background == styles.ground for run in rows[-1]):
         rows.pop()
+    grids = [one for one in screen.query(Grid) if one.region and region.contains_region(one.region)]
+    if table is not None and (left := sum(grid.unseen for grid in grids)):
+        note = f" … {left} more rows are not in this picture: html, json and csv have all"
+        rows += [(), _runs(((note, styles.quiet),), styles)]
     return Screenshot(title, table, tuple(rows), styles.ground)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from textual.message import Message
 
 from workbench.paths import state_directory
-from workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read, session_limits
+from workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read
 from workbench.tui.theme import THEMES
 
 _THEME_NAMES = tuple(theme.name for theme in THEMES)
@@ -51,14 +51,13 @@ _SECONDS = ("timeout", "start_timeout")
 def load(file: Path | None = None) -> UserSettings:
     """The settings; the defaults where there is no file."""
     file = file or config_file()
-    session_limits(file)  # SettingsError now, not when a session is opened
     checked = ((key, _checked(file, key, value)) for key, value in read(file).items())
     return UserSettings(**{key: value for key, value in checked if key not in SESSION_KEYS})
 
 
 def _checked(file: Path, key: str, value: Any) -> Any:
     if key in (*_SECONDS, *SESSION_KEYS):
-        return positive(file, key, value, "seconds")
+        return positive(file, key, value)
     if key not in _CHOICES:
         known = ", ".join((*_CHOICES, *_SECONDS, *SESSION_KEYS))
         raise SettingsError(f"{file}: {key}: no such setting; there are {known}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -278,15 +279,33 @@ async def test_the_sheet_of_formats_writes_and_never_replaces(
     async with bench() as pilot:
         await press(pilot, "5", "e")
         assert any("logits-step11.svg" in line for line in text_of(pilot)), "the default is offered"
-        await press(pilot, "down", "enter", "e", "enter", "e", "c", "e", "escape")
+        await press(pilot, "down", "enter", "e", "enter", "e", "c")
+        assert not list(tmp_path.glob("*.csv")), "a letter chooses, enter writes"
+        assert any("logits-step11.csv" in line for line in text_of(pilot))
+        await press(pilot, "enter", "e", "escape")
         names = {path.name for path in tmp_path.iterdir() if path.is_file()}
         assert names == {"logits-step11.png", "logits-step11-2.png", "logits-step11.csv"}
         await press(pilot, "2")
         await enter(pilot, "colon", "print layers.2.attn.probs")
-        await press(pilot, "e", "j")
+        await press(pilot, "e", "j", "enter")
         told = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
         assert told["columns"][:2] == ["row", "c0"]
         assert len(told["rows"][0]) == 1 + 19
+
+
+async def test_a_picture_of_a_table_says_how_many_rows_it_left(bench: Bench, tmp_path: Path) -> None:
+    for height, left in ((24, True), (200, False)):
+        async with bench(size=(120, height)) as pilot:
+            await press(pilot, "1")
+            grid = pilot.app.screen.query_one("#operations", Grid)
+            file = tmp_path / f"{height}.svg"
+            await enter(pilot, "colon", f"export {file}")
+            said = re.search(
+                r"… (\d+) more rows are not in this picture", file.read_text().replace("\xa0", " ")
+            )
+            assert (said is not None) is left
+            # The line that was typed into still took a row.
+            assert said is None or int(said[1]) == grid.unseen + 1 > 1
 
 
 async def test_hostile_tokens_are_shown_as_text(bench: Bench, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_a_taps_name_makes_no_path(
         for index in range(6):
             pilot.app.screen.post_message(Pane.OpenTensor(index))
             await settle(pilot)
-            await press(pilot, "e", "s", "escape")
+            await press(pilot, "e", "s", "enter", "escape")
     written = sorted(path.name for path in (tmp_path / "cwd").iterdir())
     assert len(written) == 6
     assert all("-step2" in name and name.endswith(".svg") for name in written)

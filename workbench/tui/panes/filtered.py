@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from workbench.tui.panes.base import Pane
+from workbench.tui.widgets.field import Field
 from workbench.tui.widgets.grid import Grid
 
 
@@ -31,7 +32,7 @@ class FilteredPane(Pane):
     @staticmethod
     def filter_field(example: str) -> Input:
         """The field, for the content of the pane."""
-        return Input(placeholder=f"filter: part of a name, e.g. {example}", compact=True)
+        return Field(placeholder=f"filter: part of a name, e.g. {example}", compact=True)
 
     @property
     def needle(self) -> str:

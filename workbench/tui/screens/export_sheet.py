@@ -15,6 +15,7 @@ from textual.widgets import Input, Static
 from sessions.text import clean
 from workbench.tui.guard import Guarded
 from workbench.tui.screenshots import FORMATS
+from workbench.tui.widgets.field import Field
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 
 
@@ -46,10 +47,10 @@ class ExportScreen(Guarded, ModalScreen[Path | None]):
         """The formats, and the name."""
         with Vertical(id="export") as sheet:
             sheet.border_title = "export"
-            sheet.border_subtitle = "enter writes   tab the name   esc leaves"
+            sheet.border_subtitle = "a letter chooses   enter writes   tab the name   esc leaves"
             yield Formats(_COLUMNS, header=False, id="formats")
             yield Static(f"in {clean(str(Path.cwd()))}", id="to", markup=False)
-            yield Input(id="file", compact=True)
+            yield Field(id="file", compact=True)
 
     def on_mount(self) -> None:
         """The last format, and the name it would have."""
@@ -89,10 +90,9 @@ class ExportScreen(Guarded, ModalScreen[Path | None]):
         self._write()
 
     def action_take(self, ending: str) -> None:
-        """A format's letter: that format, at once."""
+        """A format's letter: the cursor on that format. Enter writes."""
         self.query_one(Grid).cursor = [known for known, _ in FORMATS].index(ending)
         self._propose()
-        self._write()
 
     def _write(self) -> None:
         ExportScreen._last = FORMATS[self.query_one(Grid).cursor][0]

@@ -16,6 +16,7 @@ from textual.widgets import Input, Static
 from engine.text import printable
 from workbench.models.identify import Found
 from workbench.tui.guard import Guarded
+from workbench.tui.widgets.field import Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class ModelForm(Guarded, ModalScreen[ModelChoice | None]):
             form.border_subtitle = "enter starts   esc goes back"
             yield Static(self._found.told, id="told", markup=False)
             yield Static("ranks (tp)", classes="label")
-            yield Input("2" if 2 in self._found.tps else "1", id="tp", type="integer", compact=True)
+            yield Field("2" if 2 in self._found.tps else "1", id="tp", type="integer", compact=True)
             yield Static("prompt", classes="label")
-            yield Input("", placeholder="what the model is to continue", id="prompt", compact=True)
+            yield Field("", placeholder="what the model is to continue", id="prompt", compact=True)
             yield Static("", id="problem", markup=False)
 
     def on_mount(self) -> None:

@@ -13,10 +13,10 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 from textual.suggester import Suggester
-from textual.widgets import Input
 
 from workbench.tui.guard import GuardedWidget
 from workbench.tui.theme import paint
+from workbench.tui.widgets.field import Field
 from workbench.tui.widgets.painted import ground
 
 #: Gives the completions of what has been typed, the best first.
@@ -34,7 +34,7 @@ class _Suggest(Suggester):
         return found[0] if found else None
 
 
-class CommandLine(Input, GuardedWidget):
+class CommandLine(Field, GuardedWidget):
     """Opened with `:`. Posts `Entered`; escape or an empty line closes it."""
 
     PROMPT = ":"

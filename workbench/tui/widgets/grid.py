@@ -117,6 +117,12 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         self.cursor = self.validate_cursor(self.cursor)
         self.refresh()
 
+    @property
+    def unseen(self) -> int:
+        """How many rows are out of sight, above and below."""
+        room, below = self.size.height - self.header, self.count - round(self.scroll_offset.y)
+        return self.count - max(0, min(room, below))
+
     def validate_cursor(self, cursor: int) -> int:
         """A row that exists."""
         return min(max(0, cursor), max(0, self.count - 1))
