@@ -139,7 +139,9 @@ def _alarm(
         return f"{NAMES[kind]}: {one.words}"
     ranks = " ".join(map(str, one.ranks))
     at = clean(source.session.taps[one.tap].name, limit=120)
-    return f"{NAMES[kind]} first at {at}{f', rank {ranks}' if ranks else ''}"
+    return (
+        f"{NAMES[kind]} first at {at}{f', rank {ranks}' if ranks else ''}{f': {one.why}' if one.why else ''}"
+    )
 
 
 def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,12 +49,21 @@ def _fired(session: Session, kind: SentinelKind, branch: int, step: int, found: 
 
 
 @dataclass(frozen=True, slots=True)
+class SentinelHistory:
+    """Where one sentinel fired: a byte a step, 1 where it did; and every rank that it has named."""
+
+    steps: bytes
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """All sentinels of a branch after `scanned` of `total` steps."""
 
     sentinels: tuple[Sentinel, ...]
     scanned: int
     total: int
+    histories: Mapping[SentinelKind, SentinelHistory]
 
 
 @dataclass(slots=True)
@@ -62,6 +71,20 @@ class _Scan:
     next_step: int = 0
     tail: list[int] = field(default_factory=list)
     fired: dict[SentinelKind, Sentinel] = field(default_factory=dict)
+    steps: dict[SentinelKind, bytearray] = field(default_factory=dict)
+    ranks: dict[SentinelKind, set[int]] = field(default_factory=dict)
+
+    def add(self, kind: SentinelKind, step: int, ranks: Iterable[int]) -> None:
+        """It fired at that step."""
+        known = self.steps.setdefault(kind, bytearray())
+        known.extend(bytes(max(0, step + 1 - len(known))))
+        known[step] = 1
+        self.ranks.setdefault(kind, set()).update(ranks)
+
+    def history(self, kind: SentinelKind, total: int) -> SentinelHistory:
+        """As far as was looked."""
+        steps = bytes(self.steps.get(kind, b""))
+        return SentinelHistory(steps.ljust(total, b"\0")[:total], tuple(sorted(self.ranks.get(kind, ()))))
 
 
 class SentinelScan:
@@ -78,26 +101,35 @@ class SentinelScan:
         while scan.next_step < steps.stop and time.monotonic() < deadline:
             step = scan.next_step
             for kind, found in _look(source, where, step, scan):
-                if found is not None and kind not in scan.fired:
-                    scan.fired[kind] = _fired(source.session, kind, where.branch, step, found)
+                if found is not None:
+                    scan.add(kind, step, found.ranks)
+                    if kind not in scan.fired:
+                        scan.fired[kind] = _fired(source.session, kind, where.branch, step, found)
             scan.next_step += 1
         for one in _noted(source.session, where.branch):
             scan.fired.setdefault(one.kind, one)
+        if scan.next_step >= steps.stop:
+            for judged in judged_of(source.session, where.branch):
+                if judged.verdict == "fail" and judged.step in steps:
+                    scan.add("golden", judged.step, judged.ranks)
+            for stop in sentinels.stops(source.session, where.branch):
+                if stop.step in steps:
+                    scan.add("stop", stop.step, ())
         every = tuple(scan.fired.get(kind) or Sentinel(kind, NAMES[kind], where.branch) for kind in NAMES)
-        return Watch(every, scan.next_step, steps.stop)
+        histories = {kind: scan.history(kind, steps.stop) for kind in NAMES}
+        return Watch(every, scan.next_step, steps.stop, histories)
 
 
 def _look(
     source: SessionSource, where: Where, step: int, scan: _Scan
 ) -> Iterable[tuple[SentinelKind, SentinelFinding | None]]:
-    """What one step shows of the sentinels that have not fired."""
+    """What one step shows."""
     session, branch = source.session, where.branch
     stats = session.stats(step, branch)
     if stats is not None:
         yield "nan", sentinels.first_not_finite(session, stats, "nan")
         yield "inf", sentinels.first_not_finite(session, stats, "inf")
-    if "desync" not in scan.fired:
-        yield "desync", sentinels.desync(session, session.checksums(step, branch))
+    yield "desync", sentinels.desync(session, session.checksums(step, branch))
     told = source.sequence(step, branch, where.seq)
     if told is None:
         return

@@ -41,16 +41,19 @@ TAIL = LONGEST_PHRASE * REPEATS
 #: Reasons of stops that are worth going back to: not those of a step that was simply done.
 _STOPPING = ("breakpoint", "data breakpoint", "exception", "divergence", "pause")
 _TOLD_RANKS = 8
+#: Products of q and k below this cannot overflow when as many as a head has channels are summed.
+_NO_OVERFLOW = 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelFinding:
     """What a sentinel found in one step. `tap` is the tap's index (None: the step as a whole), `ranks` are those
-    that are wrong (empty: none in particular)."""
+    that are wrong (empty: none in particular), `why` how it came to be, where the statistics show it."""
 
     words: str
     tap: int | None = None
     ranks: tuple[int, ...] = ()
+    why: str = ""
 
 
 def not_finite(stats: NDArray[np.float32], *statistics: Literal["nan", "inf"]) -> NDArray[np.bool_]:
@@ -71,7 +74,23 @@ def first_not_finite(
     ranks = tuple(int(rank) for rank in np.flatnonzero(found[tap]))
     column = STATISTICS.index(statistic)
     counts = ", ".join(f"rank {rank}: {stats[tap, rank, column]:.0f}" for rank in ranks[:_TOLD_RANKS])
-    return SentinelFinding(f"{_name(session, tap)} ({counts})", tap, ranks)
+    why = _why_nan(session, stats, tap, ranks) if statistic == "nan" else ""
+    return SentinelFinding(f"{_name(session, tap)} ({counts}){f': {why}' if why else ''}", tap, ranks, why)
+
+
+def _why_nan(session: Session, stats: NDArray[np.float32], tap: int, ranks: tuple[int, ...]) -> str:
+    """Scores are q·k and the mask: where q and k are finite and too small to overflow, NaN came with the mask."""
+    name = session.taps[tap].name
+    if not name.endswith(".attn.scores"):
+        return ""
+    layer = name.removesuffix("scores")
+    largest = 1.0
+    for kinds in (("q_rope", "q_proj"), ("k_cache", "k_rope")):
+        known = [session.tap(layer + kind).index for kind in kinds if session.has_tap(layer + kind)]
+        if not known or not_finite(stats)[known[0], list(ranks)].any():
+            return ""
+        largest *= float(stats[known[0], list(ranks), STATISTICS.index("absmax")].max())
+    return "0 × -inf in the mask" if largest < _NO_OVERFLOW else ""
 
 
 def desync(session: Session, checksums: NDArray[np.uint64] | None) -> SentinelFinding | None:

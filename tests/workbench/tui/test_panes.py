@@ -15,6 +15,7 @@ from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.export.numbers import number
 from workbench.tui import settings
 from workbench.tui.panes import PANES
+from workbench.tui.panes.sentinels import history_cells
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
@@ -392,3 +393,18 @@ async def test_tokens_are_coloured_by_what_is_chosen_and_that_is_remembered(benc
         )
         await enter(pilot, "colon", "branch load_bias=false")
         assert strip.tokens.cells[-1].shade("divergence") is not None
+
+
+async def test_sentinels_show_every_step_every_rank_and_all_of_what_was_found(bench: Bench) -> None:
+    async with bench(size=(80, 24)) as pilot:
+        await press(pilot, "6")
+        lines = text_of(pilot)
+        assert any("NaN" in line and "······██████" in line for line in lines), (
+            "a cell a step, NaN from step 6 on"
+        )
+        assert any(line.rstrip().endswith("0 1") for line in lines), "every rank it touched"
+        assert any("820): 0 × -inf in the mask" in line for line in lines), "what was found, uncut"
+
+
+def test_many_steps_share_a_cell_of_the_history() -> None:
+    assert history_cells(bytes([0, 0, 0, 1, 0, 0]), 4, 2) == [("·", "faint"), ("█", "wrong"), (" ", "faint")]

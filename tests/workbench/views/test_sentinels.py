@@ -114,3 +114,37 @@ def test_a_count_that_is_no_number_is_told(tmp_path: Path) -> None:
 
     path = made.build(tmp_path / "a.session", change=change)
     assert _watched(path)["nan"].what == _told(path)["nan"].what == "embed (rank 0: inf)"
+
+
+def _nan_at(path: Path, q_absmax: float) -> Path:
+    """At steps 1 and 3 the scores of layer 0 hold NaN, on rank 1 and on rank 0; a stop is noted past the end."""
+    names = ["layers.0.attn.q_rope", "layers.0.attn.k_cache", "layers.0.attn.scores", "layers.0.attn.probs"]
+    taps = [Tap(i, name, "shard(0)") for i, name in enumerate(names)]
+    with SessionWriter.create(path, taps=taps, ranks=2, meta=SessionMeta()) as writer:
+        for step in range(5):
+            stats = np.ones((4, 2, len(STATISTICS)), np.float32)
+            stats[..., [STATISTICS.index("nan"), STATISTICS.index("inf")]] = 0
+            stats[0, :, STATISTICS.index("absmax")] = q_absmax
+            if step in (1, 3):
+                stats[2:, int(step == 1), STATISTICS.index("nan")] = 8
+            told = SequenceStep(0, [step], [step], [[step + 1]] * 2, emitted=step + 1)
+            writer.step(0, StepRecord(step, "decode", [told], 0.1, stats))
+        writer.event(0, 10**15, "stop", "catch nan", {"reason": "exception"})
+    return path
+
+
+def test_the_history_has_every_step_and_every_rank(tmp_path: Path) -> None:
+    with Session.open(_nan_at(tmp_path / "a.session", 2.0)) as session:
+        watch = SentinelScan().watch(SessionSource(session), Where())
+    assert watch.scanned == watch.total == 5
+    assert (list(watch.histories["nan"].steps), watch.histories["nan"].ranks) == ([0, 1, 0, 1, 0], (0, 1))
+    assert not any(watch.histories["desync"].steps)
+    assert len(watch.histories["stop"].steps) == 5
+
+
+@pytest.mark.parametrize(("q_absmax", "why"), [(2.0, ": 0 × -inf in the mask"), (1e35, "")])
+def test_nan_in_the_scores_of_finite_q_and_k_came_with_the_mask(
+    q_absmax: float, why: str, tmp_path: Path
+) -> None:
+    path = _nan_at(tmp_path / "a.session", q_absmax)
+    assert _watched(path)["nan"].what == _told(path)["nan"].what == f"layers.0.attn.scores (rank 1: 8){why}"

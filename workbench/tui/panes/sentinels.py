@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock
+from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.plain_text import plural
 from workbench.views.sentinel_scan import Sentinel, SentinelScan, Watch
 
 
@@ -24,6 +26,8 @@ class SentinelsPane(Pane):
     HELP = """\
 What watches over every step of the branch, and where each first found something.
 
+Under the list what the chosen one found, and a row a sentinel with a cell a step: █ where it fired.
+
 NaN and Inf by the first tap that holds any; ranks whose bits differ where the layout says they are equal;
 caches whose length is not the position; a tail of tokens that repeats itself; the first tap that left the
 golden reference; stops. Enter goes there: the step, and the tap.
@@ -32,8 +36,9 @@ golden reference; stops. Enter goes there: the step, and the tap.
 """
     HINTS = (KeyHint("enter", "go there", "enter"), KeyHint("o", "origin", "o"))
     DEFAULT_CSS = """
-    SentinelsPane > Grid { height: 9; }
-    SentinelsPane > TextBlock { height: 1fr; padding: 1 1 0 1; }
+    SentinelsPane > Grid { height: 8; }
+    SentinelsPane > #found { height: auto; max-height: 6; padding: 1 1 0 1; }
+    SentinelsPane > #histories { height: 1fr; padding: 1 1 0 1; }
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -42,9 +47,10 @@ golden reference; stops. Enter goes there: the step, and the tap.
         self._scan = SentinelScan()
 
     def content(self) -> Iterable[Widget]:
-        """The sentinels, and how far they have looked."""
+        """The sentinels, what the one under the cursor found in full, and where each fired."""
         yield Grid(_COLUMNS, id="sentinels")
-        yield TextBlock(id="scanned")
+        yield TextBlock(id="found")
+        yield TextBlock(id="histories")
 
     def question(self) -> tuple[Callable[..., Watch], Sequence[object]]:
         """Go on looking."""
@@ -58,13 +64,54 @@ golden reference; stops. Enter goes there: the step, and the tap.
         self.snapshot = snapshot
         self.filled()
         self.query_one(Grid).show(len(snapshot.sentinels), self._cells)
+        self._draw()
+        if snapshot.scanned < snapshot.total:
+            self.again()
+
+    def _draw(self) -> None:
+        """The histories, and the sentinel under the cursor."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
         raised = sum(1 for s in snapshot.sentinels if s.step is not None)
         done = snapshot.scanned >= snapshot.total
         progress = f"{snapshot.scanned} of {snapshot.total} steps looked at" + ("" if done else " …")
         told = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
-        self.query_one(TextBlock).show([[(f"{told}   ", "text"), (progress, "quiet")]])
-        if not done:
-            self.again()
+        room = max(10, self.size.width - _LABEL - 6)
+        share = max(1, -(-snapshot.total // room))
+        present = self.where.step // share
+        each = "a step" if share == 1 else f"{share} steps"
+        lines: list[TextLine] = [
+            [(f"{told}   ", "text"), (f"{progress}   a cell is {each}", "quiet")],
+            [("".ljust(_LABEL + present), "quiet"), (f"▼ step {self.where.step}", "accent")],
+        ]
+        for one in snapshot.sentinels:
+            cells = history_cells(snapshot.histories[one.kind].steps, snapshot.scanned, share)
+            lines.append([(one.name.ljust(_LABEL), "quiet"), *cells])
+        self.query_one("#histories", TextBlock).show(lines)
+        self.query_one("#found", TextBlock).show(self._found(snapshot.sentinels[self.query_one(Grid).cursor]))
+
+    def _found(self, sentinel: Sentinel) -> list[TextLine]:
+        """All that one sentinel found, nothing cut."""
+        assert self.snapshot is not None
+        if sentinel.step is None:
+            return [[(sentinel.name, "strong"), ("   clear", "quiet")]]
+        steps = self.snapshot.histories[sentinel.kind].steps
+        fired = plural(sum(steps), "step")
+        head: TextLine = [
+            (sentinel.name, "strong"),
+            (f"   first at step {sentinel.step}, at {fired} in all", "text"),
+        ]
+        return [head, *wrapped(sentinel.what, "wrong", self.size.width - 4)]
+
+    def on_resize(self) -> None:
+        """The histories are as wide as the pane."""
+        self._draw()
+
+    @on(Grid.Pointed)
+    def _pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        self._draw()
 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -77,13 +124,13 @@ golden reference; stops. Enter goes there: the step, and the tap.
                 ("clear", "quiet"),
                 ("", "quiet"),
             ]
-        first = next(iter(sentinel.ranks), None)
+        ranks = self.snapshot.histories[sentinel.kind].ranks or sentinel.ranks
         return [
             ("●", "wrong"),
             (sentinel.name, "text"),
             (str(sentinel.step), "text"),
             (sentinel.what, "wrong"),
-            ("" if first is None else f"rank {first}", f"rank{(first or 0) % 4}"),
+            (" ".join(map(str, ranks)), f"rank{ranks[0] % 4}" if ranks else "quiet"),
         ]
 
     @on(Grid.Chosen)
@@ -103,16 +150,29 @@ golden reference; stops. Enter goes there: the step, and the tap.
         if self.snapshot is None:
             return None
         rows = tuple(
-            (s.kind, s.step, s.tap or None, next(iter(s.ranks), None), s.what or None)
+            (s.kind, s.step, s.tap or None, " ".join(map(str, s.ranks)) or None, s.what or None)
             for s in self.snapshot.sentinels
         )
-        return Table("sentinels", ("sentinel", "first step", "tap", "rank", "what"), rows)
+        return Table("sentinels", ("sentinel", "first step", "tap", "ranks", "what"), rows)
 
 
+def history_cells(steps: bytes, scanned: int, share: int) -> list[GridCell]:
+    """A cell for each `share` steps: `█` where it fired at one of them, `·` where not, blank where nobody looked."""
+    cells = []
+    for first in range(0, len(steps), share):
+        fired = 1 in steps[first : first + share]
+        cells.append("█" if fired else "·" if first < scanned else " ")
+    text = "".join(cells)
+    return [(run, "wrong" if run[0] == "█" else "faint") for run in _RUNS.findall(text)]
+
+
+#: The width of the names beside the histories.
+_LABEL = 22
+_RUNS = re.compile(r"█+|·+| +")
 _COLUMNS = (
     GridColumn("", 1),
     GridColumn("sentinel", 25, flex=1),
     GridColumn("step", 6, right=True),
     GridColumn("first found", 24, flex=2),
-    GridColumn("rank", 6, drop=1),
+    GridColumn("ranks", 7, drop=1),
 )
