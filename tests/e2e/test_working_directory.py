@@ -117,8 +117,8 @@ def folder(planted: Folder) -> Folder:
 
 
 def test_the_planted_code_would_tell(folder: Folder) -> None:
-    subprocess.run([sys.executable, "-c", "import msgpack, transformers"], cwd=folder.path, check=True)
-    assert {file.stem for file in folder.ran.iterdir()} >= {"msgpack", "transformers"}
+    subprocess.run([sys.executable, "-c", "import msgspec, transformers"], cwd=folder.path, check=True)
+    assert {file.stem for file in folder.ran.iterdir()} >= {"msgspec", "transformers"}
 
 
 #: Subcommand -> a command line of it that goes as far as it can, for those that end by themselves.

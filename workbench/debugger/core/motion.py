@@ -19,7 +19,6 @@ from workbench.debugger.core.step_end import stop_after
 from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
 from workbench.debugger.events import StepEvent
 from workbench.debugger.stops.breakpoints import Hit, recorded_hits
-from workbench.views.sentinels import NAMES
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.
@@ -148,13 +147,8 @@ def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> St
 
 
 def hit_stop(debugger: Debugger, stopping: list[Any], ranks: tuple[int, ...]) -> Stop:
-    """A stop at breakpoints. One at a catchpoint says what was found, and on which ranks."""
+    """A stop at breakpoints."""
     words = "; ".join(one.describe() for one in stopping)
-    if stopping[0].kind == "catch":
-        at = debugger.position
-        found, tap = NAMES[stopping[0].what], debugger.timeline.places.name(at.place)
-        told = " ".join(map(str, ranks))
-        words += f": {found} first at {tap}, rank {told}, step {at.step}"
     return debugger.stop(
         stopping[0].reason, words, thread_id=ranks[0] if ranks else 0,
         hit_breakpoint_ids=[one.id for one in stopping],

@@ -58,7 +58,6 @@ class DebuggerState(Struct, frozen=True):
     branches: Sequence[BranchState]
     session: str
     breakpoints: Sequence[BreakpointState] = ()
-    alarm: str = ""  # what a catchpoint has found at this very place
 
 
 class ErrorInfo(Struct, frozen=True):

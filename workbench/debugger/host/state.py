@@ -31,16 +31,7 @@ def state_of(debugger: Debugger) -> DebuggerState:
             for one in debugger.breakpoints
             if one.enabled
         ],
-        alarm=_alarm(debugger),
     )
-
-
-def _alarm(debugger: Debugger) -> str:
-    stop, at = debugger.last_stop, debugger.position
-    here = (at.branch, at.step, debugger.timeline.places.name(at.place))
-    if stop is None or stop.reason != "exception" or (stop.branch, stop.step, stop.tap) != here:
-        return ""
-    return stop.description
 
 
 def command_answer(debugger: Debugger, result: Result) -> CommandAnswer:

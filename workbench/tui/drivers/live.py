@@ -107,8 +107,6 @@ class LiveDriver:
         if (at.branch, at.step) != (where.branch, where.step):
             on = f", branch {at.branch}" if at.branch != where.branch else ""
             return Fact(f"looking · stopped in step {at.step}{inside}{on} (= returns)", "accent")
-        if at.alarm:
-            return Fact(f"● {at.alarm.partition(': ')[2] or at.alarm}", "wrong")
         return Fact(f"●{inside}" if inside else "● stopped", "text")
 
     async def commands(self) -> Sequence[Command]:
