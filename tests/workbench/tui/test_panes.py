@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from textual.widgets import Static
 
 from sessions import SessionWriter
 from sessions.meta import WeightShare
@@ -91,10 +92,10 @@ async def test_attention_rows_sum_to_one(bench: Bench) -> None:
         assert sum("1.0000" in line for line in text_of(pilot)) == 8
 
 
-async def test_missing_scores_say_how_to_capture_them(bench: Bench) -> None:
+async def test_missing_scores_are_said_to_be_missing(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "2", "v")
-        assert any(":capture layers.0.attn.scores" in line for line in text_of(pilot))
+        assert any("were not captured" in line for line in text_of(pilot))
 
 
 async def test_cache_lengths_agree(bench: Bench) -> None:
@@ -131,10 +132,10 @@ async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
         assert any("attn.probs ▒" in line for line in lines)
 
 
-async def test_golden_pane_without_verdicts_names_the_key(bench: Bench) -> None:
+async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "7")
-        assert any("g  compares it" in line for line in text_of(pilot))
+        assert any("was not compared with a golden reference" in line for line in text_of(pilot))
 
 
 async def test_journal_goes_to_a_branch(bench: Bench) -> None:
@@ -408,3 +409,23 @@ async def test_sentinels_show_every_step_every_rank_and_all_of_what_was_found(be
 
 def test_many_steps_share_a_cell_of_the_history() -> None:
     assert history_cells(bytes([0, 0, 0, 1, 0, 0]), 4, 2) == [("·", "faint"), ("█", "wrong"), (" ", "faint")]
+
+
+async def test_empty_panes_of_a_replay_offer_no_key_that_needs_a_model(bench: Bench) -> None:
+    """Attention scores and weights: neither is in the session, and nothing here could bring it."""
+    async with bench() as pilot:
+        for keys, fills in (
+            (("2", "v"), "a  captures them (:capture layers.0.attn.scores)"),
+            (("4",), "a  keeps"),
+        ):
+            await press(pilot, *keys)
+            pane = _screen(pilot).front
+            assert pane is not None
+            assert pane.has_class("-empty")
+            told = str(pane.query_one(".empty", Static).render())
+            assert "This is a replay" in told
+            assert fills not in told
+            pane.live = True
+            pane.again()
+            await settle(pilot)
+            assert fills in str(pane.query_one(".empty", Static).render())

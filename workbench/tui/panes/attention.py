@@ -103,8 +103,8 @@ both tokens and the value. Pixels take the strongest element under them.
         if snapshot.values is None:
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured.\n\n"
-                f"a  captures them (:{self.lacks()})\n"
-                + ("v  probabilities" if snapshot.kind == "scores" else "v  scores")
+                + ("v  probabilities" if snapshot.kind == "scores" else "v  scores"),
+                f"a  captures them (:{self.lacks()})",
             )
             return
         self.filled()

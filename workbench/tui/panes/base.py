@@ -96,6 +96,7 @@ class Pane(PaintedWidget):
     def __init__(self, reader: Reader) -> None:
         super().__init__(id=f"pane-{self.NUMBER}")
         self.reader = reader
+        self.live = True  # whether there is a model to run
         self._empty = Static("", classes="empty", markup=False)
         self.border_title = self.TITLE
 
@@ -160,7 +161,7 @@ class Pane(PaintedWidget):
                 steps = await self.reader.ask(SessionSource.reach, where.branch)
                 if not steps:
                     name = self.overview.branch(where.branch).name
-                    self.empty(f"Branch {name} has no steps yet.\n\nn  runs one")
+                    self.empty(f"Branch {name} has no steps yet.", "n  runs one")
                     return
             self.answer(await self.reader.ask(function, where, *arguments))
         except SessionError as error:
@@ -177,9 +178,11 @@ class Pane(PaintedWidget):
             f"of step {step}: step {self.where.step} has not come here yet" if older else ""
         )
 
-    def empty(self, text: str) -> None:
-        """Show `text` instead of the content: what is missing and the key that fills the pane."""
-        self._empty.update(text)
+    def empty(self, text: str, fills: str = "") -> None:
+        """Show `text` instead of the content: what is missing, and the key of the live run that `fills` the pane."""
+        if fills and not self.live:
+            fills = "This is a replay: what was not recorded cannot be had here."
+        self._empty.update(f"{text}\n\n{fills}".rstrip())
         self.add_class("-empty")
 
     def filled(self) -> None:

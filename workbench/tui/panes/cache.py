@@ -87,7 +87,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
         """Show it."""
         self.snapshot = snapshot
         if snapshot is None or not snapshot.sequences:
-            self.empty("Nothing is cached yet.\n\nn  runs a step")
+            self.empty("Nothing is cached yet.", "n  runs a step")
             return
         self.filled()
         self.query_one("#sequences", TextBlock).show(

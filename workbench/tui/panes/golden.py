@@ -87,9 +87,9 @@ floor that it is held against; × is an error without a number, such as NaN.
         self.snapshot = snapshot
         if not snapshot.taps:
             others = ", ".join(map(str, snapshot.judged_steps[:12]))
-            told = f"Judged steps: {others}.\n\n" if others else ""
+            told = f"\n\nJudged steps: {others}." if others else ""
             self.empty(
-                f"Step {snapshot.step} was not compared with a golden reference.\n\n{told}g  compares it"
+                f"Step {snapshot.step} was not compared with a golden reference.{told}", "g  compares it"
             )
             return
         self.filled()

@@ -90,7 +90,8 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         self.snapshot = found
         if found is None or not found.candidates:
             self.empty(
-                f"No logits were recorded at step {self.where.step}.\n\nn  runs a step that records its top candidates"
+                f"No logits were recorded at step {self.where.step}.",
+                "n  runs a step that records its top candidates",
             )
             return
         self.filled()

@@ -85,8 +85,8 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         """Show them."""
         if not snapshot.parameters:
             self.empty(
-                f"{snapshot.problem}\n\nIt is named in the session: keep both together to see the weights here;"
-                "\na  in the live run keeps in the session what the ranks hold"
+                f"{snapshot.problem}\n\nIt is named in the session: keep both together to see the weights here.",
+                "a  keeps in the session what the ranks hold",
             )
             return
         self.filled()

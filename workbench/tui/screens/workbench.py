@@ -61,7 +61,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.reader, self.driver = reader, driver
         self.overview: Overview | None = None
         self.frame = Frame(reader, token_colour)
-        self.panes = PaneSwitcher(reader, id="panes")
+        self.panes = PaneSwitcher(reader, live=driver.live, id="panes")
         self.navigator = Navigator(reader)
         self.keymap = Keymap(self, driver)
         self.follower = Follower(self, reader, driver, self.navigator)
