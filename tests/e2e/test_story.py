@@ -88,7 +88,10 @@ def _the_recording_shows_the_same(here: Terminal) -> None:
     assert not here.of("workbench.cli.host"), "nothing runs behind a replay"
     here.enter(":branch load_bias=false")
     here.wait("rules  load_bias=false", "first difference at step")
+    here.enter(":goto 0")
     _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
+    here.enter(":goto 12")
+    here.wait("step 12/")
     here.enter(":branch mask=additive")
     here.wait("rules  mask=additive", "NaN")
     here.type("o")
