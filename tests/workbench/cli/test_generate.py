@@ -292,7 +292,7 @@ def test_stories_come_out_as_published(capsys: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("command", ["generate", "check"])
+@pytest.mark.parametrize("command", ["generate", pytest.param("check", marks=pytest.mark.slow)])
 def test_a_gpu_that_is_not_there(model: Path, capsys: Any, command: str) -> None:
     assert run([command, str(model), "--ids", "1", "--tp", "2", "--device", "cuda"]) in (2, 3)
     said = capsys.readouterr().err

@@ -22,6 +22,7 @@ from workbench.debugger.stops.locations import Places
 from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
+from workbench.models.capture import STATS
 
 PROMPT = [3, 14, 15, 92, 65]
 
@@ -57,6 +58,7 @@ class Engines:
         inferior.set_patches([])
         inferior.recorder.writer = None
         inferior.set_rules({})
+        inferior.watch(STATS)
         return inferior
 
     def close(self) -> None:

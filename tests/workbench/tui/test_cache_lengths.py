@@ -100,6 +100,9 @@ async def test_the_pane_and_the_sentinel_name_the_layers_in_a_small_terminal(
         assert "layers 1–2          19       17  ✗" in lines
         assert "layer 3             19       19" in lines
         await press(pilot, "6")
-        line = next(line for line in text_of(pilot) if "●" in line)
-        assert "sequence 0 has 17 rows in layer" in line
-        assert line.endswith("rank 1")
+        lines = text_of(pilot)
+        line = next(line for line in lines if "● KV length" in line)
+        assert "sequence 0 has 17 rows in lay" in line
+        await press(pilot, "down", "down", "down")
+        assert any("sequence 0 has 17 rows in layers 1–2" in line for line in text_of(pilot)), "in full below"
+        assert line.rstrip(" │┃▕▏").endswith("1"), "the rank"
