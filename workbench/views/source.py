@@ -72,12 +72,12 @@ class SessionSource:
             self._stats.popitem(last=False)
         return found
 
-    def under_way(self, branch: int, step: int | None = None) -> StepInFlight | None:
-        """The step of a branch that stands still in its middle, if there is one (and it is `step`)."""
+    def under_way(self, branch: int, step: int) -> StepInFlight | None:
+        """The step of a branch, where it stands still in its middle; None for one that is over, or not begun."""
+        if step != self.session.steps(branch).stop:
+            return None  # known without asking the file: this is called for every token of a branch
         found = self.session.in_flight()
-        if found is None or found[0] != branch or step not in (None, found[1].step):
-            return None
-        return found[1]
+        return found[1] if found is not None and (found[0], found[1].step) == (branch, step) else None
 
     def passed(self, where: Where, tap: str = "") -> Where:
         """`where`, or the step before it where that one is under way and has not come to the tap (none: to its end)."""

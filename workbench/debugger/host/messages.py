@@ -36,11 +36,10 @@ class BranchState(Struct, frozen=True):
 
 
 class BreakpointState(Struct, frozen=True):
-    """An enabled breakpoint, watchpoint or catchpoint; `places`: the taps that it looks at."""
+    """An enabled breakpoint or watchpoint; `places`: the taps that it looks at."""
 
     id: int
-    kind: Literal["break", "watch", "catch"]
-    what: str
+    kind: Literal["break", "watch"]
     places: Sequence[int]
 
 

@@ -27,9 +27,9 @@ def state_of(debugger: Debugger) -> DebuggerState:
         ],
         session=str(debugger.session.path),
         breakpoints=[
-            BreakpointState(one.id, one.kind, one.what, sorted(one.places))
+            BreakpointState(one.id, one.kind, sorted(one.places))
             for one in debugger.breakpoints
-            if one.enabled
+            if one.enabled and one.kind != "catch"  # those look at every tap
         ],
     )
 
