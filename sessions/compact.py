@@ -37,7 +37,7 @@ def compact(path: Path) -> Packed:
     path = Path(path)
     with Session.open(path) as session:
         if session.losses:
-            raise SessionError(f"{path} is left as it is. It is {session.losses[0]}")
+            raise SessionError(f"{path} is left as it is: it is {session.losses[0]}")
         _check_references(session)
         # A field that makes no sense would be lost on the way to the present version.
         convertible = not session.protected and not session.meta_problems

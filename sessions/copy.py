@@ -14,18 +14,20 @@ from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
 
 
-def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
+def copy(source: Path, target: Path, *, overwrite: bool = False, incomplete: bool = False) -> None:
     """Copy the session at `source`, as it is at one moment, to one file at `target`. Nothing in it is converted.
 
     `FileExistsError` where `target` is taken, unless `overwrite`; `SessionError` if `source` is no session or a part
-    of one only; `SessionWriteError` where there is no room; `SessionBusy` while somebody records to `target`.
+    of one only, unless `incomplete` (`sessions.salvage` says in the copy what it lacks); `SessionWriteError` where
+    there is no room; `SessionBusy` while somebody records to `target`.
     """
     source, target = Path(source), Path(target)
     connection, _ = database.connect_reader(source, ReadMeter(source.name, UNLIMITED))
     with closing(connection):
-        if missing := files.missing_log(source) or log.lost_commits(source):
+        if not incomplete and (missing := files.missing_log(source) or log.lost_commits(source)):
             raise SessionError(
-                f"{source} is {missing} A copy would hide that: copy the original, or copy this file as it is."
+                f"{source} is {missing} A copy would hide that: `lockstep sessions copy --salvage` makes one of what "
+                "can be read and notes in its journal what it lacks."
             )
         if files.exists(target) and os.path.samefile(source, target):
             raise SessionWriteError(f"{source} cannot be copied onto itself: name another file.")

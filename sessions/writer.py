@@ -99,7 +99,10 @@ class SessionWriter:
                 "it can be read and replayed, not recorded on. Record a new session."
             )
         if losses:
-            raise SessionError(f"{path} can be read, not recorded on. It is {losses[0]}")
+            raise SessionError(
+                f"{path} can be read, not recorded on: `lockstep sessions copy --salvage` makes a session of what can "
+                f"be read. It is {losses[0]}"
+            )
         try:
             return cls._on(RecordingFile.reopen(path))
         except (*database.ERRORS, OSError) as error:

@@ -21,7 +21,10 @@ from sessions.format.files import wal_of
 _HEADER, _FRAME = 32, 24
 _MAGICS = {0x377F0682: "<u4", 0x377F0683: ">u4"}
 _PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
-_ADVICE = "What was committed before can be read; copy both files again from where they are whole."
+_ADVICE = (
+    "What was committed before can be read; copy both files again from where they are whole, or, after a power cut, "
+    "keep what can be read with `lockstep sessions copy --salvage`."
+)
 Sums = tuple[int, int]
 
 

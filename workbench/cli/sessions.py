@@ -15,6 +15,7 @@ from sessions.compact import Packed, compact
 from sessions.copy import copy
 from sessions.lock import holder
 from sessions.remove import remove
+from sessions.salvage import salvage
 from sessions.state import STATE_WORDS, state_of
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
@@ -81,14 +82,23 @@ def copy_session(
     session: Annotated[Path, typer.Argument(metavar="SESSION", help="A file, or a name as `list` shows it.")],
     target: Annotated[Path, typer.Argument(metavar="FILE.session", help="Where the copy goes.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a session that is there.")] = False,
+    rescue: Annotated[
+        bool,
+        typer.Option("--salvage", help="Of a session whose newest steps are lost, copy what can be read."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Copy a session whole, even while it is being recorded (`cp` would leave its newest steps behind)."""
-    copy(find_session(session), may_write(target) if force else target, overwrite=force)
+    source, missing = find_session(session), ""
+    if force:
+        may_write(target)
+    if rescue:
+        missing = salvage(source, target, overwrite=force)
+    else:
+        copy(source, target, overwrite=force)
     size = _size(target)
-    print(
-        dumps({"copy": str(target), "bytes": size}) if as_json else clean(f"copied to {target}: {size} bytes")
-    )
+    told = f"copied to {target}: {size} bytes" + (f". The original is {missing}" if missing else "")
+    print(dumps({"copy": str(target), "bytes": size, "missing": missing}) if as_json else clean(told))
 
 
 @app.command("pack")

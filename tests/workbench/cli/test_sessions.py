@@ -45,6 +45,18 @@ def test_the_state_of_each_session_is_listed(kept: Path, capsys: pytest.CaptureF
     }  # fmt: skip
 
 
+def test_what_can_be_read_is_salvaged(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with create(kept / "growing.session") as writer:
+        writer.step(0, record(0))
+        shutil.copy(kept / "growing.session", kept / "lone.session")
+    target = str(kept / "whole.session")
+    assert run(["sessions", "copy", "lone", target]) == 3
+    assert "sessions copy --salvage" in capsys.readouterr().err
+    assert run(["sessions", "copy", "--salvage", "lone", target]) == 0
+    assert "The original is incomplete: the log lone.session-wal" in capsys.readouterr().out
+    assert run(["sessions", "verify", "whole"]) == 0
+
+
 def test_ok_is_said_of_what_was_proved(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with create(kept / "growing.session") as writer:
         writer.step(0, record(0))
