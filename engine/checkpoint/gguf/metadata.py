@@ -1,0 +1,103 @@
+"""Metadata values of a GGUF file: scalars, strings, arrays, typed as the file types them. Torch-free."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.checkpoint.gguf.cursor import Cursor
+from engine.text import printable
+
+Scalar = int | float | bool | str
+
+
+class ValueType(NamedTuple):
+    """A fixed-size value type: its name in the format's documentation and its code for `struct`."""
+
+    name: str
+    code: str
+
+
+STRING, ARRAY = 8, 9
+FIXED: dict[int, ValueType] = {
+    0: ValueType("UINT8", "B"),
+    1: ValueType("INT8", "b"),
+    2: ValueType("UINT16", "H"),
+    3: ValueType("INT16", "h"),
+    4: ValueType("UINT32", "I"),
+    5: ValueType("INT32", "i"),
+    6: ValueType("FLOAT32", "f"),
+    7: ValueType("BOOL", "B"),
+    10: ValueType("UINT64", "Q"),
+    11: ValueType("INT64", "q"),
+    12: ValueType("FLOAT64", "d"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataArray:
+    """An array as the file holds it, decoded when asked for; `element` is the type's name, `at` its offset."""
+
+    element: str
+    count: int
+    at: int
+    raw: bytes
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the elements are whole numbers of any width."""
+        return "INT" in self.element
+
+    def texts(self) -> list[str]:
+        """The elements of a STRING array; bytes that are not UTF-8 become U+FFFD."""
+        unpack, raw, position = struct.Struct("<Q").unpack_from, self.raw, 0
+        found: list[str] = []
+        for _ in range(self.count):
+            (length,) = unpack(raw, position)
+            position += 8 + length
+            found.append(raw[position - length : position].decode("utf-8", "replace"))
+        return found
+
+    def numbers(self) -> list[int] | list[float]:
+        """The elements of an array of numbers or booleans (0 and 1)."""
+        code = next(kind.code for kind in FIXED.values() if kind.name == self.element)
+        return list(struct.unpack(f"<{self.count}{code}", self.raw))
+
+
+def read_value(cursor: Cursor, key: str) -> Scalar | MetadataArray:
+    """The type and value at the cursor; errors name `key`."""
+    at = cursor.position
+    what = f"the value of {printable(key)!r}"
+    kind = cursor.u32(f"the type of {printable(key)!r}")
+    if kind == STRING:
+        return cursor.text(what)
+    if kind == ARRAY:
+        return _array(cursor, what, at)
+    if kind not in FIXED:
+        raise cursor.error(at, f"{what} has the unknown type {kind}")
+    form = struct.Struct("<" + FIXED[kind].code)
+    (value,) = form.unpack_from(cursor.data, cursor.need(form.size, what))
+    if FIXED[kind].name != "BOOL":
+        return value  # type: ignore[no-any-return]
+    if value > 1:
+        raise cursor.error(at, f"{what} is a BOOL of {value}, neither 0 nor 1")
+    return bool(value)
+
+
+def _array(cursor: Cursor, what: str, at: int) -> MetadataArray:
+    kind = cursor.u32(f"the element type of {what}")
+    count = cursor.u64(f"the length of {what}")
+    if kind == ARRAY:
+        raise cursor.error(at, f"{what} is an array of arrays, which no reader of GGUF supports")
+    if kind != STRING and kind not in FIXED:
+        raise cursor.error(at, f"{what} is an array of the unknown type {kind}")
+    width = 8 if kind == STRING else struct.calcsize("<" + FIXED[kind].code)
+    cursor.check_count(count, width, f"elements of {what}")
+    start = cursor.position
+    if kind == STRING:
+        cursor.skip_texts(count, what)
+    else:
+        cursor.need(count * width, what)
+    name = "STRING" if kind == STRING else FIXED[kind].name
+    return MetadataArray(name, count, start, cursor.data[start : cursor.position])
