@@ -5,6 +5,7 @@ Shrinking takes the element of largest magnitude of each bin, with its sign; NaN
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from numpy.typing import NDArray
 
 #: What a pixel holds besides a number.
 FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
+#: An element that is drawn larger than a pixel is at most so many times as long as it is wide, or as wide as long.
+_STRETCH = 4.0
+#: Elements of equal size are drawn while they leave no more than this share of the room empty.
+_EVEN = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ def _edges(size: int, pixels: int) -> NDArray[np.intp]:
 
 
 def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
-    """Shrink (or repeat) `matrix[r, c]` to at most `width` × `height` pixels, square ones where it grows.
+    """Shrink or grow `matrix[r, c]` to fill `width` × `height` pixels, as far as its elements are not stretched.
 
     `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
     """
@@ -41,9 +46,8 @@ def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool =
     if hidden is not None:
         matrix = np.where(hidden, np.float32(0), matrix)
     rows, columns = matrix.shape
-    scale = max(1, min(width // max(columns, 1), height // max(rows, 1)))
-    row_edges = _edges(rows, min(rows * scale, height))
-    column_edges = _edges(columns, min(columns * scale, width))
+    tall, wide = _grown(rows, columns, width, height)
+    row_edges, column_edges = _edges(rows, tall), _edges(columns, wide)
     if rows <= height and columns <= width:
         values = matrix[np.ix_(row_edges, column_edges)]
         pooled = False
@@ -57,6 +61,19 @@ def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool =
     return Pixels(
         np.where(kind == FINITE, values, 0).astype(np.float32), kind, row_edges, column_edges, pooled
     )
+
+
+def _grown(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
+    """The pixels down and across that a matrix takes."""
+    across, down = max(1.0, width / max(columns, 1)), max(1.0, height / max(rows, 1))
+    across, down = min(across, _STRETCH * down), min(down, _STRETCH * across)
+    return _whole(rows, down, height), _whole(columns, across, width)
+
+
+def _whole(size: int, times: float, room: int) -> int:
+    """The pixels of `size` elements of `times` pixels each, a whole number where that fills the room well."""
+    even = math.floor(times)
+    return min(room, size * even if even >= _EVEN * times else round(size * times))
 
 
 def _strongest(

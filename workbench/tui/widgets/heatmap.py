@@ -1,4 +1,5 @@
-"""A matrix as colours: two rows of pixels to a line (▀), pooled so that outliers survive, with a cursor.
+"""A matrix as colours: two rows of pixels to a line (▀), pooled so that outliers survive, with a cursor; around it the
+labels of its axes and the scale, where the matrix has them.
 
 PaintedWidget on Textual's Line API. The segments of every pair of shades are kept, so a frame costs one look-up
 a cell; the lines are handed to the compositor as they are, because restyling 12,000 segments a frame
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -23,12 +24,26 @@ from textual.strip import Strip
 from workbench.export.pooling import Pixels, pool
 from workbench.tui.guard import GuardedWidget
 from workbench.tui.theme import paint
+from workbench.tui.widgets.axes import (
+    Axes,
+    Margin,
+    column_labels,
+    corner,
+    first_cell,
+    margin,
+    middle_cell,
+    notes_of,
+    row_labels,
+    row_of_line,
+    scale_line,
+)
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import finished
-from workbench.tui.widgets.shading import Matrix, lines
+from workbench.tui.widgets.shading import Matrix, lines, strongest
 
 
 class Heatmap(GuardedWidget, can_focus=True):
-    """A matrix with a cursor. Posts `Pointed` when the cursor moves to another element."""
+    """A matrix with a cursor, as large as there is room. Posts `Pointed` when the cursor moves to another element."""
 
     DEFAULT_CSS = "Heatmap { height: 1fr; width: 1fr; }"
 
@@ -64,6 +79,7 @@ class Heatmap(GuardedWidget, can_focus=True):
     ) -> None:
         super().__init__(id=id, classes=classes)
         self._pixels: Pixels | None = None
+        self._margin = Margin()
         self._lines: list[Strip] = []
         self._drawn_for: tuple[object, ...] = ()
         self.set_reactive(Heatmap.matrix, matrix)
@@ -105,9 +121,9 @@ class Heatmap(GuardedWidget, can_focus=True):
     def _point(self, x: int, y: int) -> None:
         if self._pixels is None:
             return
-        row, column = 2 * y, x
-        if row < len(self._pixels.rows) and column < len(self._pixels.columns):
-            self.cursor = (int(self._pixels.rows[row]), int(self._pixels.columns[column]))
+        y, x = y - self._margin.top, x - self._margin.left
+        if 0 <= 2 * y < len(self._pixels.rows) and 0 <= x < len(self._pixels.columns):
+            self.cursor = (row_of_line(self._pixels.rows, y), int(self._pixels.columns[x]))
 
     def draw(self, crop: Region) -> list[Strip]:
         """The lines of `crop`, drawn anew when the matrix, the size, the theme or the cursor changed."""
@@ -120,13 +136,38 @@ class Heatmap(GuardedWidget, can_focus=True):
     def _draw(self) -> list[Strip]:
         """Every line of the widget, without the cursor."""
         width, height = self.size
-        if self.matrix is None or self.matrix.values.size == 0 or not width or not height:
+        matrix = self.matrix
+        if matrix is None or matrix.values.size == 0 or not width or not height:
             self._pixels = None
             return [self._blank()] * height
-        pixels = self._pixels = pool(self.matrix.values, width, 2 * height, masked=self.matrix.masked)
-        blank = self._blank(width - len(pixels.columns))
-        drawn = [Strip([*line, *blank], width) for line in lines(pixels, self.matrix, paint(self.app))]
-        return self._marked(drawn) + [self._blank()] * (height - len(drawn))
+        rows, columns = matrix.values.shape
+        space = self._margin = margin(matrix.axes, (rows, columns), width, height)
+        inner = width - space.left
+        pixels = self._pixels = pool(
+            matrix.values, inner, 2 * (height - space.top - space.bottom), masked=matrix.masked
+        )
+        blank = self._blank(inner - len(pixels.columns))
+        drawn = self._marked(
+            [Strip([*line, *blank], inner) for line in lines(pixels, matrix, paint(self.app))]
+        )
+        if matrix.axes is not None and space.bottom:
+            drawn = self._framed(drawn, matrix.axes, pixels)
+        return drawn + [self._blank()] * (height - len(drawn))
+
+    def _framed(self, drawn: list[Strip], axes: Axes, pixels: Pixels) -> list[Strip]:
+        """The labels of the columns above the map, those of the rows beside it, the scale below."""
+        assert self.matrix is not None
+        styles, left, width = paint(self.app), self._margin.left, self.size.width
+        quiet = Style(bgcolor=styles.ground) + styles.quiet
+        if left:
+            beside = [Strip([Segment(label, quiet)], left) for label in row_labels(axes, pixels, left)]
+            drawn = [Strip.join([label, line]) for label, line in zip(beside, drawn, strict=True)]
+            above = corner(axes, left) + column_labels(axes, pixels, width - left)
+            drawn = [Strip([Segment(above, quiet)], width), *drawn]
+        limit = self.matrix.top or strongest(pixels)
+        notes = notes_of(pixels, self.matrix.values.shape)
+        scale = scale_line(self.matrix.scale, limit, styles, width, unit=axes.unit, notes=notes)
+        return [*drawn, Strip(scale).adjust_cell_length(width, Style(bgcolor=styles.ground))]
 
     def _marked(self, drawn: list[Strip]) -> list[Strip]:
         """A dot on every element that stands out; in a cell of two elements it is either of them."""
@@ -137,20 +178,14 @@ class Heatmap(GuardedWidget, can_focus=True):
             style = next((segment.style for segment in cell if segment.style), None) or Style()
             ground = style.bgcolor if cell.text == " " else style.color
             dark = ground is None or sum(ground.get_truecolor()) < 384
-            mark = Segment("•", Style(color="white" if dark else "black", bgcolor=ground, bold=True))
-            drawn[y] = Strip.join(
-                [drawn[y].crop(0, x), Strip([mark], 1), drawn[y].crop(x + 1, drawn[y].cell_length)]
-            )
+            mark = Style(color="white" if dark else "black", bgcolor=ground, bold=True)
+            drawn[y] = _over(drawn[y], x, "•", mark)
         return drawn
 
     def _cell_of(self, row: int, column: int) -> tuple[int, int]:
-        """The first cell in which an element is drawn."""
+        """The cell of the map in the middle of those in which an element is drawn."""
         assert self._pixels is not None
-        x = int(np.searchsorted(self._pixels.columns, column, "right")) - 1
-        y = (int(np.searchsorted(self._pixels.rows, row, "right")) - 1) // 2
-        # Where a matrix is drawn larger than itself its element is several cells: mark the first.
-        first = int(np.searchsorted(self._pixels.columns, column, "left"))
-        return (x if self._pixels.pooled else min(x, first)), y
+        return middle_cell(self._pixels.columns, column), middle_cell(self._pixels.rows, row) // 2
 
     def _blank(self, width: int | None = None) -> Strip:
         width = self.size.width if width is None else width
@@ -161,17 +196,26 @@ class Heatmap(GuardedWidget, can_focus=True):
         )
 
     def _with_cursor(self) -> list[Strip]:
-        """The lines with the cursor's cell drawn over; only one line is made anew."""
+        """The lines with the cursor's cell drawn over, and its labels; only those lines are made anew."""
         if self._pixels is None or not self.has_focus:
             return self._lines
         x, y = self._cell_of(*self.cursor)
-        if not 0 <= y < len(self._lines) or not 0 <= x < self.size.width:
+        left, top = self._margin.left, self._margin.top
+        if not 0 <= y < len(self._lines) - top or not 0 <= x < self.size.width - left:
             return self._lines
-        line = self._lines[y]
-        marked = Strip.join(
-            [line.crop(0, x), Strip([Segment("◆", self._cursor_style)], 1), line.crop(x + 1, self.size.width)]
-        )
-        return [*self._lines[:y], marked, *self._lines[y + 1 :]]
+        shown = [*self._lines]
+        shown[top + y] = _over(shown[top + y], left + x, "◆", self._cursor_style)
+        axes = self.matrix.axes if self.matrix is not None else None
+        if axes is not None and left:
+            style = Style(bgcolor=paint(self.app).ground) + paint(self.app).accent
+            row, column = axes.row(self.cursor[0]), axes.column(self.cursor[1])
+            first = top + first_cell(self._pixels.rows, self.cursor[0]) // 2
+            shown[first] = _over(shown[first], 0, fit(row, left - 1), style)  # where the row begins
+            room = self.size.width - left
+            label = fit(column, min(cell_len(column), room))
+            start = min(first_cell(self._pixels.columns, self.cursor[1]), room - cell_len(label))
+            shown[0] = _over(shown[0], left + start, f"{label} "[: room - start], style)
+        return shown
 
     @property
     def _cursor_style(self) -> Style:
@@ -181,3 +225,11 @@ class Heatmap(GuardedWidget, can_focus=True):
         """The cursor shows only in the focused heatmap."""
         super().watch_has_focus(has_focus)
         self.refresh()
+
+
+def _over(line: Strip, x: int, text: str, style: Style) -> Strip:
+    """The line with `text` over it from cell `x` on."""
+    end = x + cell_len(text)
+    return Strip.join(
+        [line.crop(0, x), Strip([Segment(text, style)], end - x), line.crop(end, line.cell_length)]
+    )

@@ -13,6 +13,7 @@ from rich.style import Style
 from workbench.export.colormap import SHADES, Scale, shades
 from workbench.export.pooling import ABSENT, FINITE, NAN, Pixels
 from workbench.tui.theme import Paint
+from workbench.tui.widgets.axes import Axes
 
 _NOT_A_NUMBER = SHADES
 _INFINITE = SHADES + 1
@@ -29,6 +30,7 @@ class Matrix:
     top: float | None = None
     masked: bool = False  # -inf means that there is nothing
     marks: frozenset[tuple[int, int]] = frozenset()  # elements that stand out
+    axes: Axes | None = None  # the labels around the map
 
     @property
     def limit(self) -> float:
@@ -79,7 +81,7 @@ def _cells(scale: Scale, styles: Paint) -> _Cells:
 
 def lines(pixels: Pixels, matrix: Matrix, styles: Paint, limit: float | None = None) -> list[list[Segment]]:
     """The cells of every line; a last odd row of pixels leaves the lower half of its line to the ground."""
-    shade = _shade(pixels, matrix.scale, limit or matrix.top or _strongest(pixels))
+    shade = _shade(pixels, matrix.scale, limit or matrix.top or strongest(pixels))
     if len(shade) % 2:
         shade = np.vstack([shade, np.full((1, shade.shape[1]), _NOTHING, shade.dtype)])
     pairs = (shade[0::2].astype(np.int32) * _SHADES + shade[1::2]).tolist()
@@ -87,7 +89,7 @@ def lines(pixels: Pixels, matrix: Matrix, styles: Paint, limit: float | None = N
     return [[cells[pair] for pair in line] for line in pairs]
 
 
-def _strongest(pixels: Pixels) -> float:
+def strongest(pixels: Pixels) -> float:
     """The largest magnitude; the pixels keep it, so the matrix need not be searched for it. 1 for none."""
     return float(np.abs(pixels.values).max(initial=0)) or 1.0
 
@@ -101,9 +103,3 @@ def _shade(pixels: Pixels, scale: Scale, limit: float) -> NDArray[np.uint8]:
     special = np.where(pixels.kind == NAN, _NOT_A_NUMBER, absent).astype(np.uint8)
     shaded: NDArray[np.uint8] = np.where(pixels.kind == FINITE, shade, special)
     return shaded
-
-
-def scale_bar(matrix: Matrix, styles: Paint, width: int = 8) -> list[Segment]:
-    """The colours of the map from its least to its greatest value."""
-    ramp = shades(matrix.scale, styles.dark)
-    return [Segment(" ", Style(bgcolor=ramp[i * (SHADES - 1) // max(1, width - 1)])) for i in range(width)]
