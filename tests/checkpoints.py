@@ -147,3 +147,14 @@ def put_nan(path: Path, name: str) -> None:
     weights = load_file(file)
     weights[name].view(-1)[0] = float("nan")
     save_file(weights, file, {"format": "pt"})
+
+
+def with_head(path: Path, change: float, rows: int | None = None) -> Path:
+    """Put a head beside the tied embedding of a checkpoint: the embedding (its first `rows`), but for `change` added to
+    the last element."""
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    head = weights["model.embed_tokens.weight"].clone()[:rows]
+    head[-1, -1] += change  # the last bytes that are compared
+    save_file(weights | {"lm_head.weight": head}, file, {"format": "pt"})
+    return path

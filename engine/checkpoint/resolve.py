@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.checkpoint.files import INDEX, PICKLES, SINGLE, gguf_error, pickle_error, read_json
 from engine.checkpoint.safetensors import SafetensorsSource
 from engine.checkpoint.source import Source
+from engine.checkpoint.ties import settle
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.text import printable
@@ -48,7 +49,8 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     model = ModelConfig.from_hf(config, generation, str(config_file))
-    return model, SafetensorsSource(path, config_file.read_bytes())
+    source = SafetensorsSource(path, config_file.read_bytes())
+    return settle(model, source), source
 
 
 def resolve(model: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from engine.checkpoint.source import DTYPE_BITS, Source
+from engine.checkpoint.ties import HEAD, is_frequencies
 from engine.config import DTYPES, ModelConfig
 from engine.errors import CheckpointError
 from engine.parallel import shards
@@ -14,17 +15,16 @@ from engine.text import bytes_text, printable
 _SHOWN = 5
 
 
-def verify(source: Source, model: ModelConfig) -> tuple[str, ...]:
+def verify(source: Source, model: ModelConfig) -> None:
     """Hold the checkpoint's tensors against the configuration, reading headers only.
 
     One CheckpointError names what is missing, unexpected, misshapen or of a dtype that cannot be loaded (the
-    first few of each). Returns notes on what is ignored, as transformers ignores it: rotary frequencies that
-    old versions saved, and an lm_head beside tied embeddings.
+    first few of each). What transformers ignores is no error: `ModelConfig.notes` says it.
     """
     expected = shards.parameters(model)
     names = source.names()
     surplus = names - expected.keys()
-    ignored = {name for name in surplus if _ignorable(name, model)}
+    ignored = {name for name in surplus if is_frequencies(name) or (name == HEAD and model.tie_embeddings)}
     problems = [
         *_listed("missing", sorted(expected.keys() - names), lambda n: f"{n} {list(expected[n])}"),
         *_listed(
@@ -56,16 +56,6 @@ def verify(source: Source, model: ModelConfig) -> tuple[str, ...]:
         raise CheckpointError(
             f"{where[0]}: tensors do not fit config.json ({model.family}): {'; '.join(problems)}{hint}"
         )
-    return tuple(f"ignored {printable(name)}: {_ignorable(name, model)}" for name in sorted(ignored))
-
-
-def _ignorable(name: str, model: ModelConfig) -> str:
-    """Why a tensor that is no parameter may stay unread; empty where it may not."""
-    if name.endswith("rotary_emb.inv_freq"):
-        return "rotary frequencies are computed from the configuration"
-    if name == "lm_head.weight" and model.tie_embeddings:
-        return "config.json ties the head to the embedding"
-    return ""
 
 
 def _listed(what: str, names: Sequence[str], describe: Callable[[str], str]) -> list[str]:

@@ -21,7 +21,8 @@ MOST_LAYERS = 10_000
 class ModelConfig:
     """One decoder, whatever its family: sizes, and flags for what the families do differently.
 
-    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all.
+    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all. `notes` are sentences
+    for the user: what the checkpoint holds that is ignored, or is not as its configuration says.
     """
 
     family: Family
@@ -45,6 +46,7 @@ class ModelConfig:
     dtype: DType = "float32"
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_hf(

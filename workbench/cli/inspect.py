@@ -77,6 +77,7 @@ class CheckpointSummary:
     layers: int
     missing: list[str]
     unexpected: list[str]
+    notes: tuple[str, ...]
 
 
 def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
@@ -87,6 +88,7 @@ def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
         layers=model.config.num_layers,
         missing=sorted(expected - names),
         unexpected=sorted(names - expected),
+        notes=model.config.notes,
     )
 
 
@@ -127,6 +129,7 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
             listed = ", ".join(clean(name, limit=60) for name in tensors[:5])
             more = f" and {len(tensors) - 5} more" if len(tensors) > 5 else ""
             lines.append(f"! {what}: {listed}{more}")
+    lines += (f"! {note}" for note in told.notes)
     return "\n".join(lines)
 
 

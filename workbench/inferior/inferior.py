@@ -71,6 +71,8 @@ class Inferior:
         self.paused: Paused | None = None
         #: What is wrong with the cache after the last pass, where no rule in force explains it.
         self.misalignment = ""
+        for note in model.notes:
+            on_warning(note)
         self.start()
 
     def start(self) -> None:

@@ -43,6 +43,8 @@ def create_session(
         if identity(path) not in (None, before):  # it was put in place
             _WRITERS[path] = None
         raise
+    for note in inferior.model.notes:
+        writer.event(0, 0, "note", note)
     tokenizer = find_tokenizer(inferior.path)
     inferior.recorder.begin(writer, None if tokenizer is None else TokenRecorder(tokenizer.token))
     return writer

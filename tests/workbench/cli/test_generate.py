@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sessions import Session, clean
-from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model
+from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model, with_head
 from tests.workbench.models.test_tokenizer import write_tokenizer
 from workbench.cli.main import run
 from workbench.models.tokenizer import find_tokenizer, need_tokenizer
@@ -52,6 +52,16 @@ def greedy(prompt: list[int], count: int, **overrides: Any) -> list[int]:
     reference = tiny_model("qwen2", **overrides)
     out = reference.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
     return out[0, len(prompt) :].tolist()
+
+
+def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any) -> None:
+    path, recorded = with_head(tiny_checkpoint(tmp_path, "qwen2"), 2.0), str(tmp_path / "a.session")
+    assert run(["generate", str(path), "--ids", "3,5", "--max-tokens", "2", "--save", recorded]) == 0
+    assert "lm_head.weight is not the embedding, though config.json says" in capsys.readouterr().err
+    assert run(["sessions", "show", recorded]) == 0
+    assert "note: lm_head.weight is not the embedding" in capsys.readouterr().out
+    assert run(["inspect", str(path)]) == 0
+    assert "! lm_head.weight is not the embedding" in capsys.readouterr().out
 
 
 def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> None:

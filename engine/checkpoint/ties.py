@@ -1,0 +1,78 @@
+"""What a checkpoint's tensors say beyond its config.json: whether the head is the embedding, what stays unread.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from engine.checkpoint.header import TensorEntry, read_header
+from engine.checkpoint.source import Source
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
+from engine.text import printable
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_PIECE = 1 << 22
+
+
+def settle(model: ModelConfig, source: Source) -> ModelConfig:
+    """`model` as transformers 5 loads it from these safetensors: with `notes`, and untied where the head that the
+    files hold is not the embedding (`PreTrainedModel.tie_weights`)."""
+    names = source.names()
+    notes = _unread_frequencies(names)
+    tied = model.tie_embeddings
+    if tied and {EMBEDDING, HEAD} <= names:
+        tied = _same_bytes(*_place(source, EMBEDDING), *_place(source, HEAD))
+        notes += (
+            f"ignored {HEAD}: it is a copy of the embedding, to which config.json ties the head"
+            if tied
+            else f"{HEAD} is not the embedding, though config.json says tie_word_embeddings: true: the head uses "
+            f"{HEAD}, as in transformers; correct config.json",
+        )
+    return replace(model, tie_embeddings=tied, notes=notes)
+
+
+def is_frequencies(name: str) -> bool:
+    """Whether the tensor is a layer's rotary frequencies, which old versions of transformers saved."""
+    return name.endswith("rotary_emb.inv_freq")
+
+
+def _unread_frequencies(names: set[str]) -> tuple[str, ...]:
+    found = sorted(filter(is_frequencies, names))
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"ignored {printable(found[0])}{more}: rotary frequencies are computed from the configuration",)
+
+
+def _place(source: Source, name: str) -> tuple[Path, int, TensorEntry]:
+    """File, when it was changed, and where in it the tensor lies."""
+    file = source.info(name).file
+    return file, file.stat().st_mtime_ns, read_header(file).entries[name]
+
+
+@lru_cache(maxsize=16)  # a checkpoint is opened again for each thing that is shown of it
+def _same_bytes(
+    a: Path, a_changed: int, in_a: TensorEntry, b: Path, b_changed: int, in_b: TensorEntry
+) -> bool:
+    """Whether two tensors are stored alike. Where they differ in -0 or NaN alone, two that are used apart compute the
+    same as one that is shared."""
+    if (in_a.dtype, in_a.shape) != (in_b.dtype, in_b.shape):
+        return False
+    left = in_a.stop - in_a.start
+    try:
+        with a.open("rb") as one, b.open("rb") as other:
+            one.seek(in_a.start)
+            other.seek(in_b.start)
+            while left > 0:
+                piece = one.read(min(left, _PIECE))
+                if not piece or piece != other.read(len(piece)):
+                    return False
+                left -= len(piece)
+    except OSError as error:
+        raise CheckpointError(f"{a}: cannot be read: {error.strerror or error}") from error
+    return True

@@ -1,0 +1,36 @@
+"""A head that lies beside tied embeddings: used where it differs, as transformers does, and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.verify import verify
+from engine.errors import CheckpointError
+from tests.checkpoints import tiny_checkpoint, with_head
+from tests.engine.harness import model_config, reference_logits
+from tests.engine.test_invariance import logits, runner_with
+
+PROMPT = [3, 130, 17, 99]
+
+
+@pytest.mark.parametrize(("change", "tied"), [(0.0, True), (2.0, False)])
+def test_the_head_is_the_one_that_transformers_uses(tmp_path: Path, change: float, tied: bool) -> None:
+    path = with_head(tiny_checkpoint(tmp_path, "qwen2"), change)
+    model = model_config(path)
+    assert model.tie_embeddings is tied
+    (note,) = model.notes
+    assert ("ignored lm_head.weight" in note) is tied
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    golden, _ = reference_logits(reference, PROMPT, 1)
+    assert (logits(runner_with(path, PROMPT), 1) - golden).abs().max() <= 1e-4
+
+
+def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
+    model, source = open_checkpoint(with_head(tiny_checkpoint(tmp_path, "qwen2"), 0.0, rows=7))
+    with source, pytest.raises(CheckpointError, match=r"1 misshapen: lm_head\.weight is \[7, 64\]"):
+        verify(source, model)
