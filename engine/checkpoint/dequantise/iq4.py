@@ -1,0 +1,37 @@
+"""Four bits that choose one of sixteen unevenly spaced values.
+
+Source: ggml-quants.c, `dequantize_row_iq4_nl` and `dequantize_row_iq4_xs`; the values are ggml-common.h's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.dequantise.bits import Scales, half
+from engine.checkpoint.dequantise.legacy import nibbles
+
+_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def nl_codes(blocks: Tensor) -> Tensor:
+    """32 elements a block, laid out as in Q4_0."""
+    return _chosen(blocks[:, 2:])
+
+
+def xs_codes(blocks: Tensor) -> Tensor:
+    """256 elements a block: eight groups, each laid out as in Q4_0."""
+    return _chosen(blocks[:, 8:].reshape(-1, 16)).view(-1, 8, 32)
+
+
+def xs_scales(blocks: Tensor) -> Scales:
+    """Eight integers of six bits, minus 32: the two high bits of each in two bytes, the four low ones in four."""
+    places = torch.arange(4, dtype=torch.uint8, device=blocks.device)
+    high = (blocks[:, 2:4, None] >> 2 * places).flatten(1) << 4 & 48
+    low = (blocks[:, 4:8, None] >> 4 * places[:2]).flatten(1) & 15
+    return half(blocks, 0) * (low | high).sub_(32).view(torch.int8), None
+
+
+def _chosen(packed: Tensor) -> Tensor:
+    values = torch.tensor(_VALUES, dtype=torch.int8, device=packed.device)
+    return values[nibbles(packed).int()]
