@@ -14,14 +14,14 @@ def half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].view(torch.float16).float()
 
 
-def words(blocks: Tensor, start: int, stop: int) -> Tensor:
-    """Bytes `start` to `stop` as int64 [n, words]: eight bytes are masked and shifted at a time."""
-    return blocks[:, start:stop].contiguous().view(torch.int64)
+def words(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Bytes `start` to `stop` as [n, words]: so eight bytes (int32: four) are masked and shifted at a time."""
+    return blocks[:, start:stop].contiguous().view(dtype)
 
 
-def every_byte(mask: int) -> int:
-    """A word whose eight bytes are all `mask` (below 128)."""
-    return mask * 0x0101010101010101
+def every_byte(mask: int, nbytes: int = 8) -> int:
+    """A word of `nbytes` bytes that are all `mask` (below 128)."""
+    return mask * int.from_bytes(b"\1" * nbytes, "little")
 
 
 def planes(packed: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -31,10 +31,13 @@ def planes(packed: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tens
     the left; what a shift brings over from the neighbouring byte must lie outside the mask.
     """
     runs = packed.unflatten(1, (-1, run))
-    shifted = [runs >> shift if shift >= 0 else runs << -shift for shift in shifts]
-    return torch.stack(shifted, 2).bitwise_and_(every_byte(mask))
+    fields = packed.new_empty((*runs.shape[:2], len(shifts), run))
+    for index, shift in enumerate(shifts):
+        move = torch.bitwise_right_shift if shift >= 0 else torch.bitwise_left_shift
+        move(runs, abs(shift), out=fields[:, :, index])
+    return fields.bitwise_and_(every_byte(mask))
 
 
 def as_bytes(unpacked: Tensor, group: int) -> Tensor:
-    """int64 words of a block to uint8 [n, groups, group]."""
+    """The words of a block to uint8 [n, groups, group]."""
     return unpacked.view(torch.uint8).view(unpacked.shape[0], -1, group)

@@ -34,4 +34,5 @@ def xs_scales(blocks: Tensor) -> Scales:
 
 def _chosen(packed: Tensor) -> Tensor:
     values = torch.tensor(_VALUES, dtype=torch.int8, device=packed.device)
-    return values[nibbles(packed).int()]
+    chosen = nibbles(packed)
+    return values.index_select(0, chosen.view(-1).int()).view(chosen.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.checkpoint.dequantise.bits import Scales, as_bytes, half, planes, words
+from engine.checkpoint.dequantise.bits import Scales, as_bytes, every_byte, half, planes, words
 
 
 def q2_codes(blocks: Tensor) -> Tensor:
@@ -49,9 +49,10 @@ def q4_scales(blocks: Tensor) -> Scales:
     Bytes 0-3: scales 0-3 and, above them, two high bits of scales 4-7; bytes 4-7 the same of the offsets; bytes
     8-11: four low bits of scales 4-7, above them those of offsets 4-7.
     """
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((first & 63, third & 15 | (first >> 2) & 48), 1)
-    offsets = torch.cat((second & 63, third >> 4 | (second >> 2) & 48), 1)
+    first, second, third = words(blocks, 4, 16, torch.int32).unbind(1)
+    six, four, two = (every_byte(mask, 4) for mask in (63, 15, 48))
+    scales = torch.stack((first & six, third & four | first >> 2 & two), 1).view(torch.uint8)
+    offsets = torch.stack((second & six, third >> 4 & four | second >> 2 & two), 1).view(torch.uint8)
     return half(blocks, 0) * scales, -(half(blocks, 2) * offsets)
 
 
