@@ -1,12 +1,13 @@
 """Which files make up a Hugging Face checkpoint directory, and its JSON. Torch-free.
 
-Only safetensors are opened. A pickle checkpoint (`pytorch_model.bin`, `.pt`, `.pth`) can run code when loaded
-and is refused by name.
+Only safetensors and GGUF files are opened. A pickle checkpoint (`pytorch_model.bin`, `.pt`, `.pth`) can run code
+when loaded and is refused by name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,8 @@ from engine.text import printable
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+#: A file of a split GGUF model that is not its first.
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 LARGEST_JSON = 64 * 2**20
 
 
@@ -56,21 +59,28 @@ def weight_files(directory: Path) -> tuple[list[Path], dict[str, Path] | None]:
         )
     if pickles := sorted(p for p in directory.iterdir() if p.suffix in PICKLES and p.is_file()):
         raise pickle_error(pickles[0])
-    if ggufs := sorted(directory.glob("*.gguf")):
-        raise gguf_error(ggufs[0])
-    raise CheckpointError(f"{directory}: no weights: expected {SINGLE} or {INDEX}")
+    raise CheckpointError(f"{directory}: no weights: expected {SINGLE}, {INDEX} or one .gguf file")
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the only one (of a split one the first) of a directory without
+    safetensors; None where it means none. CheckpointError where a directory holds several."""
+    if not path.is_dir():
+        return path if path.suffix == ".gguf" else None
+    if any(path.glob("*.safetensors")) or (path / INDEX).exists():
+        return None
+    found = sorted(p for p in path.glob("*.gguf") if not _LATER_PART.search(p.name))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path}: {len(found)} GGUF files ({_some(p.name for p in found)}): give the path of one"
+        )
+    return found[0] if found else None
 
 
 def pickle_error(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path}: a pickle checkpoint, which can run code when opened: refused; convert it to safetensors "
         "(transformers: `save_pretrained`) in a place that you trust"
-    )
-
-
-def gguf_error(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: GGUF files are not supported yet; use the model's Hugging Face directory with safetensors"
     )
 
 

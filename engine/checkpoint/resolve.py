@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.checkpoint.files import INDEX, PICKLES, SINGLE, gguf_error, pickle_error, read_json
+from engine.checkpoint.files import INDEX, PICKLES, SINGLE, gguf_file, pickle_error, read_json
+from engine.checkpoint.gguf.source import open_gguf
 from engine.checkpoint.safetensors import SafetensorsSource
 from engine.checkpoint.source import Source
 from engine.checkpoint.ties import settle
@@ -32,13 +33,15 @@ PATTERNS = [
 
 
 def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
-    """Open a checkpoint directory, or one safetensors file beside its config.json.
+    """Open a checkpoint directory, a GGUF file, or one safetensors file beside its config.json.
 
     Headers are validated, tensors not yet read: `load.verify` holds them against the configuration.
     ConfigError for the configuration, CheckpointError for the weights.
     """
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or directory")
+    if gguf := gguf_file(path):
+        return open_gguf(gguf)
     if not path.is_dir():
         _refuse_format(path)
     directory = path if path.is_dir() else path.parent
@@ -109,9 +112,7 @@ def _complete(directory: Path) -> bool:
 
 
 def _refuse_format(path: Path) -> None:
-    if path.suffix == ".gguf":
-        raise gguf_error(path)
     if path.suffix in PICKLES:
         raise pickle_error(path)
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: neither a directory nor a .safetensors file")
+        raise CheckpointError(f"{path}: neither a directory nor a .safetensors or .gguf file")

@@ -42,11 +42,17 @@ DTYPE_BITS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as the file describes it; `dtype` by torch's name (`bfloat16`), `file` where it lies."""
+    """One tensor as the file describes it; `dtype` by torch's name (`bfloat16`), `file` where it lies.
+
+    Of a GGUF file `encoding` is the type (`Q4_K`), `encoded_bytes` its size, and `dtype` what `read` returns:
+    the type's own name where it cannot be read.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     file: Path
+    encoding: str = ""
+    encoded_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -55,7 +61,7 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.numel * DTYPE_BITS[self.dtype] // 8
+        return self.encoded_bytes or self.numel * DTYPE_BITS[self.dtype] // 8
 
 
 class Source(Protocol):

@@ -99,7 +99,7 @@ def survey(
 
 
 def _has_values(info: TensorInfo) -> bool:
-    return DTYPE_BITS[info.dtype] >= 8 and info.dtype != "complex64"
+    return DTYPE_BITS.get(info.dtype, 0) >= 8 and info.dtype != "complex64"
 
 
 def _measured(

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are those that its config.json describes: by headers alone. Torch-free."""
+"""Whether a checkpoint's tensors are those that its configuration describes: by headers alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def verify(source: Source, model: ModelConfig) -> None:
         present = sum(source.info(name).nbytes for name in names)
         hint = _hint(expected.keys() - names, surplus)
         if described > 2 * present:
-            hint += f". config.json describes {bytes_text(described)} of weights, the files hold {bytes_text(present)}"
+            told = f"{bytes_text(described)} of weights, the files hold {bytes_text(present)}"
+            hint += f". The configuration describes {told}"
         raise CheckpointError(
-            f"{where[0]}: tensors do not fit config.json ({model.family}): {'; '.join(problems)}{hint}"
+            f"{where[0]}: tensors do not fit the configuration ({model.family}): {'; '.join(problems)}{hint}"
         )
 
 

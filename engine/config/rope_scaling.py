@@ -21,7 +21,8 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. Only the fields that `kind` uses matter."""
+    """How rotary frequencies are stretched. Only the fields that `kind` uses matter. `factors` (of GGUF files): what
+    each pair's frequency is divided by beforehand, where it is not empty."""
 
     kind: RopeKind = "none"
     factor: float = 1.0
@@ -34,6 +35,7 @@ class RopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()
 
 
 def rope_from_hf(config: Fields, max_position: int) -> tuple[float, RopeScaling]:

@@ -19,6 +19,8 @@ def frequencies(model: ModelConfig, theta: float) -> tuple[Tensor, float]:
     exponents = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
     inv_freq = 1.0 / (theta**exponents)
     scaling = model.rope_scaling
+    if scaling.factors:
+        inv_freq = inv_freq / torch.tensor(scaling.factors)
     if scaling.kind == "linear":
         return inv_freq / scaling.factor, 1.0
     if scaling.kind == "llama3":

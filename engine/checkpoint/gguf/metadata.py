@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.cursor import Cursor
@@ -42,7 +42,7 @@ class MetadataArray:
     element: str
     count: int
     at: int
-    raw: bytes
+    raw: bytes = field(repr=False)
 
     @property
     def is_integer(self) -> bool:

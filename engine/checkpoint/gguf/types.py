@@ -53,3 +53,19 @@ TYPES: dict[int, BlockType] = {
     40: BlockType("NVFP4", 64, 36),
     41: BlockType("Q1_0", 128, 18),
 }
+
+#: Types whose elements stand by themselves, in torch's names.
+PLAIN: dict[str, str] = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F64": "float64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+}
+#: Types in blocks that `engine.checkpoint.dequantise` reads.
+QUANTISED: tuple[str, ...] = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip

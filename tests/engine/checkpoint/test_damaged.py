@@ -211,12 +211,10 @@ def test_a_pickle_checkpoint_is_refused_by_name_and_never_opened(name: str, sing
     _refused(single / name, rf"{name}: a pickle checkpoint")
 
 
-def test_a_gguf_file_says_what_to_use_instead(single: Path) -> None:
+def test_a_file_that_only_its_name_makes_gguf(single: Path) -> None:
     (single / "model.safetensors").rename(single / "model.gguf")
-    _refused(
-        single / "model.gguf", "GGUF files are not supported yet; use the model's Hugging Face directory"
-    )
-    _refused(single, "GGUF files are not supported yet")
+    _refused(single / "model.gguf", "not a GGUF file: it begins with")
+    _refused(single, "not a GGUF file: it begins with")
 
 
 @pytest.mark.timeout(20)
@@ -246,9 +244,9 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(name: str, kind:
 def test_files_that_are_missing_are_named(single: Path, tmp_path: Path) -> None:
     _refused(tmp_path / "nowhere", "nowhere: no such file or directory")
     (single / "notes.txt").write_text("?")
-    _refused(single / "notes.txt", "neither a directory nor a .safetensors file")
+    _refused(single / "notes.txt", "neither a directory nor a .safetensors or .gguf file")
     (single / "model.safetensors").unlink()
-    _refused(single, "no weights: expected model.safetensors or model.safetensors.index.json")
+    _refused(single, "no weights: expected model.safetensors, model.safetensors.index.json or one .gguf file")
     for name in "ab":
         save_file({"x": torch.ones(1)}, single / f"{name}.safetensors")
     _refused(

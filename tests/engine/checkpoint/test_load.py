@@ -117,7 +117,7 @@ def test_one_error_names_every_tensor_that_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         shards_of(source, model, 2, 0, dtype="float32")
     assert str(caught.value) == (
-        f"{tmp_path}/tiny-qwen2: tensors do not fit config.json (qwen2): "
+        f"{tmp_path}/tiny-qwen2: tensors do not fit the configuration (qwen2): "
         "1 missing: model.layers.2.self_attn.k_proj.bias [16]; "
         "1 unexpected: model.layers.0.mlp.surprise.weight (in model.safetensors); "
         "1 misshapen: model.layers.1.mlp.up_proj.weight is [64, 96] in model.safetensors, "

@@ -48,10 +48,10 @@ def test_the_ranks_together_hold_every_weight_once_but_replicas(
 HOSTILE = [
     (
         {"num_hidden_layers": 10_000},
-        r"missing: .*config.json describes .*GiB of weights, the files hold .* KiB",
+        r"missing: .*The configuration describes .*GiB of weights, the files hold .* KiB",
     ),
     ({"hidden_size": 2_000_000_000}, r"misshapen: model.embed_tokens.weight is \[\d+, 64\].* 2000000000\]"),
-    ({"vocab_size": 2**31 - 1}, r"misshapen: .*2147483647.*config.json describes .* the files hold"),
+    ({"vocab_size": 2**31 - 1}, r"misshapen: .*2147483647.*The configuration describes .* the files hold"),
     ({"intermediate_size": 2**31 - 2}, "misshapen"),
     ({"head_dim": 2**30}, "misshapen"),
     ({"num_attention_heads": 2**31 - 2, "num_key_value_heads": 2, "head_dim": 16}, "misshapen"),

@@ -34,5 +34,5 @@ def test_sizes_that_its_files_contradict_are_refused_before_anything_starts(
     assert set(psutil.Process().children()) <= before
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0
-    assert "do not fit config.json" in said
-    assert "config.json describes" in said
+    assert "do not fit the configuration" in said
+    assert "The configuration describes" in said

@@ -1,0 +1,137 @@
+"""Hugging Face names and layouts <-> GGUF's: a table of rules, read in both directions. Torch-free.
+
+Sources: gguf-py's `tensor_mapping` and llama.cpp's converter. Dimensions need no rule: GGUF writes them fastest
+first, so that reversed they are the Hugging Face shape, and norm weights are stored as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from engine.config import ModelConfig
+from engine.parallel.shards import Span
+
+#: A torch tensor or a numpy array: what the operations need is the same in both.
+Array = TypeVar("Array", bound=Any)
+
+
+class Operation(Protocol):
+    """A change of layout along dimension 0 that can be undone. `rows`: how many rows it moves among each other."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def to_gguf(self, tensor: Array) -> Array: ...
+
+    def from_gguf(self, tensor: Array) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PairRows:
+    """Rows of q and k for rotary embedding. Hugging Face turns rows (i, i + D/2) of a head together; llama.cpp's
+    `llama` turns neighbours (2i, 2i + 1), and its converter reorders each head's rows so. By the head's width, not by
+    the number of heads, so that q, k and any rank's rows of whole heads are treated alike."""
+
+    head_dim: int
+
+    @property
+    def rows(self) -> int:
+        return self.head_dim
+
+    def to_gguf(self, tensor: Array) -> Array:
+        return _swapped(tensor, 2, self.head_dim // 2)
+
+    def from_gguf(self, tensor: Array) -> Array:
+        return _swapped(tensor, self.head_dim // 2, 2)
+
+
+def _swapped(tensor: Array, outer: int, inner: int) -> Array:
+    """Each group of outer * inner rows, seen as a matrix, transposed; contiguous."""
+    shape = tuple(tensor.shape)
+    groups = tensor.reshape(shape[0] // (outer * inner), outer, inner, *shape[1:])
+    swapped: Array = groups.swapaxes(1, 2).reshape(shape)
+    return swapped
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """One module: its name in either format, `{}` for the layer. `rotated`: rows are reordered where the
+    architecture turns neighbours."""
+
+    hugging_face: str
+    gguf: str
+    rotated: bool = False
+
+
+RULES: tuple[NameRule, ...] = (
+    NameRule("model.embed_tokens", "token_embd"),
+    NameRule("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    NameRule("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q", rotated=True),
+    NameRule("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k", rotated=True),
+    NameRule("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    NameRule("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    NameRule("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+    NameRule("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    NameRule("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    NameRule("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+    NameRule("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+    NameRule("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    NameRule("model.norm", "output_norm"),
+    NameRule("lm_head", "output"),
+)
+#: Families whose GGUF architecture (`llama`) turns neighbouring rows.
+PAIRED: frozenset[str] = frozenset({"llama", "mistral"})
+
+_PARTS = re.compile(
+    r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+)\.(?P<kind>weight|bias)"
+)
+_BY_HUGGING_FACE = {rule.hugging_face: rule for rule in RULES}
+_BY_GGUF = {rule.gguf: rule for rule in RULES}
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a parameter; a name that no rule knows stays what it is."""
+    return _translated(name, _BY_HUGGING_FACE, "gguf")
+
+
+def hugging_face_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; a name that no rule knows stays what it is."""
+    return _translated(name, _BY_GGUF, "hugging_face")
+
+
+def operations(name: str, model: ModelConfig) -> tuple[Operation, ...]:
+    """What separates the GGUF layout of the parameter `name` (Hugging Face's) from its own: applied in order
+    `to_gguf`, undone in reverse order `from_gguf`."""
+    rule = _rule(name, _BY_HUGGING_FACE)
+    if rule is not None and rule.rotated and model.family in PAIRED:
+        return (PairRows(model.head_dim),)
+    return ()
+
+
+def covering(span: Span, size: int, applied: tuple[Operation, ...]) -> Span:
+    """The rows, of `size`, that must be read so that the operations can be undone for `span`."""
+    for operation in applied:
+        rows = operation.rows
+        span = Span(span.start // rows * rows, min(size, -(-span.stop // rows) * rows))
+    return span
+
+
+def _pattern(match: re.Match[str]) -> str:
+    """The name as a rule writes it: layer number replaced, without `.weight` or `.bias`."""
+    layer = "" if match["layer"] is None else f"{match['before']}.{{}}."
+    return layer + match["module"]
+
+
+def _rule(name: str, rules: dict[str, NameRule]) -> NameRule | None:
+    match = _PARTS.fullmatch(name)
+    return None if match is None else rules.get(_pattern(match))
+
+
+def _translated(name: str, rules: dict[str, NameRule], to: str) -> str:
+    match, rule = _PARTS.fullmatch(name), _rule(name, rules)
+    if match is None or rule is None:
+        return name
+    target: str = getattr(rule, to)
+    return f"{target.format(match['layer'])}.{match['kind']}"

@@ -1,0 +1,207 @@
+"""A GGUF file, or all files of a split one, as a checkpoint. Loads torch when a tensor is read."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import re
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
+from engine.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
+from engine.checkpoint.gguf.names import covering, hugging_face_name, operations
+from engine.checkpoint.gguf.types import PLAIN, QUANTISED, BlockType
+from engine.checkpoint.source import TensorInfo
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
+from engine.parallel.shards import Span
+from engine.text import printable
+
+if TYPE_CHECKING:
+    import torch
+
+
+def open_gguf(path: Path) -> tuple[ModelConfig, GgufSource]:
+    """The model that a GGUF file describes (of a split one, the first file), and its tensors."""
+    headers = read_split(path)
+    files = {name: file for file, header in headers.items() for name in header.tensors}
+    tensors = {name: headers[file].tensors[name] for name, file in files.items()}
+    model = model_config(
+        headers[path].metadata, tensors, str(path), lambda name: _floats(files[name], tensors[name])
+    )
+    return model, GgufSource(headers, model)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """A slice of a tensor as the file stores it: uint8 [..., bytes], whole blocks of each row; `columns` are the
+    elements that were asked for, counted from the first that is there."""
+
+    raw: torch.Tensor
+    type: BlockType
+    columns: Span
+
+    def values(self) -> torch.Tensor:
+        """The elements, contiguous: in the type's own dtype, or float32 where it is quantised."""
+        import torch
+
+        if plain := PLAIN.get(self.type.name):
+            values: torch.Tensor = self.raw.view(getattr(torch, plain))
+        else:
+            # Imported here: it loads torch, and most who open a checkpoint read headers only.
+            from engine.checkpoint.dequantise import dequantise
+
+            values = dequantise(self.raw, self.type)
+        return values[..., self.columns.start : self.columns.stop].contiguous()
+
+
+class GgufSource(FileSource):
+    """The `Source` of GGUF files: Hugging Face names and layouts, whatever those of the files.
+
+    `read` takes in only the blocks that cover the slice, and gives values in the file's own dtype, or float32 where
+    it is quantised.
+    """
+
+    def __init__(self, headers: dict[Path, GgufHeader], model: ModelConfig) -> None:
+        self._headers, self._model = headers, model
+        self._tensors: dict[str, GgufTensor] = {}
+        infos: dict[str, TensorInfo] = {}
+        for file, header in headers.items():
+            for stored, tensor in header.tensors.items():
+                if stored == ROPE_FACTORS:  # part of the configuration
+                    continue
+                name = hugging_face_name(stored)
+                if name in infos:
+                    raise CheckpointError(
+                        f"{file}: tensor {printable(stored)} is in {infos[name].file.name} as well"
+                    )
+                self._tensors[name] = tensor
+                infos[name] = _info(file, tensor)
+        super().__init__(infos, headers)
+
+    def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
+        """The tensor, or `span` of dimension `dim`, as a contiguous CPU tensor of its own."""
+        info = self.readable(name, dim, span)
+        if info.dtype not in PLAIN.values():
+            raise CheckpointError(
+                f"{info.file}: {printable(name)} is of type {info.encoding}, which cannot be read; "
+                f"supported are {', '.join((*PLAIN, *QUANTISED))}"
+            )
+        applied = operations(name, self._model)
+        if applied and len(info.shape) == 1:  # a row of elements, each of which is a row of the layer
+            values = self.blocks(name).values()
+            for operation in reversed(applied):
+                values = operation.from_gguf(values)
+            return values if span is None else values[span.start : span.stop].clone()
+        return self.blocks(name, dim, span).values()
+
+    def blocks(self, name: str, dim: int | None = None, span: Span | None = None) -> Blocks:
+        """The blocks that cover the slice, rows in the order of Hugging Face's layout; only they are read.
+
+        Rows of one dimension are elements, which no block can reorder: a q/k bias of `llama` stays in the file's order.
+        """
+        info, tensor = self.readable(name, dim, span), self._tensors[name]
+        kind, shape = tensor.type, tensor.shape
+        last = len(shape) - 1
+        wanted = [Span(0, size) for size in shape]
+        if dim is not None and span is not None:
+            wanted[dim] = span
+        first, stop = wanted[last].start // kind.elements, -(-wanted[last].stop // kind.elements)
+        taken = [*wanted[:last], Span(first * kind.nbytes, stop * kind.nbytes)]
+        applied = operations(name, self._model) if last else ()
+        taken[0] = covering(taken[0], shape[0], applied)
+        row_bytes = shape[last] // kind.elements * kind.nbytes
+        raw = _copy(info.file, tensor.start, (*shape[:last], row_bytes), taken)
+        self.bytes_read += raw.numel()
+        for operation in reversed(applied):
+            raw = operation.from_gguf(raw)
+        if last and taken[0] != wanted[0]:
+            raw = raw[wanted[0].start - taken[0].start :][: wanted[0].size].clone()
+        skipped = first * kind.elements
+        return Blocks(raw, kind, Span(wanted[last].start - skipped, wanted[last].stop - skipped))
+
+    def digest(self) -> str:
+        """BLAKE2b over each file's metadata and infos and, tensor by tensor, its contents: up to 1 MiB all of them, of
+        larger ones 16 evenly spaced blocks of 4 KiB: a change that misses them all goes unseen."""
+        hasher = hashlib.blake2b(digest_size=16)
+        for path, header in self._headers.items():
+            with path.open("rb") as file:
+                hasher.update(file.read(header.data_start))
+                for tensor in header.tensors.values():
+                    hash_contents(hasher, file, tensor.start, tensor.stop - tensor.start)
+        return hasher.hexdigest()
+
+
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def read_split(path: Path) -> dict[Path, GgufHeader]:
+    """The headers of a file, or of all the files that it is the first of, in order."""
+    first = read_gguf_header(path)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count <= 1:
+        return {path: first}
+    match = _SPLIT.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
+        raise CheckpointError(
+            f"{path}: one of {count} files of a split model, but not named as such: "
+            f"expected NAME-00001-of-{count:05}.gguf"
+        )
+    if int(match[2]) != 1:
+        raise CheckpointError(
+            f"{path}: file {int(match[2])} of {count}: open the first, {match[1]}-00001-of-{match[3]}.gguf"
+        )
+    headers = {path: first}
+    for number in range(2, count + 1):
+        part = path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf")
+        if not part.exists():
+            raise CheckpointError(f"{part}: missing, one of {count} files of a split model; download it")
+        headers[part] = header = read_gguf_header(part)
+        if header.metadata.get("split.count") != count or header.metadata.get("split.no") != number - 1:
+            raise CheckpointError(f"{part}: is not file {number} of {count} by its metadata")
+    return headers
+
+
+def _info(file: Path, tensor: GgufTensor) -> TensorInfo:
+    kind = tensor.type.name
+    dtype = PLAIN.get(kind, "float32" if kind in QUANTISED else kind)
+    return TensorInfo(tensor.shape, dtype, file, kind, tensor.stop - tensor.start)
+
+
+def _floats(path: Path, tensor: GgufTensor) -> tuple[float, ...]:
+    """The values of a small F32 tensor, without torch."""
+    with path.open("rb") as file:
+        file.seek(tensor.start)
+        return struct.unpack(f"<{prod(tensor.shape)}f", file.read(tensor.stop - tensor.start))
+
+
+def _copy(file: Path, start: int, shape: tuple[int, ...], taken: list[Span]) -> torch.Tensor:
+    """The part `taken` of the bytes [*shape] at `start`, in memory of its own, mapped in piece by piece."""
+    import numpy as np
+    import torch
+
+    copied = torch.empty([part.size for part in taken], dtype=torch.uint8)
+    target = copied.numpy()
+    index = tuple(slice(part.start, part.stop) for part in taken[1:])
+    rows, stride = taken[0], prod(shape[1:])
+    step = max(1, PIECE_BYTES // stride)
+    try:
+        with file.open("rb") as handle:
+            for first in range(rows.start, rows.stop, step):
+                last = min(first + step, rows.stop)
+                begin, size = start + first * stride, (last - first) * stride
+                page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                with mmap.mmap(
+                    handle.fileno(), begin - page + size, access=mmap.ACCESS_READ, offset=page
+                ) as mapped:
+                    view = np.frombuffer(mapped, np.uint8, size, begin - page).reshape(-1, *shape[1:])
+                    target[first - rows.start : last - rows.start] = view[(slice(None), *index)]
+                    del view  # the mapping lives as long as a view of it
+    except (OSError, ValueError) as error:  # ValueError: the file has become shorter than the mapping
+        raise CheckpointError(f"{file}: cannot be read: {printable(error)}") from error
+    return copied
