@@ -15,8 +15,8 @@ from collections.abc import Callable
 import gguf
 import torch
 
+from engine.checkpoint.block_types import TYPES
 from engine.checkpoint.dequantise import SUPPORTED, dequantise
-from engine.checkpoint.gguf.types import TYPES
 
 COLUMNS = 2048
 RUNS = 15

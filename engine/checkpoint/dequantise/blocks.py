@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.checkpoint.block_types import BlockType
 from engine.checkpoint.dequantise.encodings import ENCODINGS, FLOATS, SUPPORTED, Encoding
-from engine.checkpoint.gguf.types import BlockType
 
 #: Elements at a time: few enough that intermediate results stay in the cache, enough to hide the cost of a call.
 CHUNK = 1 << 20

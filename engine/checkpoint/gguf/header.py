@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from engine.checkpoint.block_types import TYPES, BlockType
 from engine.checkpoint.gguf.cursor import Cursor
 from engine.checkpoint.gguf.metadata import MetadataArray, Scalar, read_value
-from engine.checkpoint.gguf.types import TYPES, BlockType
 from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
 from engine.errors import CheckpointError
 from engine.text import printable

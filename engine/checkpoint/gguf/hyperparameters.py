@@ -57,7 +57,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         raise general.error(
             "general.architecture", f"not a supported architecture; supported are {', '.join(ARCHITECTURES)}"
         )
-    fields = _Keys(general, architecture)
+    fields = _OwnKeys(general, architecture)
     _refuse_unsupported(fields)
     heads, hidden = fields.size("attention.head_count"), fields.size("embedding_length")
     kv_heads = fields.size("attention.head_count_kv", heads)
@@ -93,7 +93,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     )
 
 
-class _Keys(Fields):
+class _OwnKeys(Fields):
     """The keys of one architecture, given without its name."""
 
     def __init__(self, general: Fields, architecture: str) -> None:

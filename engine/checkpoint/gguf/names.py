@@ -17,7 +17,7 @@ from engine.parallel.shards import Span
 Array = TypeVar("Array", bound=Any)
 
 
-class Operation(Protocol):
+class RowOperation(Protocol):
     """A change of layout along dimension 0 that can be undone. `rows`: how many rows it moves among each other."""
 
     @property
@@ -101,7 +101,7 @@ def hugging_face_name(name: str) -> str:
     return _translated(name, _BY_GGUF, "hugging_face")
 
 
-def operations(name: str, model: ModelConfig) -> tuple[Operation, ...]:
+def operations(name: str, model: ModelConfig) -> tuple[RowOperation, ...]:
     """What separates the GGUF layout of the parameter `name` (Hugging Face's) from its own: applied in order
     `to_gguf`, undone in reverse order `from_gguf`."""
     rule = _rule(name, _BY_HUGGING_FACE)
@@ -110,7 +110,7 @@ def operations(name: str, model: ModelConfig) -> tuple[Operation, ...]:
     return ()
 
 
-def covering(span: Span, size: int, applied: tuple[Operation, ...]) -> Span:
+def covering(span: Span, size: int, applied: tuple[RowOperation, ...]) -> Span:
     """The rows, of `size`, that must be read so that the operations can be undone for `span`."""
     for operation in applied:
         rows = operation.rows

@@ -11,11 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
 from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
 from engine.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
 from engine.checkpoint.gguf.names import covering, hugging_face_name, operations
-from engine.checkpoint.gguf.types import PLAIN, QUANTISED, BlockType
 from engine.checkpoint.source import TensorInfo
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
@@ -51,13 +51,20 @@ class Blocks:
         import torch
 
         if plain := PLAIN.get(self.type.name):
-            values: torch.Tensor = self.raw.view(getattr(torch, plain))
+            dtype: torch.dtype = getattr(torch, plain)
+            if not self.raw.numel():  # whose strides may be no multiple of an element
+                return torch.empty((*self.raw.shape[:-1], self.columns.size), dtype=dtype)
+            values = self.raw.view(dtype)
         else:
             # Imported here: it loads torch, and most who open a checkpoint read headers only.
             from engine.checkpoint.dequantise import dequantise
 
             values = dequantise(self.raw, self.type)
-        return values[..., self.columns.start : self.columns.stop].contiguous()
+        if self.columns.size == values.shape[-1]:
+            return values
+        return values[..., self.columns.start : self.columns.stop].clone(
+            memory_format=torch.contiguous_format
+        )
 
 
 class GgufSource(FileSource):

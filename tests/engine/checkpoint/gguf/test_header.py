@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from engine.checkpoint.block_types import TYPES
 from engine.checkpoint.gguf.header import read_gguf_header
 from engine.checkpoint.gguf.metadata import MetadataArray
-from engine.checkpoint.gguf.types import TYPES
 from engine.errors import CheckpointError
 from tests.engine.checkpoint.gguf.heads import array, head, info, padded, pair, string, written
 
@@ -189,7 +189,7 @@ def test_a_directory_or_a_missing_file_is_named(tmp_path: Path) -> None:
             read_gguf_header(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6), cut=st.integers(0, 900)
 )
@@ -203,7 +203,7 @@ def test_altered_bytes_bring_a_checkpoint_error_or_a_valid_head(
     _only_checkpoint_errors(bytes(raw[: len(raw) - cut]), tmp_path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tail=st.binary(max_size=300), seed=st.integers(0, 2**32))
 def test_random_bytes_after_a_right_beginning(tail: bytes, seed: int, tmp_path: Path) -> None:
     counts = [random.Random(seed).choice([0, 1, 2, 3, 255, HUGE, 2**64 - 1]) for _ in range(2)]

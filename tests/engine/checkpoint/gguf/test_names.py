@@ -1,0 +1,63 @@
+"""Names and layouts: the table against gguf-py's, the operations against the converter's formula and undone."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
+from engine.config import ModelConfig
+from engine.parallel import shards
+from engine.parallel.shards import Span
+from tests.checkpoints import VARIANTS, tiny_config
+from tests.gguf_twins import ARCHITECTURES
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: str) -> None:
+    family, overrides = VARIANTS[variant]
+    model = ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.num_layers)
+    for name in shards.parameters(model):
+        assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert hugging_face_name(gguf_name(name)) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "blk.01.attn_q.weight", "\n"]
+)
+def test_a_name_that_no_rule_knows_stays(name: str) -> None:
+    assert hugging_face_name(name) == gguf_name(name) == name
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (4, 8), (3, 16)])
+def test_rows_are_paired_as_the_converter_pairs_them_and_back(heads: int, head_dim: int) -> None:
+    weight = np.arange(heads * head_dim * 5).reshape(-1, 5)
+    theirs = weight.reshape(heads, 2, head_dim // 2, 5).swapaxes(1, 2).reshape(weight.shape)
+    operation = PairRows(head_dim)
+    assert np.array_equal(operation.to_gguf(weight), theirs)
+    assert np.array_equal(operation.from_gguf(theirs), weight)
+    assert torch.equal(operation.from_gguf(torch.from_numpy(theirs)[:, 0]), torch.from_numpy(weight)[:, 0])
+
+
+def test_only_architectures_that_turn_neighbours_reorder_q_and_k() -> None:
+    for family in ARCHITECTURES:
+        model = ModelConfig.from_hf(tiny_config(family).to_dict())
+        moved = {name.split(".")[-2] for name in shards.parameters(model) if operations(name, model)}
+        assert moved == ({"q_proj", "k_proj"} if family in ("llama", "mistral") else set())
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_the_rows_that_are_read_cover_whole_heads(start: int, size: int) -> None:
+    span = Span(start, min(start + size, 40))
+    if span.start > span.stop:
+        return
+    found = covering(span, 40, (PairRows(8),))
+    assert found.start <= span.start <= span.stop <= found.stop <= 40
+    assert found.start % 8 == found.stop % 8 == 0
+    assert found.size < span.size + 16
+    assert covering(span, 40, ()) == span
