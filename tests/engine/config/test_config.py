@@ -42,6 +42,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     eos = theirs.eos_token_id
     assert dataclasses.asdict(ours) | {"rope_scaling": None} == {
+        "notes": (),
         "family": theirs.model_type,
         "hidden_size": theirs.hidden_size,
         "intermediate_size": theirs.intermediate_size,
