@@ -23,19 +23,26 @@ def matched_sequences(
                 f"sequence {seq} is not on both sides at step {step}: one has {sorted(ours)}, "
                 f"the other {sorted(theirs)}. Name sequences that both have."
             )
-        for what, left, right in (
-            ("token ids", ours[seq].ids, theirs[seq].ids),
-            ("positions", ours[seq].positions, theirs[seq].positions),
-        ):
-            if tuple(left) != tuple(right):
-                raise IdsMismatch(_mismatch(step, seq, what, left, right))
+        mismatch = input_mismatch(ours[seq], theirs[seq])
+        if mismatch:
+            raise IdsMismatch(
+                f"{mismatch[0]} differ at step {step}, sequence {seq}, {mismatch[1]}. Both sides must be forced onto "
+                "the same tokens to be compared: record the golden for these ids."
+            )
     return tuple(seqs)
 
 
-def _mismatch(step: int, seq: int, what: str, a: Sequence[int], b: Sequence[int]) -> str:
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    values = " and ".join(str(side[at]) if at < len(side) else "nothing" for side in (a, b))
-    return (
-        f"the {what} differ at step {step}, sequence {seq}, index {at}: {values} (lengths {len(a)} and {len(b)}). "
-        "Both sides must be forced onto the same tokens to be compared: record the golden for these ids."
-    )
+def input_mismatch(a: SequenceStep, b: SequenceStep) -> tuple[str, str] | None:
+    """What goes into a step on two sides that is not the same, and where; None where all is."""
+    for what, left, right in (
+        ("the token ids", a.ids, b.ids),
+        ("the positions", a.positions, b.positions),
+    ):
+        if tuple(left) != tuple(right):
+            at = next(
+                (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y),
+                min(len(left), len(right)),
+            )
+            values = " and ".join(str(side[at]) if at < len(side) else "nothing" for side in (left, right))
+            return what, f"index {at}: {values} (lengths {len(left)} and {len(right)})"
+    return None

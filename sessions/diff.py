@@ -5,7 +5,7 @@ No judgement: tolerances, noise floors and causes are the diagnosis' part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,16 +59,23 @@ class Absent:
 class Diff:
     """Iterate for the `TapDiff`s in execution order (step, tap, seq); tensors are read one tap at a time.
 
-    `steps` were found comparable, `seqs[step]` with the same ids; `absent` are the taps without counterpart.
+    `steps` were found comparable, `seqs[step]` with the same ids; `taps` are those to compare, with their
+    counterparts; `absent` are the taps without.
     """
 
     def __init__(
-        self, a: Session, b: Session, branches: tuple[int, int], seqs: Mapping[int, tuple[int, ...]]
+        self,
+        a: Session,
+        b: Session,
+        branches: tuple[int, int],
+        seqs: Mapping[int, tuple[int, ...]],
+        taps: Collection[str] | None = None,
     ) -> None:
         """Use `diff`."""
         self.a, self.b, self.branches, self.seqs = a, b, branches, seqs
         self.steps = tuple(seqs)
-        self.taps = [(tap, b.tap(tap.name)) for tap in a.taps if b.has_tap(tap.name)]
+        both = (tap for tap in a.taps if b.has_tap(tap.name))
+        self.taps = [(tap, b.tap(tap.name)) for tap in both if taps is None or tap.name in taps]
         self.absent = tuple(_absent(a, b, branches))
 
     def __iter__(self) -> Iterator[TapDiff]:
@@ -101,7 +108,7 @@ class Diff:
         notes = [ours.whole.note, f"golden: {theirs.whole.note}" if theirs.whole.note else ""]
         if ours.whole.array is None or theirs.whole.array is None:
             return TapDiff(tap, step, seq, None, False, note="; ".join(filter(None, notes)))
-        left, right, part = _same_part(
+        left, right, part = same_part(
             ours.whole.array, ours.whole.slice, theirs.whole.array, theirs.whole.slice
         )
         dtype = coarser(ours.dtype, theirs.dtype)
@@ -144,8 +151,9 @@ def diff(
     branch_b: int = 0,
     steps: Sequence[int] | None = None,
     seqs: Sequence[int] | None = None,
+    taps: Collection[str] | None = None,
 ) -> Diff:
-    """Compare `a` (engine) with `b` (golden) over `steps` and `seqs`, by default those that both have.
+    """Compare `a` (engine) with `b` (golden) over `steps`, `seqs` and `taps`, by default those that both have.
 
     `IdsMismatch` unless both were fed the same ids at the same positions; `SessionError` if they have
     nothing in common, or lack a step or sequence that was asked for.
@@ -164,7 +172,7 @@ def diff(
             f"{a.path.name} (branch {branch_a}) and {b.path.name} (branch {branch_b}) have no sequence of any "
             "step in common: there is nothing to compare."
         )
-    return Diff(a, b, (branch_a, branch_b), matched)
+    return Diff(a, b, (branch_a, branch_b), matched, taps)
 
 
 def _absent(a: Session, b: Session, branches: tuple[int, int]) -> Iterator[Absent]:
@@ -187,10 +195,10 @@ def _reason(session: Session, tap: str) -> str:
     return session.meta.absent.get(tap) or f"{session.path.name} has no such tap"
 
 
-def _same_part(
+def same_part(
     left: NDArray[Any], left_slice: str, right: NDArray[Any], right_slice: str
 ) -> tuple[NDArray[Any], NDArray[Any], str]:
-    """Both wholes cut to the part that was captured on either side."""
+    """Both wholes cut to the part that was captured on either side. LayoutError where that are two parts."""
     if left_slice == right_slice:
         return left, right, left_slice
     if right_slice == "":

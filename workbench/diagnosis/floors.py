@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.taps.names import layer_of, local_name
+from workbench.views.moved import ROUNDING
 
 #: Noise that every tap is granted, as relative L2 error. In float32 a sum's order matters more than its
 #: roundings: 4 eps. 16-bit engines add in float32 and round the result: half an eps.
@@ -31,9 +32,6 @@ LEAST = {
     "bfloat16": 0.5 * 2.0**-7,
     "float16": 0.5 * 2.0**-10,
 }
-
-#: Without a reference at the engine's dtype: one floor for all taps. Coarse, and labelled so.
-FIXED = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1.5e-2, "float16": 2e-3}
 
 #: (step, sequence, tap)
 Place = tuple[int, int, str]
@@ -69,7 +67,7 @@ class Floors:
     def of(self, step: int, seq: int, tap: str) -> float:
         """The relative L2 error that is noise at this place."""
         if not self.noise:
-            return FIXED[self.dtype]
+            return ROUNDING[self.dtype]  # one floor for all taps: coarse, and labelled so
         own = self.noise.get((step, seq, tap), 0.0)
         around = [self.noise.get((step, seq, name), 0.0) for name in _neighbours(tap)]
         near = max((error for error in around if math.isfinite(error)), default=0.0)

@@ -127,9 +127,7 @@ class SessionSource:
     def golden(self, where: Where) -> SessionSource | None:
         """The golden reference that the branch was last held against, if it is on this machine and read the same
         ids up to this step."""
-        if where.branch not in self._golden:
-            self._golden[where.branch] = self._find_golden(where.branch)
-        found = self._golden[where.branch]
+        found = self.reference(where.branch)
         if found is None or where.step not in found.session.steps(0):
             return None
         ours, theirs = (
@@ -138,6 +136,12 @@ class SessionSource:
         )
         same = ours is not None and theirs is not None and list(ours.ids) == list(theirs.ids)
         return found if same else None
+
+    def reference(self, branch: int) -> SessionSource | None:
+        """The golden reference that the branch was last held against, if it is on this machine."""
+        if branch not in self._golden:
+            self._golden[branch] = self._find_golden(branch)
+        return self._golden[branch]
 
     def _find_golden(self, branch: int) -> SessionSource | None:
         event = last_golden_event(self.session, branch)

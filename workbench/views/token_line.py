@@ -11,7 +11,7 @@ from itertools import accumulate
 from rich.cells import cell_len
 
 from sessions.errors import SessionDamaged
-from workbench.views.candidates import emitted_probability, first_difference, probabilities
+from workbench.views.candidates import first_difference, probabilities
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -93,9 +93,11 @@ class _Growing:
 
 
 class TokenLines:
-    """Keeps what was read of each branch, so that a growing session costs only its new steps."""
+    """Keeps what was read of each branch, so that a growing session costs only its new steps. `own`: of tokens that
+    were given, show the one that the model itself would have chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own: bool = False) -> None:
+        self._own = own
         self._lines: dict[tuple[object, ...], _Growing] = {}
 
     def line(self, source: SessionSource, branch: int, seq: int, against: int | None = None) -> TokenLine:
@@ -138,10 +140,12 @@ class TokenLines:
                 growing.prompt = len(ids)
                 growing.skipped = len(sequence.ids) - len(ids)
         emitted = sequence.emitted if sequence is not None else None
+        if self._own and sequence is not None and emitted is not None and sequence.topk_ids:
+            emitted = sequence.topk_ids[0]
         if emitted is None:  # inside a chunked prefill, or the sequence took no part
             growing.cells.append(TokenCell("…", where.step))
             return
-        chance = emitted_probability(sequence)
+        chance = probabilities(sequence).get(emitted)
         entropy = sequence.entropy if sequence is not None else None
         growing.cells.append(
             TokenCell(

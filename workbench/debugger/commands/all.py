@@ -17,4 +17,5 @@ from workbench.debugger.commands import (  # noqa: F401
     rules,
     run,
     script,
+    split,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sessions.text import clean
 from workbench.debugger.answers import Message, Position, Result, TableResult
 from workbench.debugger.core.backwards import backward_to, land
+from workbench.debugger.core.comparing import run_ahead
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.core.settings import Checkpoint
@@ -25,6 +26,29 @@ def branch(debugger: Debugger, name: str | None) -> Result:
     at = debugger.position
     last = debugger.timeline.last(line.id)
     return backward_to(debugger, Position(line.id, min(at.step, last), at.place if at.step <= last else None))
+
+
+@command(
+    "extend", arguments=(
+        Argument("name", "branch", required=True, help="a number or name"),
+        Argument("count", "int", default=1, help="how many tokens"),
+    ),
+    group="running", changes=True, engine=True, help="run a branch on from its end, and stay here",
+    details="Nothing stops it but the end of its text. The split view steps both of its sides with it.",
+)  # fmt: skip
+def extend(debugger: Debugger, name: str, count: int) -> Message:
+    """Run ahead elsewhere."""
+    timeline, line = debugger.timeline, debugger.timeline.named(name)
+    debugger.engine.land()
+    at, before = debugger.position, timeline.last(line.id)
+    try:
+        stop = run_ahead(debugger, line.id, before + max(1, count))
+    finally:
+        debugger.engine.land()
+        debugger.position = at
+    last, why = timeline.last(line.id), "" if stop is None else f"{stop.description}: "
+    told = f"ran on to step {last}" if last > before else f"ends at step {last}"
+    return Message(f"{why}branch {line.id} ({clean(line.name)}) {told}", {"branch": line.id, "step": last})
 
 
 @command("branches", group="changing", help="every branch: where it forked, its rules, how far it went")

@@ -10,7 +10,6 @@ import numpy as np
 
 from sessions import Session, TapDiff
 from sessions.diff import diff as compare
-from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.answers import Result, TableResult, number
 from workbench.debugger.core.backwards import land
@@ -20,10 +19,8 @@ from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
 from workbench.paths import find_session
 from workbench.settings import session_limits
+from workbench.views.moved import most_moved
 from workbench.views.plain_text import plural
-
-_ABSMAX, _ZEROS = STATISTICS.index("absmax"), STATISTICS.index("zeros")
-_COUNTS = [STATISTICS.index("nan"), STATISTICS.index("inf")]
 
 
 @command(
@@ -109,19 +106,11 @@ def _moved(a: Session, branch_a: int, b: Session, branch_b: int, one: TapDiff) -
     ours, theirs = a.stats(one.step, branch_a), b.stats(one.step, branch_b)
     if ours is None or theirs is None or a.ranks != b.ranks:
         return ""
-    left, right = (
-        stats.astype(np.float64) for stats in (ours[one.tap.index], theirs[b.tap(one.tap.name).index])
-    )
-    with np.errstate(all="ignore"):
-        scale = np.maximum(left[:, _ABSMAX], right[:, _ABSMAX])[:, None]
-        by = np.nan_to_num(np.abs(left - right) / scale, nan=0.0)
-    by[:, _COUNTS] = np.where(left[:, _COUNTS] != right[:, _COUNTS], np.inf, 0.0)
-    by[:, _ZEROS] = 0.0
-    rank, which = (int(i) for i in np.unravel_index(int(by.argmax()), by.shape))
-    if by[rank, which] == 0:
+    found = most_moved(ours[one.tap.index], theirs[b.tap(one.tap.name).index])
+    if found.share == 0:
         return ""
-    was, now = number(float(left[rank, which])), number(float(right[rank, which]))
-    return f"{STATISTICS[which]} {was} → {now}{f' on rank {rank}' if a.ranks > 1 else ''}"
+    on = f" on rank {found.rank}" if a.ranks > 1 else ""
+    return f"{found.name} {number(found.ours)} → {number(found.theirs)}{on}"
 
 
 def _common_steps(a: Session, branch_a: int, b: Session, branch_b: int) -> list[int]:

@@ -16,8 +16,8 @@ from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
 from workbench.debugger.language.operands import evaluate_fact
 
-_WHICH = re.compile(r"^(?:rank\s+(\d+))?\s*(?:seq\s+(\d+))?$")
-_REFERENCE = "TAP[index] [rank R] [seq S]"
+_WHICH = re.compile(r"^(?:(?:rank\s+(\d+)|seq\s+(\d+)|step\s+(\d+)|branch\s+(\S+))\s*)*$")
+_REFERENCE = "TAP[index] [rank R] [seq S] [step K] [branch B]"
 #: Elements that `x` shows.
 _EXAMINED = 16
 #: Commands that end in `rank R`.
@@ -30,8 +30,9 @@ _PER_RANK = ("print", "x", "frame")
     ),
     group="looking", help="a tensor or a part of it, or the value of an expression",
     details="`print layers.0.attn.q_proj[0, :8]` shows the tensor as one rank alone would have had it; `… rank 1`"
-    " what that rank holds; `… seq 1` another prompt's; `print nan(layers.0.attn.scores) + 1` a value. A live run"
-    " computes again what was not captured; a replay says how to have it captured.",
+    " what that rank holds; `… seq 1` another prompt's; `… step 3 branch main` what passed elsewhere;"
+    " `print nan(layers.0.attn.scores) + 1` a value. A live run computes again what was not captured; a replay says"
+    " how to have it captured.",
 )  # fmt: skip
 def print_(debugger: Debugger, what: str) -> Result:
     """A tensor or a value."""
@@ -46,10 +47,11 @@ def print_(debugger: Debugger, what: str) -> Result:
 
 
 def tensor_value(
-    debugger: Debugger, tap: str, index: list[Any] | None, rank: int | None, seq: int = 0
-) -> TensorValue:
-    """A tap's tensor at the present step: rebuilt, or one rank's."""
-    parts = parts_of(debugger, tap, seq=seq)
+    debugger: Debugger, tap: str, index: list[Any] | None, rank: int | None, seq: int = 0,
+    step: int | None = None, branch: int | None = None,
+) -> TensorValue:  # fmt: skip
+    """A tap's tensor at the present step, or at another one: rebuilt, or one rank's."""
+    parts = parts_of(debugger, tap, seq=seq, step=step, branch=branch)
     if rank is None:
         array, note = whole_of(debugger, parts)
     else:
@@ -111,7 +113,9 @@ def rank_apply(debugger: Debugger, rest: str) -> Result:
 
 
 def _tensor(debugger: Debugger, tap: str, index: list[Any] | None, which: re.Match[str]) -> TensorValue:
-    return tensor_value(debugger, tap, index, int(which[1]) if which[1] else None, int(which[2] or 0))
+    rank, seq, step = (None if which[i] is None else int(which[i]) for i in (1, 2, 3))
+    branch = None if which[4] is None else debugger.timeline.named(which[4]).id
+    return tensor_value(debugger, tap, index, rank, seq or 0, step, branch)
 
 
 def _value(debugger: Debugger, what: str) -> Result:

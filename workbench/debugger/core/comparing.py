@@ -36,7 +36,7 @@ def before_and_after(debugger: Debugger, name: str, fork: Callable[[], Stop]) ->
     text; the new one stops at whatever stops a run."""
     debugger.engine.land()
     at, timeline = debugger.position, debugger.timeline
-    stop = _run_ahead(debugger, at.branch, max(timeline.last(at.branch), at.step + AHEAD))
+    stop = run_ahead(debugger, at.branch, max(timeline.last(at.branch), at.step + AHEAD))
     if stop is not None:
         debugger.engine.land()
         debugger.position = at
@@ -50,7 +50,7 @@ def before_and_after(debugger: Debugger, name: str, fork: Callable[[], Stop]) ->
     return compared(debugger, at) if stop.reason in ("goto", "end") else stop
 
 
-def _run_ahead(debugger: Debugger, branch: int, last: int) -> Stop | None:
+def run_ahead(debugger: Debugger, branch: int, last: int) -> Stop | None:
     """Have a branch go on to step `last` or the end of its text; the stop that came before, None for none."""
     timeline, ends = debugger.timeline, eos_ids(debugger)
     debugger.position = Position(branch, timeline.last(branch))

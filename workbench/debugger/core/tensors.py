@@ -33,36 +33,46 @@ class Parts:
 
 
 def parts_of(
-    debugger: Debugger, tap: str, *, seq: int = 0, step: int | None = None, whole: bool = True
+    debugger: Debugger,
+    tap: str,
+    *,
+    seq: int = 0,
+    step: int | None = None,
+    branch: int | None = None,
+    whole: bool = True,
 ) -> Parts:
-    """Each rank's tensor at a tap of a step (default: the present one), widened to float32 where it was bfloat16.
+    """Each rank's tensor at a tap of a step (default: the present one) of a branch, widened to float32 where it was
+    bfloat16.
 
     A live debugger runs the step again for what was not captured, and adds it to the session. With `whole` false
     a part that was captured will do. NotCaptured says how to have it next time.
     """
     at = require_step(debugger)
     step = at.step if step is None else step
+    branch = at.branch if branch is None else branch
     place = debugger.timeline.places.exact(tap)
     flight = debugger.flight
-    if flight is not None and flight.step == step:
+    if flight is not None and (flight.branch, flight.step) == (branch, step):
         if place > flight.stopped.place:
             raise _not_passed(debugger, place, step)
         found = debugger.engine.read(place, seq)
         if found is not None:
             return Parts(tap, step, found, "", "live")
         debugger.engine.land()
-    recorded = _recorded(debugger, tap, step, seq, at.branch, whole)
+    if step > debugger.timeline.last(branch):
+        raise CommandError(f"step {step} of branch {branch} was not run yet")
+    recorded = _recorded(debugger, tap, step, seq, branch, whole)
     if recorded is not None:
         return recorded
     if not debugger.live:
-        part = _recorded(debugger, tap, step, seq, at.branch, False)
+        part = _recorded(debugger, tap, step, seq, branch, False)
         if part is not None:
             return part
         raise NotCaptured(
             f"{tap} of step {step} was not captured: record the run with `--capture '{tap}'` (or `--capture full`), "
             f"or `print {tap}` in the live run"
         )
-    again = debugger.engine.recapture(at.branch, step, [place])
+    again = debugger.engine.recapture(branch, step, [place])
     tensors = [one for one in again.tensors if one.tap == tap and one.seq == seq and not one.slice]
     return Parts(tap, step, _widened(tensors), "", "re-executed")
 
