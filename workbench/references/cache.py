@@ -1,4 +1,4 @@
-"""Golden sessions on disk, so that the same question is put to transformers only once (torch-free).
+"""Golden sessions on disk, so that the same question is put to a reference only once (torch-free).
 
 One file a question, named by the hash of all that decides its answer. Files appear whole (written in a folder of the
 recorder's, then renamed); a damaged one is set aside and recorded again; the oldest go when the cache outgrows its
@@ -25,13 +25,19 @@ from sessions.limits import UNLIMITED
 from sessions.remove import remove
 from sessions.verify import verify
 from workbench.paths import golden_directory
-from workbench.references.request import GoldenRequest
+from workbench.references.request import GoldenRequest, ReferenceName
 
 #: What is told of something that the user should know.
 Warn = Callable[[str], None]
 
 #: Raised whenever the recorder starts to write something else for the same question.
-FORMAT = 2
+FORMAT = 3
+
+#: What decides a reference's numbers, besides what is asked of it.
+PACKAGES: dict[ReferenceName, tuple[str, ...]] = {
+    "transformers": ("torch", "transformers"),
+    "llama.cpp": ("llama-cpp-python",),
+}
 
 #: Damaged sessions that are kept.
 DAMAGED_KEPT = 3
@@ -47,11 +53,11 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[tuple[in
     weight file) tell apart what the samples miss.
     """
     question = msgspec.to_builtins(request) | {
-        "model_dir": None,  # where a checkpoint lies does not change what it computes
+        "model": None,  # where a checkpoint lies does not change what it computes
         "checkpoint": checkpoint,
         "stamps": stamps,
         "format": FORMAT,
-        "versions": [version("torch"), version("transformers")],
+        "versions": [version(package) for package in PACKAGES[request.reference]],
     }
     return hashlib.blake2b(json.dumps(question, sort_keys=True).encode(), digest_size=16).hexdigest()
 

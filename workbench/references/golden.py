@@ -1,6 +1,6 @@
 """The torch-free front of the golden recorder: ask for a reference, get the path of its session.
 
-transformers runs in a process of its own: the debugger's host stays free of it, a crash or a full memory
+transformers, or llama.cpp, runs in a process of its own: the debugger's host stays free of it, a crash or a full memory
 ends the recorder alone, and its memory goes back when it ends.
 """
 
@@ -24,6 +24,7 @@ from sessions import Session
 from sessions.limits import UNLIMITED
 from workbench.references import cache
 from workbench.references.cache import Warn
+from workbench.references.llamacpp.library import need_installed
 from workbench.references.request import (
     DType,
     GoldenRequest,
@@ -32,7 +33,8 @@ from workbench.references.request import (
     RecorderProgress,
     RecordingJob,
     ReferenceFailure,
-    model_directory,
+    ReferenceName,
+    model_path,
 )
 
 Progress = Callable[[int, int], None]
@@ -41,11 +43,13 @@ _MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
 
 
 def record_golden(
-    model_dir: str | Path,
+    model: str | Path,
     sequences: Sequence[GoldenSequence],
     steps: int,
     dtype: DType,
     *,
+    reference: ReferenceName = "transformers",
+    dequantised: bool = True,
     device: str = "cpu",
     threads: int | None = None,
     timeout: float | None = None,
@@ -54,12 +58,16 @@ def record_golden(
 ) -> Path:
     """One golden session for these token ids, from the cache or recorded now: a prefill and `steps` decode steps.
 
-    `threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
-    passes and is called from another thread; `warn` is told of a damaged entry of the cache. ReferenceFailure says
-    why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
+    `model`, `reference` and `dequantised` are those of a `GoldenRequest`. `threads` defaults to the machine's
+    processors; `timeout` is in seconds; `progress(done, of)` counts forward passes and is called from another
+    thread; `warn` is told of a damaged entry of the cache. ReferenceFailure says why there is no session;
+    CheckpointError and ConfigError come from opening the checkpoint.
     """
-    checkpoint = _Checkpoint.open(model_dir)
+    if reference == "llama.cpp":
+        need_installed()
+    checkpoint = _Checkpoint.open(model)
     request = checkpoint.request(sequences, steps, dtype, device, threads)
+    request = msgspec.structs.replace(request, reference=reference, dequantised=dequantised)
     found = cache.find(checkpoint.key(request), warn)
     if found is not None:
         return found
@@ -69,7 +77,7 @@ def record_golden(
 
 
 def record_pair(
-    model_dir: str | Path,
+    model: str | Path,
     sequences: Sequence[GoldenSequence],
     steps: int,
     dtype: DType,
@@ -85,13 +93,13 @@ def record_pair(
     One process records both where neither is cached. Sequences that are not forced go on greedily in float64.
     Options and errors as `record_golden`.
     """
-    checkpoint = _Checkpoint.open(model_dir)
+    checkpoint = _Checkpoint.open(model)
     truth = checkpoint.request(sequences, steps, "float64", device, threads)
     golden = cache.find(checkpoint.key(truth), warn)
     if golden is not None:
         forced = forced_onto(golden)
         floor = record_golden(
-            model_dir,
+            model,
             forced,
             steps,
             dtype,
@@ -116,23 +124,23 @@ def record_pair(
 class _Checkpoint:
     """A checkpoint on disk, as far as the cache must know it."""
 
-    directory: Path
+    path: Path
     digest: str
     stamps: tuple[tuple[int, int], ...]
 
     @classmethod
     def open(cls, path: str | Path) -> _Checkpoint:
-        directory = model_directory(path)
-        _, source = open_checkpoint(directory)
+        model = model_path(path)
+        _, source = open_checkpoint(model)
         with source:
             files = sorted({source.info(name).file for name in source.names()})
             stats = [file.stat() for file in files]
-            return cls(directory, source.digest(), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+            return cls(model, source.digest(), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 
     def request(
         self, sequences: Sequence[GoldenSequence], steps: int, dtype: DType, device: str, threads: int | None
     ) -> GoldenRequest:
-        path = str(self.directory.resolve())
+        path = str(self.path.resolve())
         return GoldenRequest(path, tuple(sequences), steps, dtype, device, threads or os.cpu_count() or 1)
 
     def key(self, request: GoldenRequest) -> str:

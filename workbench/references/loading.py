@@ -13,7 +13,8 @@ from transformers.utils import logging
 from engine.text import printable
 from workbench.references.attention import register
 from workbench.references.doubles import widen_rotary
-from workbench.references.request import DType, ReferenceFailure
+from workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
+from workbench.references.request import DType, ReferenceFailure, is_gguf
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -24,8 +25,8 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 
-def load_golden(directory: Path, dtype: DType, device: str) -> Any:
-    """The transformers model, in eval mode, with the tapped eager attention.
+def load_golden(path: Path, dtype: DType, device: str) -> Any:
+    """The transformers model of a checkpoint directory or a GGUF file, in eval mode, with the tapped eager attention.
 
     ReferenceFailure where transformers cannot read it, where it is of a family whose taps are not mapped, or
     where weights are missing, left over or misshapen: transformers itself would only warn and go on with
@@ -33,37 +34,57 @@ def load_golden(directory: Path, dtype: DType, device: str) -> Any:
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(directory, **options)
-        if config.model_type not in FAMILIES:
-            raise ReferenceFailure(
-                f"{directory}: model_type {printable(config.model_type)!r}; the reference records {', '.join(FAMILIES)}"
-            )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=TORCH_DTYPES[dtype],
-            attn_implementation=register(),
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are told by name, and refused below
-            **options,
-        )
-        model, info = loaded
-        _refuse_incomplete(directory, info)
+        model = (_load_gguf if is_gguf(path) else _load_directory)(path, TORCH_DTYPES[dtype])
         model = model.eval().to(device)
     except ReferenceFailure:
         raise
     except Exception as error:  # transformers raises whatever it likes; whoever asked needs one line
         reason = f"{type(error).__name__}: {printable(error, 400)}"
-        raise ReferenceFailure(f"{directory}: transformers cannot load it: {reason}") from error
+        raise ReferenceFailure(f"{path}: transformers cannot load it: {reason}") from error
     if dtype == "float64":
         widen_rotary(model)
+    if is_gguf(path):
+        scale_rotary(model, path)
     return model
 
 
-def _refuse_incomplete(directory: Path, info: Mapping[str, object]) -> None:
+def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(directory, **options)
+    _check_family(directory, config.model_type)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=register(),
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are told by name, and refused below
+        **options,
+    )
+    model, info = loaded
+    _refuse_incomplete(directory, info)
+    return model
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
+    config = gguf_config(path)
+    _check_family(path, config.model_type)
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(config, dtype=dtype, attn_implementation=register())
+    fill_from_gguf(model, path)
+    return model
+
+
+def _check_family(path: Path, family: object) -> None:
+    if family not in FAMILIES:
+        raise ReferenceFailure(
+            f"{path}: model_type {printable(family)!r}; the reference records {', '.join(FAMILIES)}"
+        )
+
+
+def _refuse_incomplete(path: Path, info: Mapping[str, object]) -> None:
     what = {
         "missing_keys": "has no",
         "mismatched_keys": "holds in another shape",
@@ -76,5 +97,5 @@ def _refuse_incomplete(directory: Path, info: Mapping[str, object]) -> None:
                 f" and {len(found) - 3} more" if found[3:] else ""
             )
             raise ReferenceFailure(
-                f"{directory}: the checkpoint {verb} {named}; a golden reference needs exactly the model's weights"
+                f"{path}: the checkpoint {verb} {named}; a golden reference needs exactly the model's weights"
             )

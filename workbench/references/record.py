@@ -9,7 +9,9 @@ closed, the process ends and removes the folder that the jobs and their sessions
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -18,12 +20,22 @@ from engine.scratch import remove_once_left
 from engine.text import printable
 from workbench.references.golden import forced_onto
 from workbench.references.request import (
+    GoldenRequest,
     RecorderFailure,
     RecorderProgress,
     RecordingJob,
     ReferenceFailure,
+    ReferenceName,
     decode_jobs,
 )
+
+
+class Recorder(Protocol):
+    """Records what a request asks for."""
+
+    def __call__(
+        self, request: GoldenRequest, path: Path, *, checkpoint: str, progress: Callable[[], None]
+    ) -> None: ...
 
 
 def _say(message: RecorderProgress | RecorderFailure) -> None:
@@ -44,9 +56,6 @@ def _read(arguments: list[str]) -> list[RecordingJob]:
 
 def _record(arguments: list[str]) -> None:
     jobs = _read(arguments)
-    # torch and transformers: seconds to import, so only once the request is known to be good.
-    from workbench.references.transformers_recorder import record
-
     passes, total = 0, sum(job.request.steps + 1 for job in jobs)
 
     def progress() -> None:
@@ -58,8 +67,19 @@ def _record(arguments: list[str]) -> None:
         request = job.request
         if i > 0:
             request = msgspec.structs.replace(request, sequences=forced_onto(Path(jobs[0].output)))
-        record(request, Path(job.output), checkpoint=job.checkpoint, progress=progress)
+        _recorder(request.reference)(request, Path(job.output), checkpoint=job.checkpoint, progress=progress)
         print(job.output)
+
+
+def _recorder(reference: ReferenceName) -> Recorder:
+    """Seconds to import, so only once the request is known to be good."""
+    if reference == "llama.cpp":
+        from workbench.references.llamacpp import recorder as llamacpp_recorder
+
+        return llamacpp_recorder.record
+    from workbench.references import transformers_recorder
+
+    return transformers_recorder.record
 
 
 def main() -> int:

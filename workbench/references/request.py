@@ -16,6 +16,9 @@ from engine.text import printable
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
+#: The libraries that references are recorded with.
+ReferenceName = Literal["transformers", "llama.cpp"]
+REFERENCES: tuple[ReferenceName, ...] = get_args(ReferenceName)
 
 
 class ReferenceFailure(EngineError):
@@ -42,14 +45,21 @@ class GoldenSequence(Struct, frozen=True):
 
 
 class GoldenRequest(Struct, frozen=True):
-    """A prefill of every sequence (step 0), then `steps` decode steps of one token each."""
+    """A prefill of every sequence (step 0), then `steps` decode steps of one token each.
 
-    model_dir: str
+    `model` is a checkpoint directory or a GGUF file. `dequantised` is for llama.cpp alone: its weights are first
+    dequantised to float32, by llama.cpp itself. Without it, it multiplies the blocks as they are stored, with
+    activations rounded to 8 or 16 bits for that.
+    """
+
+    model: str
     sequences: tuple[GoldenSequence, ...]
     steps: int
     dtype: DType = "float32"
     device: str = "cpu"
     threads: int = 1
+    reference: ReferenceName = "transformers"
+    dequantised: bool = True
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.threads < 1:
@@ -95,11 +105,20 @@ def decode_jobs(text: bytes) -> list[RecordingJob]:
         raise ReferenceFailure(f"not a golden request: {printable(error, 300)}", 2) from error
 
 
-def model_directory(path: str | Path) -> Path:
-    """`path` as a Hugging Face checkpoint directory, or a ReferenceFailure that says what is missing."""
-    directory = Path(path)
+def model_path(path: str | Path) -> Path:
+    """`path` as a Hugging Face checkpoint directory or a GGUF file; ReferenceFailure says what is missing."""
+    model = Path(path)
+    if is_gguf(model):
+        return model
+    directory = model.parent if model.is_file() else model
     if not (directory / "config.json").is_file():
         raise ReferenceFailure(
-            f"{printable(directory, 300)}: no config.json there; give the directory of a Hugging Face checkpoint"
+            f"{printable(directory, 300)}: no config.json there; give the directory of a Hugging Face checkpoint, or "
+            "a GGUF file"
         )
     return directory
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file."""
+    return path.suffix == ".gguf" and path.is_file()

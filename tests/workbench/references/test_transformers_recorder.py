@@ -16,7 +16,8 @@ from sessions import Session
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_variant
 from workbench.references import attention
 from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
-from workbench.references.transformers_recorder import TOP_K, record
+from workbench.references.steps import TOP_K
+from workbench.references.transformers_recorder import record
 
 PROMPT = tuple(range(3, 17))
 STEPS = 2

@@ -1,0 +1,133 @@
+"""llama.cpp's recordings against transformers in float64, every tap of every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sessions import Session
+from tests.checkpoints import VARIANTS, tiny_model
+from tests.ggufs import write_gguf
+from workbench.references import transformers_recorder
+from workbench.references.llamacpp import library
+from workbench.references.llamacpp.recorder import record
+from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+
+pytestmark = pytest.mark.llamacpp
+needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.INSTALL)
+
+PROMPTS = (GoldenSequence(tuple(range(3, 17))), GoldenSequence((9, 4)))
+STEPS = 2
+STORIES = Path(__file__).parents[5] / "shared/data/stories260K/stories260K.gguf"
+
+
+def errors(session: Session, truth: Session) -> dict[str, float]:
+    """Tap -> its largest relative L2 error over the steps and sequences; shapes and infinities are equal."""
+    worst: dict[str, float] = {}
+    for tap in session.taps:
+        if tap.name in session.meta.absent:
+            continue
+        for step in session.steps():
+            for told in session.step(step).sequences:
+                ours = session.rebuilt(tap.name, step=step, seq=told.seq).array
+                right = truth.rebuilt(tap.name, step=step, seq=told.seq).array
+                assert ours is not None
+                assert right is not None
+                assert ours.shape == right.shape, tap.name
+                finite = np.isfinite(right)
+                assert (np.isfinite(ours) == finite).all(), tap.name
+                a, b = ours[finite].astype(np.float64), right[finite].astype(np.float64)
+                error = float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
+                worst[tap.name] = max(worst.get(tap.name, 0.0), error)
+    return worst
+
+
+def both(root: Path, file: Path, dequantised: bool = True) -> tuple[Session, Session]:
+    """The session of llama.cpp, and that of transformers in float64 on the tokens that came out."""
+    torch.set_num_threads(1)
+    request = GoldenRequest(
+        str(file), PROMPTS, STEPS, "float32", reference="llama.cpp", dequantised=dequantised
+    )
+    record(request, root / "llama.session", checkpoint="digest")
+    session = Session.open(root / "llama.session")
+    emitted = {told.seq: [] for told in session.step(0).sequences}
+    for step in session.steps():
+        for told in session.step(step).sequences:
+            emitted[told.seq].append(told.emitted)
+    forced = tuple(GoldenSequence(one.prompt, tuple(emitted[seq])) for seq, one in enumerate(PROMPTS))
+    transformers_recorder.record(GoldenRequest(str(file), forced, STEPS, "float64"), root / "truth.session")
+    return session, Session.open(root / "truth.session")
+
+
+@needs_llamacpp
+@pytest.mark.parametrize("variant", ["llama", "qwen2-tied", "qwen3"])
+def test_every_tap_is_that_of_transformers(variant: str, tmp_path: Path) -> None:
+    family, overrides = VARIANTS[variant]
+    file = write_gguf(tiny_model(family, **overrides), tmp_path / "tiny.gguf")
+    session, truth = both(tmp_path, file)
+    found = errors(session, truth)
+    assert set(session.meta.absent) | set(found) == {tap.name for tap in session.taps}
+    assert {name.split(".", 2)[2] for name in session.meta.absent} == {
+        "attn.o_proj.partial",
+        "mlp.down.partial",
+    }
+    assert max(found.values()) < 1e-5, max(found, key=found.__getitem__)
+    assert session.meta.source == "llama.cpp"
+    assert session.meta.versions["llama-cpp-python"]
+    assert session.meta.model.checkpoint == "digest"
+    assert list(tmp_path.glob("*.gguf")) == [file]  # the dequantised file is gone
+
+
+@needs_llamacpp
+def test_stored_blocks_round_activations_and_dequantised_ones_do_not(tmp_path: Path) -> None:
+    """The quantisation loss of llama.cpp's own arithmetic is in the one, and not in the other."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
+    file = write_gguf(model, tmp_path / "q8.gguf", {"blk.*": "Q8_0"})
+    (tmp_path / "exact").mkdir()
+    (tmp_path / "stored").mkdir()
+    exact = errors(*both(tmp_path / "exact", file))
+    stored = errors(*both(tmp_path / "stored", file, dequantised=False))
+    assert max(exact.values()) < 1e-5
+    assert stored["layers.0.attn_norm"] < 1e-5  # no matrix so far
+    assert 1e-4 < stored["layers.0.attn.q_proj"] < 3e-2
+    assert 1e-4 < stored["logits"] < 1e-1
+
+
+@needs_llamacpp
+@pytest.mark.skipif(not STORIES.exists(), reason="the shared data is not here")
+def test_the_known_tokens_of_stories260k(tmp_path: Path) -> None:
+    prompt = GoldenSequence((1, 403, 407, 261, 378))
+    request = GoldenRequest(str(STORIES), (prompt,), 29, "float32", reference="llama.cpp")
+    record(request, tmp_path / "a.session")
+    with Session.open(tmp_path / "a.session") as session:
+        emitted = [session.step(step).sequences[0].emitted for step in session.steps()]
+    assert emitted == [
+        432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338, 401, 396, 267, 337, 410, 408, 419, 292,
+        411, 322, 265, 282, 295, 433, 426, 385, 328, 432,
+    ]  # fmt: skip
+
+
+@needs_llamacpp
+def test_refusals_are_one_line(tmp_path: Path) -> None:
+    file = write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf")
+    request = GoldenRequest(str(file), (GoldenSequence((131,)),), 1, "float32", reference="llama.cpp")
+    with pytest.raises(ReferenceFailure, match="token id 131 is outside the vocabulary of 131"):
+        record(request, tmp_path / "a.session")
+    double = GoldenRequest(str(file), PROMPTS, 1, "float64", reference="llama.cpp")
+    with pytest.raises(ReferenceFailure, match="records in float32 on the cpu, not float64"):
+        record(double, tmp_path / "a.session")
+    file.write_bytes(file.read_bytes()[:-1])
+    short = GoldenRequest(str(file), PROMPTS, 1, "float32", reference="llama.cpp", dequantised=False)
+    with pytest.raises(ReferenceFailure, match=r"llama\.cpp cannot load it; it last said: "):
+        record(short, tmp_path / "a.session")
+
+
+def test_without_the_library_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ReferenceFailure, match=r"^llama\.cpp is not installed: pip install 'lockstep\[llamacpp\]'"
+    ):
+        library.need_installed()

@@ -1,0 +1,159 @@
+"""The steps of a golden recording, whatever computes them: teacher forcing, the likeliest tokens, statistics.
+
+Every sequence runs on its own, with a cache of its own, so that no padding and no other sequence can touch its
+numbers; the steps of all sequences are merged into the records of one session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+
+from sessions.meta import SequenceMeta, SessionMeta
+from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
+from sessions.writer import SessionWriter
+from workbench.references.arrays import array, dtype_name, statistics
+from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+
+#: How many of the largest logits a step keeps by themselves.
+TOP_K = 20
+
+#: Called with a tap and its tensor, which it copies: the model may overwrite its own later in the pass.
+See = Callable[[str, Tensor], None]
+
+
+class GoldenModel(Protocol):
+    """What computes a reference. `taps` are in execution order."""
+
+    @property
+    def taps(self) -> Sequence[Tap]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context(self) -> int:
+        """The longest sequence it was made for, in tokens."""
+        ...
+
+    def meta(self) -> SessionMeta:
+        """What it is, how it computes, which taps it has not."""
+        ...
+
+    def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
+        """Read the next tokens of sequence `seq`, telling `see` every tap; the logits after the last, [vocab]."""
+        ...
+
+    def cached(self, seq: int) -> list[int]:
+        """How many positions the cache of each layer holds."""
+        ...
+
+
+@dataclass(slots=True)
+class _SequenceRun:
+    """One sequence on its way: the tokens it reads next, and how many it has read."""
+
+    seq: int
+    plan: GoldenSequence
+    next_ids: tuple[int, ...]
+    read: int = 0
+
+
+def record_steps(
+    model: GoldenModel, request: GoldenRequest, path: Path, progress: Callable[[], None] | None = None
+) -> None:
+    """Record the session that `request` asks for at `path`. `progress` is called after every step.
+
+    ReferenceFailure where the ids do not fit the model.
+    """
+    _check_ids(request, model)
+    sequences = {
+        seq: SequenceMeta(prompt_ids=plan.prompt, forced=plan.forced)
+        for seq, plan in enumerate(request.sequences)
+    }
+    meta = replace(model.meta(), sequences=sequences)
+    with SessionWriter.create(path, taps=list(model.taps), ranks=1, meta=meta) as writer:
+        for step in _steps(model, request):
+            writer.step(0, step)
+            if progress:
+                progress()
+
+
+def _steps(model: GoldenModel, request: GoldenRequest) -> Iterator[StepRecord]:
+    """The prefill, then the decode steps of one token a sequence."""
+    runs = [_SequenceRun(seq, plan, plan.prompt) for seq, plan in enumerate(request.sequences)]
+    for step in range(request.steps + 1):
+        active = [run for run in runs if run.plan.runs(step)]
+        if not active:
+            return
+        yield _step(model, active, step)
+
+
+def _step(model: GoldenModel, runs: Sequence[_SequenceRun], step: int) -> StepRecord:
+    started = time.perf_counter()
+    tensors: list[TensorRecord] = []
+    done: list[SequenceStep] = []
+    seen: dict[str, list[Tensor]] = {tap.name: [] for tap in model.taps}
+    for run in runs:
+
+        def see(tap: str, tensor: Tensor, seq: int = run.seq) -> None:
+            tensor = tensor.detach().clone()
+            seen[tap].append(tensor)
+            tensors.append(TensorRecord(tap, 0, seq, array(tensor), dtype_name(tensor)))
+
+        done.append(_forward(model, run, step, see))
+    elapsed = time.perf_counter() - started
+    stats = np.full((len(model.taps), 1, len(STATISTICS)), np.nan, dtype=np.float32)
+    for tap in model.taps:
+        if seen[tap.name]:
+            stats[tap.index, 0] = statistics(seen[tap.name], masked=tap.name.endswith(".scores"))
+    phase = "decode" if step else "prefill"
+    return StepRecord(step, phase, done, elapsed, stats=stats, tensors=tensors)
+
+
+def _forward(model: GoldenModel, run: _SequenceRun, step: int, see: See) -> SequenceStep:
+    """One forward pass of one sequence: reads `run.next_ids`, decides what the next step reads."""
+    ids = run.next_ids
+    logits = model.forward(run.seq, ids, see).double()
+    forced = run.plan.forced is not None and step < len(run.plan.forced)
+    top = logits.argsort(descending=True, stable=True)[:TOP_K]  # of equals the lowest id, on every device
+    emitted = run.plan.forced[step] if run.plan.forced and forced else int(top[0])
+    log_probs = logits.log_softmax(-1)
+    positions = range(run.read, run.read + len(ids))
+    run.read += len(ids)
+    run.next_ids = (emitted,)
+    return SequenceStep(
+        run.seq,
+        ids,
+        positions,
+        kv_lens=[model.cached(run.seq)],
+        emitted=emitted,
+        forced=forced,
+        topk_ids=top.tolist(),
+        topk_logits=logits[top].tolist(),
+        logsumexp=logits.logsumexp(-1).item(),
+        entropy=-(log_probs.exp() * log_probs).nansum().item(),
+    )
+
+
+def _check_ids(request: GoldenRequest, model: GoldenModel) -> None:
+    for seq, plan in enumerate(request.sequences):
+        highest = max((*plan.prompt, *(plan.forced or ())))
+        if highest >= model.vocab_size:
+            raise ReferenceFailure(
+                f"sequence {seq}: token id {highest} is outside the vocabulary of {model.vocab_size}", 2
+            )
+        decoded = request.steps if plan.forced is None else min(request.steps, len(plan.forced))
+        if len(plan.prompt) + decoded > model.context:
+            raise ReferenceFailure(
+                f"sequence {seq}: {len(plan.prompt)} prompt tokens and {decoded} steps exceed the context of "
+                f"{model.context}",
+                2,
+            )
