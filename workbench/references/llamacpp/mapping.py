@@ -136,7 +136,7 @@ def arrange(tap: str, x: Array, shape: Shape, positions: range) -> Array:
         case "logits":
             return x[0, 0, -1:]
         case _:
-            return x[0, 0]
+            return x[0, 0, :]
 
 
 def _half_split(x: Array, shape: Shape) -> Array:
