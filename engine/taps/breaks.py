@@ -12,12 +12,14 @@ from engine.taps.predicate import evaluate
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Stop at any of `places` (tap indices) where `when` holds (None: always), on `rank` (None: on any rank)."""
+    """Stop at any of `places` (tap indices) where `when` holds (None: always), on `rank` (None: on any rank); but not
+    at a place one of whose `inputs` it held at before in the pass, on any rank: only where it begins to hold."""
 
     id: int
     places: frozenset[int]
     when: Any = None  # a condition, see `engine.taps.predicate`
     rank: int | None = None
+    inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Pauser:
         self._specs, self._comm, self._wait = specs, comm, wait
         self.live: dict[tuple[int, int | None], Tensor] = {}
         self._masked: dict[tuple[int, int | None], int] = {}
+        self._held: set[tuple[int, int]] = set()  # (break, place) of this pass, of breaks that name inputs
         self._caches = [place for place, one in enumerate(specs) if one.name.endswith(".attn.k_cache")]
         self.arm(spec)
 
@@ -56,6 +57,7 @@ class Pauser:
         """A forward pass starts."""
         self.live.clear()
         self._masked.clear()
+        self._held.clear()
         self._batch = batch
         self._layer = self._agreed = ""
 
@@ -110,9 +112,16 @@ class Pauser:
             bits = sum(1 << i for i, hit in enumerate(own[:62]) if hit) | (any(own[62:]) << 61)
             union = self._comm.union(bits)
             everywhere = [bool(union >> min(i, 61) & 1) for i in range(len(own))]
-        ids = [one.id for one in candidates]
-        hits = tuple(id for id, hit in zip(ids, everywhere, strict=True) if hit)
-        return hits, tuple(id for id, hit in zip(ids, own, strict=True) if hit)
+        hits = [one for one, hit in zip(candidates, everywhere, strict=True) if hit]
+        self._held.update((one.id, place) for one in hits if one.inputs)
+        begun = {one.id for one in hits if not self._inherited(one, place)}
+        return tuple(one.id for one in hits if one.id in begun), tuple(
+            one.id for one, hit in zip(candidates, own, strict=True) if hit and one.id in begun
+        )
+
+    def _inherited(self, one: Break, place: int) -> bool:
+        """Whether it held at an input of the place already: every rank knows that of every rank."""
+        return any((one.id, source) in self._held for source in one.inputs.get(place, ()))
 
     def _holds(self, one: Break, place: int) -> bool:
         return one.when is None or bool(evaluate(one.when, self._names(place)))

@@ -58,7 +58,7 @@ def run_model(
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []
     words += ["--listen", listen] if listen else []
-    words += settings.UserSettings(timeout=timeout, start_timeout=start_timeout).host_words
+    words += settings.UserSettings(timeout=timeout, start_timeout=start_timeout, catch=()).host_words
     return _run(routes.running(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
 
 

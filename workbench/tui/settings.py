@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from textual.keys import Keys
 from textual.message import Message
 
 from workbench.paths import state_directory
@@ -34,18 +36,27 @@ class UserSettings:
     token_colour: str = "probability"
     timeout: float | None = None  # seconds without progress until a rank counts as hung
     start_timeout: float | None = None  # the same while ranks start and load
+    catch: tuple[str, ...] = ("nan", "desync")  # catchpoints that are set when a model is started
+    keys: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by action, the keys in place of its own
 
     @property
     def host_words(self) -> list[str]:
         """What of it a host is told, as its options."""
         given = (("--timeout", self.timeout), ("--start-timeout", self.start_timeout))
-        return [word for name, value in given if value is not None for word in (name, str(value))]
+        seconds = [word for name, value in given if value is not None for word in (name, str(value))]
+        return [*seconds, *(word for sentinel in self.catch for word in ("--catch", sentinel))]
 
 
 #: What the tokens may be coloured by.
 TOKEN_COLOURS = ("probability", "entropy", "divergence")
+#: What may be caught from the beginning: every sentinel that needs no reference.
+CATCHABLE = ("nan", "inf", "desync", "repetition", "eos", "error")
 _CHOICES = {"theme": _THEME_NAMES, "token_colour": TOKEN_COLOURS}
 _SECONDS = ("timeout", "start_timeout")
+#: Keys that have a name and are no characters.
+_NAMED_KEYS = {key.value for key in Keys if "<" not in key.value} | {"space"}
 
 
 def load(file: Path | None = None) -> UserSettings:
@@ -58,8 +69,12 @@ def load(file: Path | None = None) -> UserSettings:
 def _checked(file: Path, key: str, value: Any) -> Any:
     if key in (*_SECONDS, *SESSION_KEYS):
         return positive(file, key, value)
+    if key == "catch":
+        return _catchpoints(file, value)
+    if key == "keys":
+        return _keys(file, value)
     if key not in _CHOICES:
-        known = ", ".join((*_CHOICES, *_SECONDS, *SESSION_KEYS))
+        known = ", ".join((*_CHOICES, *_SECONDS, *SESSION_KEYS, "catch", "[keys]"))
         raise SettingsError(f"{file}: {key}: no such setting; there are {known}")
     if value not in _CHOICES[key]:
         raise SettingsError(
@@ -68,11 +83,46 @@ def _checked(file: Path, key: str, value: Any) -> Any:
     return str(value)
 
 
+def _catchpoints(file: Path, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or any(one not in CATCHABLE for one in value):
+        raise SettingsError(f"{file}: catch = {value!r}: must be a list of {', '.join(map(repr, CATCHABLE))}")
+    return tuple(dict.fromkeys(value))
+
+
+def _keys(file: Path, table: Any) -> dict[str, tuple[str, ...]]:
+    """The [keys] table: an action and its key, or a list of keys. What actions there are the workbench knows."""
+    if not isinstance(table, dict):
+        raise SettingsError(
+            f'{file}: keys = {table!r}: must be a table: [keys], then ACTION = "KEY" in lines'
+        )
+    found = {}
+    for action, value in table.items():
+        names = value if isinstance(value, list) else [value]
+        for name in names:
+            if not _is_key(name):
+                raise SettingsError(
+                    f"{file}: [keys] {action} = {value!r}: {name!r} is no key: use a character, or a name such as"
+                    " 'space', 'f5', 'ctrl+r'"
+                )
+        found[action] = tuple(names)
+    return found
+
+
+def _is_key(name: Any) -> bool:
+    """Whether a terminal has such a key."""
+    if not isinstance(name, str):
+        return False
+    *held, last = name.split("+") if len(name) > 1 else [name]
+    known = (len(last) == 1 and last.isprintable()) or last in _NAMED_KEYS or name in _NAMED_KEYS
+    return known and all(one in ("ctrl", "alt", "shift") for one in held)
+
+
 def save(key: str, value: str, file: Path | None = None) -> None:
     """Remember a setting; the others in the file stay as they are, a file that is not there is made."""
     file = file or config_file()
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    kept = [text for text in lines if text.partition("=")[0].strip() != key]
+    tables = next((at for at, text in enumerate(lines) if text.lstrip().startswith("[")), len(lines))
+    kept = [text for text in lines[:tables] if text.partition("=")[0].strip() != key] + lines[tables:]
     file.parent.mkdir(parents=True, exist_ok=True)
     _replace(file, "\n".join([f'{key} = "{value}"', *kept]) + "\n")
 

@@ -99,7 +99,11 @@ def desync(session: Session, checksums: NDArray[np.uint64] | None) -> SentinelFi
     found = None if checksums is None else session.replicas.first_disagreeing(checksums)
     if found is None:
         return None
-    tap, ranks = found
+    return replicas_differ(session, *found)
+
+
+def replicas_differ(session: Session, tap: int, ranks: tuple[int, ...]) -> SentinelFinding:
+    """What a tap is said of whose replicas differ on these ranks."""
     told = ", ".join(map(str, ranks[: 2 * _TOLD_RANKS]))
     words = f"rank{'s' * (len(ranks) > 1)} {told} differ{'s' * (len(ranks) == 1)} bit for bit"
     return SentinelFinding(f"{_name(session, tap)}: {words}", tap, ranks)

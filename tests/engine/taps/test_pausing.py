@@ -105,6 +105,21 @@ def test_a_condition_that_holds_on_one_rank_stops_all(engine: Engine) -> None:
     assert resume(engine).reports[0].phase == "prefill"
 
 
+def test_a_break_that_names_inputs_stops_only_where_its_condition_begins_to_hold(engine: Engine) -> None:
+    """Absmax > 0 holds at every tap; the inputs of each are here simply the tap before it."""
+    last = len(engine.client.pids) - 1
+    place = {spec.name: i for i, spec in enumerate(engine.specs)}
+    condition = ["and", [">", ["name", "absmax"], 0.0], ["==", ["name", "rank"], float(last)]]
+    every = frozenset(place.values())
+    chain = {i: (i - 1,) for i in every if i}
+    apart = place["layers.1.attn.q_proj"]
+    chain[apart] = (place["embed"] + 10_000,)  # an input that never passes
+    hits = Break(7, every, condition, inputs=chain)
+    found = names(engine, stops(engine, breaks=[hits]))
+    assert found == ["embed", "layers.1.attn.q_proj"], "held on one rank, and inherited on all"
+    assert names(engine, stops(engine, breaks=[hits])) == found, "a new pass begins anew"
+
+
 def test_conditions_see_the_statistics_of_the_tap(engine: Engine) -> None:
     """Infinities that the causal mask puts into the scores of a prefill are no infinities."""
     scores = [i for i, spec in enumerate(engine.specs) if spec.name.endswith("attn.scores")]

@@ -26,6 +26,7 @@ from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.settings import UserSettings, load
 from workbench.views.attention import attention
 from workbench.views.operations import operations
 
@@ -37,10 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def running(model: Path, directory: Path, tp: int = 2) -> AsyncIterator[Pilot[int]]:
+async def running(
+    model: Path, directory: Path, tp: int = 2, chosen: UserSettings | None = None
+) -> AsyncIterator[Pilot[int]]:
     """The live workbench after the prefill."""
     words = [str(model), "--tp", str(tp), "--ids", "1,5,9,12", "--session", str(directory / "live.session")]
-    app = LockstepApp(routes.running(words, "tiny"))
+    app = LockstepApp(routes.running(words, "tiny"), chosen)
     async with app.run_test(size=(120, 40)) as pilot:
         await _until(
             lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot
@@ -427,3 +430,36 @@ async def test_going_to_an_alarm_moves_the_debugger(model: Path, tmp_path: Path)
         await press(pilot, "home", "enter")
         assert _driver(pilot).at.branch == 0
         assert "NaN" not in text_of(pilot)[1]
+
+
+async def test_nan_is_caught_where_it_begins_without_asking_and_once(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "n", "B")
+        lines = text_of(pilot)
+        assert all(any("catch" in line and what in line for line in lines) for what in ("nan", "desync"))
+        await press(pilot, "escape")
+        await enter(pilot, "colon", "toggle mask additive")
+        assert _driver(pilot).at.tap is None, "a toggle compares: both branches ran ahead"
+        step = _driver(pilot).at.step + 1
+        await press(pilot, "n")
+        at = _driver(pilot).at
+        assert (at.branch, at.step, at.tap) == (1, step, "layers.0.attn.scores")
+        lines = text_of(pilot)
+        assert "● NaN first at layers.0.attn.scores, rank 0 1: 0 × -inf in the mask" in lines[1]
+        assert any(f"catch 1, nan: step {step}, at layers.0.attn.scores" in line for line in lines)
+        await enter(pilot, "colon", "next 4")
+        at = _driver(pilot).at
+        assert (at.step, at.tap) == (step + 3, None), "neither at all that follows nor in the next steps"
+
+
+async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("catch = []\n")
+    async with running(model, tmp_path, tp=1, chosen=load(file)) as pilot:
+        await enter(pilot, "colon", "info breakpoints")
+        assert any("no breakpoints: " in line for line in text_of(pilot))
+        await enter(pilot, "colon", "toggle mask additive")
+        step = _driver(pilot).at.step + 1
+        await press(pilot, "n")
+        assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (step, None)
+        assert "NaN first at layers.0.attn.scores" in text_of(pilot)[1], "the header tells it all the same"

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
 from workbench.debugger.host.options import parse_options, target_of
+from workbench.debugger.stops.breakpoints import SENTINELS
 from workbench.export.pooling import ABSENT, FINITE, NAN, pool
 from workbench.models.identify import completions, identify
 from workbench.tui import routes, settings
@@ -147,6 +148,11 @@ def test_settings_errors_name_file_and_key(tmp_path: Path) -> None:
             settings.SettingsError, match=r"config\.toml: start_timeout = .*number of seconds"
         ):
             settings.load(file)
+    for wrong in ('"nan"', '["golden"]', "[1]", "true"):
+        file.write_text(f"catch = {wrong}\n")
+        with pytest.raises(settings.SettingsError, match=r"config\.toml: catch = .*'nan', 'inf', 'desync'"):
+            settings.load(file)
+    assert set(settings.CATCHABLE) == {*SENTINELS} - {"golden"}
     settings.save("theme", "lockstep-light", file.with_name("fresh.toml"))
     assert settings.load(file.with_name("fresh.toml")).theme == "lockstep-light"
 

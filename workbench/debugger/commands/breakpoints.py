@@ -66,9 +66,14 @@ def watch(debugger: Debugger, what: str) -> Result:
     "catch", arguments=(Argument("sentinel", "word", required=True, choices=SENTINELS),), group="breaking",
     changes=True,
     help="stop when something goes wrong: nan, inf, desync, golden, repetition, eos, error",
-    details="nan and inf are judged at every tap as it passes; desync (replicas that differ between ranks),"
-    " golden, repetition and eos after each step; error turns the loss of a rank into a stop, so that a script goes"
-    " on (`restart` starts the engine again).",
+    details="nan, inf and desync (replicas that differ between ranks) stop where they begin: at an operation whose"
+    " output has it though nothing that it is computed from has. They stop once for each beginning, not at all that is"
+    " computed from it, nor in the steps that have it again; what is gone for a step and comes back is new, and so is"
+    " another rank, and what a motion without stops (`goto`, a toggle) has passed. nan and inf are judged at every"
+    " tap, the -inf of a correct mask aside; desync, golden, repetition and eos after each step; error turns the loss"
+    " of a rank into a stop, so that a script goes on (`restart` starts the engine again). On screen `catch nan` and"
+    " `catch desync` are set when a model is started (`catch` in config.toml); `lockstep run` and scripts begin with"
+    " none.",
 )  # fmt: skip
 def catch(debugger: Debugger, sentinel: str) -> Result:
     """A catchpoint."""
@@ -78,8 +83,8 @@ def catch(debugger: Debugger, sentinel: str) -> Result:
     made = debugger.breakpoints.add(
         "catch", sentinel,
         places=frozenset(range(len(debugger.timeline.places))) if at_taps else frozenset(),
-        when=[">", ["name", sentinel], 0.0] if at_taps else None,
-        condition=f"{sentinel} > 0" if at_taps else "",
+        when=_sentinel(sentinel) if at_taps else None,
+        inputs=dict(enumerate(debugger.timeline.places.flow.inputs)) if at_taps else {},
     )  # fmt: skip
     return _set(made)
 
@@ -95,7 +100,10 @@ def condition(debugger: Debugger, number: str, expression: str | None) -> Result
     one = _get(debugger, number)
     if not one.places:
         raise CommandError(f"{one.describe()} looks at whole steps and takes no condition")
-    one.when = expressions.parse_condition(expression) if expression else None
+    when = expressions.parse_condition(expression) if expression else None
+    if one.kind == "catch":
+        when = _sentinel(one.what) if when is None else ["and", _sentinel(one.what), when]
+    one.when = when
     one.condition = expression or ""
     return Message(f"{one.describe()} {'if ' + one.condition if one.condition else 'stops always'}")
 
@@ -153,6 +161,11 @@ def commands_(debugger: Debugger, block: str) -> Result:
         raise CommandError("commands NUMBER, a command a line, and `end`")
     one.commands = [line for line in lines[:-1] if line]
     return Message(f"{one.describe()} runs {plural(len(one.commands), 'command')} when it stops")
+
+
+def _sentinel(name: str) -> expressions.Tree:
+    """The condition of a sentinel at a tap."""
+    return [">", ["name", name], 0.0]
 
 
 def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core.catching import begun
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.step_end import look
 from workbench.debugger.errors import NotCaptured
@@ -82,8 +83,9 @@ def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
     for step in range(here.step + 1):
         debugger.interrupts.check()
         if one.places:
-            names = timeline.names(here.branch, step)
-            hits = recorded_hits([one], names, len(timeline.places), timeline.ranks)
+            names = timeline.names(here.branch, step) if one.judged_on_statistics else None
+            begins = {one.id: begun(timeline, one.what, here.branch, step)}
+            hits = recorded_hits([one], names, len(timeline.places), timeline.ranks, begins)
             place, ranks, words = (min(hits), hits[min(hits)].ranks, "") if hits else (None, (), "")
             fired = bool(hits)
         else:

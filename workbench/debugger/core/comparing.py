@@ -33,7 +33,7 @@ class TokenDifference:
 
 def before_and_after(debugger: Debugger, name: str, fork: Callable[[], Stop]) -> Stop:
     """Run the present branch ahead, fork, and run the new branch as far. Nothing stops the old one but the end of its
-    text; the new one stops at whatever stops a run."""
+    text; the new one stops at breakpoints. What a catchpoint finds in it is told to whoever goes on from here."""
     debugger.engine.land()
     at, timeline = debugger.position, debugger.timeline
     stop = run_ahead(debugger, at.branch, max(timeline.last(at.branch), at.step + AHEAD))
@@ -46,7 +46,7 @@ def before_and_after(debugger: Debugger, name: str, fork: Callable[[], Stop]) ->
     stop = fork()
     last = timeline.last(at.branch)
     if stop.reason == "goto" and debugger.position.step < last:
-        stop = forward(debugger, Goal(last=last, reason="goto"))
+        stop = forward(debugger, Goal(last=last, catching=False, reason="goto"))
     return compared(debugger, at) if stop.reason in ("goto", "end") else stop
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workbench.debugger.stops.breakpoints import Breakpoint, Breakpoints
 from workbench.debugger.stops.locations import Places
 
 
@@ -15,8 +16,15 @@ class Goal:
     stop: Literal["operation", "layer", "place", "never"] = "never"
     place: int = -1
     last: int | None = None
-    quiet: bool = False  # breakpoints and sentinels do not stop it (`goto`)
+    quiet: bool = False  # neither breakpoints nor sentinels stop it (`goto`)
+    catching: bool = True  # sentinels stop it
     reason: str = "step"
+
+    def stoppers(self, breakpoints: Breakpoints) -> list[Breakpoint]:
+        """The breakpoints that look at taps and stop it."""
+        if self.quiet:
+            return []
+        return [one for one in breakpoints.at_taps() if self.catching or one.kind != "catch"]
 
     def place_in(self, places: Places, after: int) -> int | None:
         """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""

@@ -6,19 +6,18 @@ it runs; the two agree, so a replay stops where the run did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from engine.taps.breaks import PauseSpec
 from sessions.records import StepRecord
 from workbench.debugger.answers import Position, Stop
+from workbench.debugger.core import catching
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.executor import Flight
 from workbench.debugger.core.goal import Goal
 from workbench.debugger.core.step_end import stop_after
 from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
 from workbench.debugger.events import StepEvent
-from workbench.debugger.stops.breakpoints import Hit, recorded_hits
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.
@@ -70,13 +69,11 @@ def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
     at, timeline = debugger.position, debugger.timeline
     after = -1 if at.place is None else at.place
     target = goal.place_in(debugger.timeline.places, after)
-    hits: Mapping[int, Hit] = {}
-    candidates = [] if goal.quiet else debugger.breakpoints.at_taps()
-    if candidates:
-        names = timeline.names(at.branch, step)
-        hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
+    candidates = goal.stoppers(debugger.breakpoints)
+    hits = catching.hits(debugger, candidates, at.branch, step) if candidates else {}
     for place in sorted(hits):
         if place > after and (target is None or place <= target):
+            catching.tell(debugger, hits[place], step)
             stopping = debugger.breakpoints.count(hits[place].ids)
             if stopping:
                 debugger.position = Position(at.branch, step, place)
@@ -91,7 +88,7 @@ def _judged_after(debugger: Debugger, goal: Goal) -> bool:
     """Whether conditions can be judged on a new step's statistics when it is over: asking the ranks at every tap
     takes a collective each, many times what the step itself takes. Not where something stops the step inside,
     nor where it is long enough for a user to want to see where it stands."""
-    breaks = [] if goal.quiet else debugger.breakpoints.at_taps()
+    breaks = goal.stoppers(debugger.breakpoints)
     conditional = bool(breaks) and all(one.when is not None for one in breaks)
     statistics = debugger.engine.inferior.capture.statistics
     soon = debugger.engine.over_within(debugger.position.branch, _SOON)
@@ -123,7 +120,7 @@ def _pause(debugger: Debugger, goal: Goal, inside: bool) -> PauseSpec | None:
     """What the ranks are told to stop at. Stepping keeps what passes readable; running does not, because a
     long prefill would cost memory (what is looked at later is computed again). None where nothing can stop
     a pass that is over before anybody's patience is: then it costs nothing to be able to."""
-    breaks = [] if goal.quiet else [one.message() for one in debugger.breakpoints.at_taps()]
+    breaks = [one.message() for one in goal.stoppers(debugger.breakpoints)]
     soon = debugger.engine.over_within(debugger.position.branch, _QUICK)
     if not breaks and goal.stop == "never" and not inside and soon:
         return None
@@ -138,7 +135,7 @@ def _in_flight(debugger: Debugger, goal: Goal, flight: Flight, after: int) -> St
     if stopped.reason == "interrupt":
         return debugger.stop("pause", "interrupted")
     if stopped.reason == "breakpoint":
-        stopping = debugger.breakpoints.count(stopped.breaks)
+        stopping = debugger.breakpoints.count(catching.hits_in_flight(debugger, flight))
         if stopping:
             return hit_stop(debugger, stopping, stopped.ranks)
         if goal.place_in(debugger.timeline.places, after) != stopped.place:

@@ -9,8 +9,10 @@ from engine.faults.catalogue import faults_of
 from sessions import Session
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core import sentinels
+from workbench.debugger.core.catching import desyncs, tell
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.goal import Goal
+from workbench.debugger.stops.breakpoints import Breakpoint, Hit
 from workbench.settings import session_limits
 from workbench.views.sentinels import SentinelFinding, misaligned
 
@@ -20,12 +22,9 @@ def stop_after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None)
     cache that has lost rows, the goal, the end of the text."""
     at = debugger.position
     if not goal.quiet:
-        for name, one in debugger.breakpoints.sentinels().items():
-            found = look(debugger, name, at.branch, at.step)
-            if found is not None and found.tap is not None and passed is not None and found.tap <= passed:
-                continue
-            stopping = debugger.breakpoints.count([one.id]) if found is not None else []
-            if found is not None and stopping:
+        for one in debugger.breakpoints.sentinels().values() if goal.catching else ():
+            found = _caught(debugger, one, at, -1 if passed is None else passed)
+            if found is not None and debugger.breakpoints.count([one.id]):
                 if found.tap is not None:
                     debugger.position = Position(at.branch, at.step, found.tap)
                 return debugger.stop(
@@ -45,6 +44,21 @@ def stop_after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None)
     if not goal.quiet and sentinels.eos(debugger.timeline, at.branch, at.step, eos_ids(debugger)):
         return debugger.stop("end", "end of the text")
     return None
+
+
+def _caught(debugger: Debugger, one: Breakpoint, at: Position, passed: int) -> SentinelFinding | None:
+    """What a catchpoint finds in a step, behind place `passed` if it is at a place; ranks that disagree only if that
+    is new."""
+    if one.what != "desync":
+        found = look(debugger, one.what, at.branch, at.step)
+        return None if found is not None and found.tap is not None and found.tap <= passed else found
+    found = next(
+        (each for each in desyncs(debugger.timeline, one, at.branch, at.step) if (each.tap or 0) > passed),
+        None,
+    )
+    if found is not None and found.tap is not None:
+        tell(debugger, Hit(found.tap, (one.id,), found.ranks), at.step)
+    return found
 
 
 def _ended_before(debugger: Debugger, at: Position) -> bool:

@@ -37,6 +37,7 @@ class Launch:
     listen: str = ""
     room: int = 4096
     start_timeout: float = 300.0
+    catch: Sequence[str] = ()  # sentinels that stop it from the beginning
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,10 @@ def target_of(launch: Launch) -> DebugTarget:
 def start_debugger(options: HostOptions, on_warning: Callable[[str], None]) -> Debugger:
     """What the host's command line asks for."""
     if options.launch is not None:
-        return start(target_of(options.launch), on_warning)
+        debugger = start(target_of(options.launch), on_warning)
+        for sentinel in options.launch.catch:
+            debugger.call("catch", sentinel=sentinel)
+        return debugger
     assert options.replay is not None, "the parser lets nothing else through"
     return open_replay(options.replay)
 
@@ -91,7 +95,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--replay", type=Path)
     parser.add_argument("model", nargs="?")
-    for name in ("prompt", "ids", "rule", "capture"):
+    for name in ("prompt", "ids", "rule", "capture", "catch"):
         parser.add_argument(f"--{name}", action="append", default=[])
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
@@ -114,6 +118,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
-        found.listen, start_timeout=found.start_timeout,
+        found.listen, start_timeout=found.start_timeout, catch=found.catch,
     )  # fmt: skip
     return HostOptions(found.socket, found.lifeline, launch=launch)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from engine.taps.breaks import Break
 from workbench.debugger.errors import DebuggerError
+from workbench.debugger.stops.beginnings import Beginning, Wrong
 from workbench.debugger.stops.predicates import Value, holds
 
 Sentinel = Literal["nan", "inf", "desync", "golden", "repetition", "eos", "error"]
@@ -37,6 +39,8 @@ class Breakpoint:
     enabled: bool = True
     ignore: int = 0
     hits: int = 0
+    inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of a catchpoint's places; see `Break`
+    told: set[Beginning] = field(default_factory=set)  # what a catchpoint has come by
     commands: list[str] = field(default_factory=list)
 
     @property
@@ -44,9 +48,14 @@ class Breakpoint:
         """DAP's word for a stop here."""
         return {"break": "breakpoint", "watch": "data breakpoint", "catch": "exception"}[self.kind]
 
+    @property
+    def judged_on_statistics(self) -> bool:
+        """Whether it has a condition on a recorded step's numbers; where a sentinel begins is known beside them."""
+        return self.when is not None and (self.kind != "catch" or bool(self.condition))
+
     def message(self) -> Break:
         """What the ranks are told."""
-        return Break(self.id, self.places, self.when, self.rank)
+        return Break(self.id, self.places, self.when, self.rank, self.inputs)
 
     def describe(self) -> str:
         """ "breakpoint 1, layers.0.attn.*"."""
@@ -115,18 +124,22 @@ class Breakpoints:
 
 
 def recorded_hits(
-    candidates: Sequence[Breakpoint], names: Mapping[str, Value] | None, taps: int, ranks: int
-) -> dict[int, Hit]:
+    candidates: Sequence[Breakpoint], names: Mapping[str, Value] | None, taps: int, ranks: int,
+    begun: Mapping[int, Wrong | None] = MappingProxyType({}),
+) -> dict[int, Hit]:  # fmt: skip
     """Every place of a recorded step at which a breakpoint hits. Conditions need the step's statistics
-    (`names`); where there are none only unconditional breakpoints can hit."""
+    (`names`); where there are none only unconditional breakpoints can hit. `begun`: where each catchpoint may."""
     found: dict[int, tuple[list[int], set[int]]] = {}
     for one in candidates:
-        if one.when is not None and names is None:
+        if one.judged_on_statistics and names is None:
             continue
-        table = holds(one.when, names or {}, taps, ranks)
-        for place in sorted(one.places):
+        table = holds(one.when if one.judged_on_statistics else None, names or {}, taps, ranks)
+        if one.kind == "catch":
+            begins = begun.get(one.id)
+            table = table & begins if begins is not None else np.zeros_like(table)
+        for place in map(int, np.flatnonzero(table.any(axis=1))):
             on = [int(r) for r in np.flatnonzero(table[place]) if one.rank in (None, int(r))]
-            if on:
+            if on and place in one.places:
                 ids, where = found.setdefault(place, ([], set()))
                 ids.append(one.id)
                 where.update(on)

@@ -15,6 +15,7 @@ from engine.taps.names import layer_of, layer_path
 from sessions.text import clean
 from workbench.debugger.answers import Position
 from workbench.debugger.errors import CommandError
+from workbench.debugger.stops.beginnings import DataFlow
 
 
 class Places:
@@ -24,6 +25,7 @@ class Places:
         self.names = tuple(names)
         #: Of each place the number of its layer, None outside the layers.
         self.layers = tuple(layer_of(name) for name in self.names)
+        self.flow = DataFlow(self.names)
         self._index = {name: place for place, name in enumerate(self.names)}
 
     def __len__(self) -> int:

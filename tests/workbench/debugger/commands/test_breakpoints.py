@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sessions.records import STATISTICS
 from tests.workbench.debugger.conftest import Live, texts
 from workbench.cli.console import Console
 from workbench.debugger.answers import Stop
@@ -144,17 +145,86 @@ def test_catch_desync_names_the_rank(live: Live) -> None:
 def test_a_catchpoint_is_left_behind(live: Live) -> None:
     """What a sentinel finds at an operation must not hold the run there for ever."""
     debugger = live(tp=2, rules={"reduce": "missing"})
-    debugger.execute("catch desync")
-    assert [(s.step, s.tap) for s in (go(debugger) for _ in range(3))] == [
-        (step, "layers.0.attn.o_proj") for step in range(3)
-    ]
-    debugger.execute("goto 1 layers.2.attn_norm")
-    assert go(debugger).step == 2, "a recorded step's finding lies behind whoever has passed it"
-    debugger.execute("disable")
-    debugger.execute("until layers.1.attn_norm")
-    debugger.execute("enable")
+    texts(debugger, "next 2", "catch desync", "catch nan")
     stop = go(debugger)
-    assert (stop.step, stop.tap) == (3, "layers.0.attn.o_proj"), "a step under way is judged when it is over"
+    assert (stop.step, stop.tap) == (2, "layers.0.attn.o_proj"), "what began before it was set is told once"
+    stop = go(debugger, "next 4")
+    assert (stop.reason, stop.step) == ("step", 5), "neither at what is computed from it nor there again"
+    fresh = live(tp=2, rules={"reduce": "missing"})
+    texts(fresh, "catch desync", "disable", "until layers.1.attn_norm", "enable")
+    stop = go(fresh)
+    assert (stop.step, stop.tap) == (0, "layers.0.attn.o_proj"), "a step under way is judged when it is over"
+    texts(fresh, "goto -1")
+    assert (go(fresh).step, go(fresh, "next").reason) == (0, "step"), "gone back behind it, it is met again"
+
+
+@pytest.mark.parametrize("motion", ["next", "step", "continue"])
+def test_catch_nan_stops_once_where_it_begins(live: Live, motion: str) -> None:
+    """Judged when the step is over, inside the step, and over the record: the same stops. A patch makes a second one,
+    in clean values."""
+    debugger = live(tp=2, rules={"mask": "additive"})
+    debugger.execute("catch nan")
+    assert go(debugger, motion).reason in ("exception", "step")
+    while debugger.position.step < 3:
+        go(debugger, motion if motion != "continue" else "next")
+    hits = [one.hits for one in debugger.breakpoints]
+    assert hits == [1], "not at each of the taps after it, nor in each of the steps after it"
+    told = [(one.step, one.tap) for one in _stops(debugger) if one.reason == "exception"]
+    assert told == [(0, "layers.0.attn.scores")]
+    texts(debugger, "delete", "goto -1", "catch nan")
+    assert [(one.step, one.tap) for one in (go(debugger, "next"), go(debugger, "next 3"))] == [
+        (0, "layers.0.attn.scores"), (2, ""),
+    ]  # fmt: skip
+
+
+def _stops(debugger: Debugger) -> list[Stop]:
+    debugger.session.refresh()
+    fields = ("reason", "description", "branch", "step", "tap", "position", "token")
+    events = [event.data for event in debugger.session.events(kind="stop")]
+    return [Stop(*(event.get(name) for name in fields), 0, ()) for event in events]
+
+
+def test_nan_that_begins_anew_is_another_stop(live: Live) -> None:
+    debugger = live(tp=2)
+    texts(debugger, "next 2", "catch nan", "patch layers.1.mlp.gate[0, 0] = nan")
+    texts(debugger, "goto 0")
+    stop = go(debugger)
+    assert (stop.step, stop.tap) == (1, "layers.1.mlp.gate")
+    rest = [(one.step, one.tap) for one in (go(debugger, "next"), go(debugger, "next"))]
+    assert rest == [(1, ""), (2, "")], "the caches of the layer carry none of it on"
+    texts(debugger, "goto 1", "patch layers.0.attn.v_proj[0, 0] = nan", "goto 0")
+    stops = [go(debugger), go(debugger, "next"), go(debugger, "next"), go(debugger, "next")]
+    assert [(one.step, one.tap) for one in stops] == [
+        (1, "layers.0.attn.v_proj"), (1, ""), (2, ""), (3, ""),
+    ], "what the cache hands on is not new"  # fmt: skip
+    stats = debugger.timeline.stats(debugger.position.branch, 3)
+    assert stats is not None
+    assert stats[-1, :, STATISTICS.index("nan")].all(), "though the logits have it still"
+
+
+def test_a_toggle_tells_nothing_and_the_next_motion_does(live: Live) -> None:
+    """The run ahead is for comparing; whoever goes on is told what a catchpoint finds."""
+    debugger = live(tp=2)
+    texts(debugger, "catch nan", "catch desync", "next 2")
+    stop = go(debugger, "toggle mask additive")
+    assert (stop.reason, stop.branch) == ("toggle", 1)
+    assert debugger.timeline.last(1) == debugger.timeline.last(0)
+    step = debugger.position.step + 1
+    stop = go(debugger, "next")
+    assert (stop.reason, stop.step, stop.tap) == ("exception", step, "layers.0.attn.scores")
+    assert (go(debugger, "next").step, debugger.position.place) == (step, None)
+    assert go(debugger, "next 2").step == step + 2
+    debugger.execute("toggle mask filled")
+    assert go(debugger, "next").reason in ("step", "end")
+
+
+def test_a_condition_on_a_catchpoint_is_beside_its_own(live: Live) -> None:
+    debugger = live(tp=2, rules={"mask": "additive"})
+    texts(debugger, "catch nan", "condition 1 step >= 2")
+    assert (go(debugger).step, debugger.position.place is None) == (2, False)
+    assert "step >= 2" in debugger.execute("info breakpoints").to_text()
+    texts(debugger, "condition 1", "goto -1")
+    assert go(debugger).step == 0
 
 
 def test_a_command_that_fails_at_a_stop_does_not_hide_the_stop(live: Live) -> None:
