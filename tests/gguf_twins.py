@@ -61,6 +61,47 @@ def gguf_twin(
     return path
 
 
+def tokenizer_keys(checkpoint: Path, pre: str = "qwen2") -> dict[str, Any]:
+    """The byte-level BPE tokenizer of a checkpoint as GGUF metadata: what the converter writes."""
+    if (checkpoint / "tokenizer.json").is_file():
+        described = json.loads((checkpoint / "tokenizer.json").read_text())
+        ids, merges = described["model"]["vocab"], described["model"]["merges"]
+        added = {token["id"]: token for token in described["added_tokens"]}
+    else:
+        ids = json.loads((checkpoint / "vocab.json").read_text())
+        merges = [line.split(" ") for line in (checkpoint / "merges.txt").read_text().splitlines()[1:]]
+        settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+        added = {int(number): token for number, token in settings["added_tokens_decoder"].items()}
+    texts = {number: text for text, number in ids.items()} | {
+        n: token["content"] for n, token in added.items()
+    }
+    kinds = {n: 3 if token["special"] else 4 for n, token in added.items()}
+    size = max(texts) + 1
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    named = {text: number for number, text in texts.items()}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [texts.get(n, f"[PAD{n}]") for n in range(size)],
+        "tokenizer.ggml.token_type": [kinds.get(n, 1 if n in texts else 5) for n in range(size)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.eos_token_id": named[settings["eos_token"]],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": settings["chat_template"],
+    }
+
+
+def write_keys(path: Path, keys: Mapping[str, Any], architecture: str = "qwen2") -> Path:
+    """A GGUF file of metadata alone."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        _add(writer, key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
 def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads

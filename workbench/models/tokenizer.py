@@ -1,5 +1,6 @@
 """Text to token ids and back, with a checkpoint's own tokenizer and chat template. Loads neither torch nor
-transformers: `tokenizers` reads tokenizer.json, and the template runs in Jinja's sandbox."""
+transformers: `tokenizers` reads tokenizer.json, or is given what a GGUF file holds; the template runs in Jinja's
+sandbox."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.checkpoint.files import LARGEST_JSON, read_json
+from engine.checkpoint.files import LARGEST_JSON, gguf_file, read_json
 from engine.errors import ConfigError, RequestError
 from engine.text import printable
+from workbench.models.gguf_tokenizer import gguf_tokenizer
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
@@ -115,10 +117,13 @@ class TextStream:
 
 
 def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint: in its directory, or beside its file. None where there is none.
+    """The tokenizer of a checkpoint: in its directory or GGUF file, or beside its file. None where there is none.
 
     ConfigError for one that cannot be read.
     """
+    file = gguf_file(checkpoint)
+    if file is not None and (found := gguf_tokenizer(file)) is not None:
+        return Tokenizer(*found, file)
     directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     config_file = directory / _CONFIG
     config = read_json(config_file) if config_file.is_file() else {}
@@ -134,7 +139,7 @@ def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
 def need_tokenizer(tokenizer: Tokenizer | None, where: Path) -> Tokenizer:
     """`tokenizer`, or a RequestError that says how to go on without one."""
     if tokenizer is None:
-        raise RequestError(f"{where} has no tokenizer.json: give token ids with --ids 1,2,3 instead of text")
+        raise RequestError(f"{where} has no tokenizer: give token ids with --ids 1,2,3 instead of text")
     return tokenizer
 
 

@@ -6,6 +6,8 @@ from engine.checkpoint.gguf.metadata import MetadataArray
 from engine.config.fields import Fields
 
 TOKENS = "tokenizer.ggml.tokens"
+#: What llama.cpp assumes of a SentencePiece vocabulary that does not say.
+SENTENCE_PIECE = {"unknown": 0, "bos": 1, "eos": 2}
 #: What an absent id is written as.
 NO_TOKEN = (1 << 32) - 1
 #: Texts that end an answer for llama.cpp (`special_eog_ids`) whatever the metadata says, as far as the supported
@@ -16,7 +18,10 @@ ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<
 def token_id(fields: Fields, kind: str) -> int | None:
     """The id of a special token (bos, eos, eot, unknown, …); None where the file names none."""
     key = f"tokenizer.ggml.{kind}_token_id"
-    found = fields.size(key, NO_TOKEN, least=0, most=NO_TOKEN)
+    assumed = (
+        SENTENCE_PIECE.get(kind, NO_TOKEN) if fields.data.get("tokenizer.ggml.model") == "llama" else NO_TOKEN
+    )
+    found = fields.size(key, assumed, least=0, most=NO_TOKEN)
     tokens = fields.data.get(TOKENS)
     if found == NO_TOKEN:
         return None
