@@ -54,7 +54,7 @@ class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_position: Size | None = None
     rms_eps: float | None = None
     rope_theta: float | None = None
-    rope_scaling: dict[str, Scalar] = {}
+    rope_scaling: dict[str, Scalar | tuple[float, ...]] = {}
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     mlp_bias: bool | None = None
