@@ -57,11 +57,11 @@ def _halve(groups: dict[tuple[str, int], Group], words: list[str]) -> None:
 
 
 def _thin(groups: dict[tuple[str, int], Group], budget_bytes: int, words: list[str]) -> None:
-    """Every whole attention tensor cut to the share of its positions that there is room for, at least one."""
+    """Every attention tensor cut to the share of its positions that there is room for, at least one."""
     attention = {
         key: group
         for key, group in groups.items()
-        if key[0].endswith(_ATTENTION) and all(one.slice == "" and one.array.size for one in group)
+        if key[0].endswith(_ATTENTION) and all(_has_all_positions(one) for one in group)
     }
     room = budget_bytes - _size(groups.values()) + _size(attention.values())
     share = max(0.0, room / max(1, _size(attention.values())))
@@ -72,21 +72,26 @@ def _thin(groups: dict[tuple[str, int], Group], budget_bytes: int, words: list[s
         words.append(f"{tap} of sequence {seq}: the {len(strongest)} strongest of {positions} positions")
 
 
+def _has_all_positions(tensor: TensorRecord) -> bool:
+    return bool(tensor.array.size) and len(slices.parse(tensor.slice)) < tensor.array.ndim
+
+
 def _strongest(group: Group, count: int) -> list[int]:
-    """The positions with the largest value in any head, row or rank, ascending. NaN counts as largest."""
-    peaks = [
-        np.nan_to_num(
-            widen(one.array, one.dtype).astype(np.float32), nan=np.inf, neginf=-np.inf, posinf=np.inf
-        )
-        for one in group
-    ]
-    peak = np.max([p.reshape(-1, p.shape[-1]).max(axis=0) for p in peaks], axis=0)
-    return sorted(np.argsort(-peak, kind="stable")[:count].tolist())
+    """The positions that get most of all rows together, of each row its largest value in any head or rank, ascending.
+    NaN counts as largest."""
+    arrays = [widen(one.array, one.dtype).astype(np.float32) for one in group]
+    peak = np.max([array.reshape(-1, *array.shape[-2:]).max(axis=0) for array in arrays], axis=0)  # [rows, K]
+    if group[0].tap.endswith(".scores") and len(peak) > 1:
+        with np.errstate(invalid="ignore"):  # as much as softmax would make of them
+            peak = np.exp(peak - peak.max(axis=1, keepdims=True))
+    total = np.nan_to_num(peak.sum(axis=0), nan=np.inf)
+    return sorted(np.argsort(-total, kind="stable")[:count].tolist())
 
 
 def _pick(tensor: TensorRecord, positions: list[int]) -> TensorRecord:
-    part = "".join([":,"] * (tensor.array.ndim - 1)) + slices.choose(positions)
-    return replace(tensor, array=slices.apply(tensor.array, part), slice=part)
+    rows = [*filter(None, tensor.slice.split(","))]  # what was cut before stays cut
+    part = ",".join([*rows, *[":"] * (tensor.array.ndim - 1 - len(rows)), slices.choose(positions)])
+    return replace(tensor, array=np.take(tensor.array, positions, axis=-1), slice=part)
 
 
 def _size(groups: Iterable[Group]) -> int:

@@ -83,7 +83,7 @@ class Commands:
             case m.WatchTaps():
                 tensors: dict[int, Cut] = dict.fromkeys(command.last, "last")
                 tensors |= dict.fromkeys(command.full, "full")
-                self.runner.watch(CapturePolicy(command.statistics, tensors))
+                self.runner.watch(CapturePolicy(command.statistics, tensors, command.rows_bytes))
             case m.AddSequence():
                 self.runner.add(command.seq, list(command.ids), command.sampling)
             case m.SetSampling():

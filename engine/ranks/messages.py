@@ -66,11 +66,12 @@ class RebindRules(RankCommand[Done], frozen=True, tag="rebind"):
 
 class WatchTaps(RankCommand[Done], frozen=True, tag="watch"):
     """Set what every step leaves behind: statistics of all taps, tensors of some (tap indices), whole or their last
-    token's row."""
+    token's row; of attention as many of the newest rows as all ranks together can hand over in `rows_bytes`."""
 
     statistics: bool = False
     full: Sequence[int] = ()
     last: Sequence[int] = ()
+    rows_bytes: int | None = None  # as float16; None: the last token's row alone
 
 
 class AddSequence(RankCommand[Done], frozen=True, tag="add"):

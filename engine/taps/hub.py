@@ -29,11 +29,13 @@ Cut = Literal["full", "last"]
 class CapturePolicy:
     """What is recorded of a step: statistics of every tap or none, and tensors of some taps.
 
-    `tensors[tap index]`: "full", or "last" for the row of the last token only.
+    `tensors[tap index]`: "full", or "last" for the row of the last token only; of attention as many of the newest rows
+    as all ranks together can hand over in `rows_bytes` as float16, that row at least.
     """
 
     statistics: bool = False
     tensors: Mapping[int, Cut] = field(default_factory=dict)
+    rows_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +186,27 @@ class TapHub:
     def _cut(self, index: int, x: Tensor, sequence: int | None) -> list[Captured]:
         """What the policy keeps of a tensor."""
         cut = self.policy.tensors[index]
-        token_axis = 1 if index in self._windows or index - 1 in self._windows else 0
         found = []
         for seq, part in self.parts(index, x, sequence):
-            kept = part if cut == "full" else part.narrow(token_axis, part.shape[token_axis] - 1, 1)
+            if cut == "full":
+                kept = part
+            elif self._is_attention(index):  # [heads, T, K]
+                kept = part[:, -self._rows(part) :]
+            else:
+                kept = part[-1:]
             found.append(Captured(index, seq, kept.clone(), cut))
         return found
+
+    def _is_attention(self, index: int) -> bool:
+        """Whether the tap is scores or probs."""
+        return index in self._windows or index - 1 in self._windows
+
+    def _rows(self, attention: Tensor) -> int:
+        """How many of the newest rows of [heads, T, K] are handed over."""
+        rows = [cut for index, cut in self.policy.tensors.items() if self._is_attention(index)].count("last")
+        share = (self.policy.rows_bytes or 0) // (self.comm.size * rows * len(self.batch.spans))
+        heads, new, keys = attention.shape
+        return max(1, min(new, share // (2 * heads * keys)))
 
     def _apply_patches(self, index: int, x: Tensor, sequence: int | None, *, after: bool) -> None:
         for patch in self.patches:

@@ -62,6 +62,20 @@ def test_the_strongest_positions_stay_the_same_on_every_rank() -> None:
     assert words[-1].endswith(f"the {len(positions)} strongest of 50 positions")
 
 
+def test_of_many_rows_the_positions_that_get_most_stay_and_what_was_cut_stays_cut() -> None:
+    rows = np.tril(np.full((6, 6), 0.01, np.float32))
+    rows[:, 1] += 0.5  # attended to by all
+    rows[3, 3] = 0.9  # by one
+    tensor = TensorRecord(PROBS, 0, 0, rows[None, 2:], "float32", ":,-4:")
+    kept, words = fit([tensor], 4 * 2 * 2)
+    assert kept[0].slice == ":,-4:,{1;3}"
+    assert np.array_equal(kept[0].array, rows[None, 2:, [1, 3]].astype(np.float16))
+    assert words[-1].endswith("the 2 strongest of 6 positions")
+    scores = np.where(np.tril(np.ones((6, 6))) > 0, np.log(np.maximum(rows, 1e-6)), -np.inf)
+    same = TensorRecord("layers.0.attn.scores", 0, 0, scores[None].astype(np.float32), "float32")
+    assert fit([same], 6 * 2 * 2)[0][0].slice.endswith("{0;1}"), "what the mask hides does not count"
+
+
 def test_whole_taps_go_last_and_the_largest_first() -> None:
     small, large = (
         [TensorRecord(tap, r, 0, np.ones(n, np.float32), "float32") for r in range(2)]

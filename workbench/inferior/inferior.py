@@ -243,7 +243,7 @@ class Inferior:
         record = step_record(self.step_number, reports, self.specs)
         self.misalignment = "" if self.faults else misaligned(reports, record)
         self._advance(reports[0])
-        self.recorder.step(record, self.capture.budget_bytes)
+        self.recorder.step(record, self.capture)
         return record
 
     def _stopped(self, reports: Sequence[PauseReport]) -> Paused:
@@ -254,7 +254,7 @@ class Inferior:
             self.client.close()
             raise RankError(f"the ranks stopped at different operations ({where}); the engine was ended")
         flight = step_in_flight(self.step_number, reports, self.specs)
-        self.recorder.paused(flight, self.capture.budget_bytes)
+        self.recorder.paused(flight, self.capture)
         hit = tuple(rank for rank, pause in enumerate(pauses) if pause.here)
         return Paused(
             first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses), flight.stats

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from engine.taps.names import matches
 from sessions import SessionWriteError, SessionWriter
 from sessions.budget import fit
 from sessions.errors import RecordingLost
 from sessions.records import StepInFlight, StepRecord, TensorRecord
 from workbench.inferior.backlog import KEPT_STEPS, Backlog
 from workbench.inferior.token_recorder import TokenRecorder
+from workbench.models.capture import Capture
 
 T = TypeVar("T")
 
@@ -51,15 +53,13 @@ class StepRecorder:
         """A step that was run and waits to be recorded."""
         return self.backlog.step(branch, step)
 
-    def step(self, record: StepRecord, budget: int | None) -> None:
-        """Record a pass, its tensors within `budget` bytes (None: all), if it is one to record."""
+    def step(self, record: StepRecord, capture: Capture) -> None:
+        """Record a pass, its tensors as far as `capture` has room for them, if it is one to record."""
         branch = self.branch
         if self.writer is None or branch is None:
             return
-        tensors, dropped = record.tensors, record.dropped
-        if budget is not None:
-            tensors, dropped = fit(tensors, budget)
-        whole = replace(record, tensors=(*tensors, *self.extra_tensors), dropped=dropped)
+        tensors, dropped = _fitted(record.tensors, capture)
+        whole = replace(record, tensors=(*tensors, *self.extra_tensors), dropped=(*record.dropped, *dropped))
         behind = bool(self.trouble)
         self._attempt(lambda writer: writer.step(branch, whole), lambda: self.backlog.add_step(branch, whole))
         if behind and not self.backlog:
@@ -68,13 +68,12 @@ class StepRecorder:
             self.tokens.note(record)
             self.write(self.tokens.flush)
 
-    def paused(self, flight: StepInFlight, budget: int | None) -> None:
+    def paused(self, flight: StepInFlight, capture: Capture) -> None:
         """Show what a pass that stands still has left behind so far; the record of the whole pass replaces it."""
         branch = self.branch
         if branch is None:
             return
-        tensors = flight.tensors if budget is None else fit(flight.tensors, budget)[0]
-        shown = replace(flight, tensors=tensors)
+        shown = replace(flight, tensors=_fitted(flight.tensors, capture)[0])
         self._attempt(lambda writer: writer.in_flight(branch, shown), lambda: None)
 
     def abandoned(self) -> None:
@@ -139,3 +138,12 @@ class StepRecorder:
         self.on_warning(
             f"recording goes on{late and f': {late} recorded late'}{lost and f'; {lost} are lost'}"
         )
+
+
+def _fitted(tensors: Sequence[TensorRecord], capture: Capture) -> tuple[list[TensorRecord], list[str]]:
+    """The tensors that there is room for, those that were asked for by name first, and what was dropped."""
+    if capture.budget_bytes is None:
+        return list(tensors), []
+    asked = [one for one in tensors if matches(one.tap, capture.full)]
+    kept, dropped = fit([one for one in tensors if not matches(one.tap, capture.full)], capture.budget_bytes)
+    return [*asked, *kept], dropped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,7 @@ from engine.taps.names import TapSpec
 from sessions.records import SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 from workbench.views.cached_lengths import in_words, odd_lengths
 
-#: What the policy "last" keeps of a tensor [T, …], and of scores and probs [heads, T, K].
-LAST_ROW, LAST_ATTENTION_ROW = "-1:", ":,-1:"
-ATTENTION = (".attn.scores", ".attn.probs")
+_ATTENTION = (".attn.scores", ".attn.probs")
 
 
 def taps_of(specs: Sequence[TapSpec]) -> list[Tap]:
@@ -26,6 +24,7 @@ def step_record(step: int, reports: Sequence[StepReport], specs: Sequence[TapSpe
     """One forward pass, as all ranks told it."""
     first = reports[0]
     stats, checksums = _arrays(reports)
+    tensors = tensors_of(reports, specs)
     return StepRecord(
         step=step,
         phase=first.phase,
@@ -33,9 +32,10 @@ def step_record(step: int, reports: Sequence[StepReport], specs: Sequence[TapSpe
         wall_seconds=max(report.seconds for report in reports),
         stats=stats,
         checksums=checksums,
-        tensors=tensors_of(reports, specs),
+        tensors=tensors,
         free_blocks=first.free_blocks,
         used_blocks=first.used_blocks,
+        dropped=_dropped(reports, tensors),
     )
 
 
@@ -54,7 +54,23 @@ def step_in_flight(step: int, reports: Sequence[PauseReport], specs: Sequence[Ta
 
 def tensors_of(reports: Sequence[StepReport | PauseReport], specs: Sequence[TapSpec]) -> list[TensorRecord]:
     """The tensors that came with the reports, as a session holds them."""
-    return [_tensor(one, rank, specs) for rank, report in enumerate(reports) for one in report.tensors]
+    new = _tokens(reports)
+    return [_tensor(one, rank, new, specs) for rank, report in enumerate(reports) for one in report.tensors]
+
+
+def _tokens(reports: Sequence[StepReport | PauseReport]) -> dict[int, int]:
+    """How many tokens of each sequence the pass reads."""
+    return {told.seq: len(told.ids) for told in reports[0].sequences}
+
+
+def _dropped(reports: Sequence[StepReport], tensors: Sequence[TensorRecord]) -> list[str]:
+    """A line for each sequence of which not all rows of the attention were handed over."""
+    new, found = _tokens(reports), dict[str, None]()
+    for one in tensors:
+        if one.tap.endswith(_ATTENTION) and one.slice:
+            kept = f"the rows of the last {one.array.shape[1]} of {new[one.seq]} tokens"
+            found[f"attention of sequence {one.seq}: {kept}"] = None
+    return list(found)
 
 
 def misaligned(reports: Sequence[StepReport], record: StepRecord) -> str:
@@ -94,8 +110,11 @@ def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:
     )
 
 
-def _tensor(one: CapturedTensor, rank: int, specs: Sequence[TapSpec]) -> TensorRecord:
-    name = specs[one.tap].name
-    whole = one.cut == "full"
-    part = "" if whole else LAST_ATTENTION_ROW if name.endswith(ATTENTION) else LAST_ROW
+def _tensor(one: CapturedTensor, rank: int, new: Mapping[int, int], specs: Sequence[TapSpec]) -> TensorRecord:
+    """A rank's tensor; `new` tokens of each sequence are read, and of a part of their rows its slice tells."""
+    name, shape = specs[one.tap].name, one.value.shape
+    if one.cut == "full" or (name.endswith(_ATTENTION) and shape[1] == new[one.seq]):
+        part = ""
+    else:
+        part = f":,-{shape[1]}:" if name.endswith(_ATTENTION) else "-1:"
     return TensorRecord(name, rank, one.seq, one.value.array, one.value.dtype, part)

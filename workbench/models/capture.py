@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from msgspec import structs
 
@@ -12,25 +12,30 @@ from engine.ranks.messages import WatchTaps
 from engine.taps.names import TapSpec, matches
 from sessions.meta import CaptureMeta
 
-#: A step's tensors when nobody asked for a tensor whole: a 24-layer model keeps its attention rows to
-#: some 3,000 positions, and thins them beyond that.
+#: A step's tensors that nobody asked for by name. A model of 24 layers and 14 heads has its whole prefill in it to some
+#: 80 tokens, and in decode its attention's rows to some 6,000 positions.
 DEFAULT_BUDGET = 4 << 20
+#: The ranks hand over so many times as much of the attention: of that the strongest positions are chosen.
+_OFFERED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Statistics of every tap or none; tensors whole (`full`) or their last token's row (`last`), by glob."""
+    """Statistics of every tap or none; tensors whole (`full`) or their last token's row (`last`; of attention all rows
+    that there is room for), by glob."""
 
     statistics: bool = True
     full: tuple[str, ...] = ()
     last: tuple[str, ...] = ("layers.*.attn.probs",)
-    budget_bytes: int | None = None  # of a step's tensors in the session; what does not fit is said there
+    #: Of a step's tensors in the session, those in `full` aside; what does not fit is said there.
+    budget_bytes: int | None = None
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
         """What the ranks are told of it."""
         full = [i for i, spec in enumerate(specs) if matches(spec.name, self.full)]
         last = [i for i, spec in enumerate(specs) if matches(spec.name, self.last)]
-        return WatchTaps(self.statistics, full, last)
+        rows = None if self.budget_bytes is None else _OFFERED * self.budget_bytes
+        return WatchTaps(self.statistics, full, last, rows)
 
 
 NOTHING = Capture(statistics=False, last=())
@@ -57,8 +62,7 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
             raise RequestError(
                 f"--capture {word}: no tap matches; use stats, last, full, off, or a glob such as 'layers.0.attn.*'"
             )
-    budget = None if globs else capture.budget_bytes  # what was asked for by name is kept whole
-    return Capture(capture.statistics, (*capture.full, *globs), capture.last, budget)
+    return replace(capture, full=(*capture.full, *globs))
 
 
 def words_of(told: CaptureMeta | None) -> list[str]:

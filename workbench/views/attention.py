@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sessions import slices
+from sessions.layouts import Rebuilt
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -45,7 +47,7 @@ class LayerAttention:
     """One layer at one step (the one before, where a step under way has not come to it): all query heads, or
     the one asked for. `values[heads, queries, keys]` are of all; row i
     is the query at position `first_query + i`; -inf is a key that the mask hides. None with the reason in `missing`.
-    `golden` has the same shape, or is None."""
+    `golden` has the same shape, or is None. `dropped` says what of it the capture's budget had no room for."""
 
     layer: int
     step: int
@@ -56,6 +58,7 @@ class LayerAttention:
     heads: tuple[AttentionHead, ...] = ()
     golden: NDArray[np.float32] | None = None
     missing: str = ""
+    dropped: str = ""
 
 
 def attention(
@@ -72,14 +75,14 @@ def attention(
     tap = f"layers.{layer}.attn.{kind}"
     where = source.passed(where, tap)
     found = LayerAttention(layer, where.step, where.seq, kind)
-    values, first, missing = _gather(source, where, tap, rows, largest)
+    values, first, told = _gather(source, where, tap, rows, largest)
     if values is None:
-        return replace(found, missing=missing)
+        return replace(found, missing=told)
     count = len(values)
     if head is not None and not 0 <= head < count:
         return replace(found, missing=f"there is no head {head}: the layer has {count}")
     heads = _heads(source, values, range(count) if head is None else (head,))
-    return replace(found, values=values, first_query=first, heads=heads)
+    return replace(found, values=values, first_query=first, heads=heads, dropped=told)
 
 
 def attention_and_golden(source: SessionSource, where: Where, layer: int, kind: str) -> LayerAttention:
@@ -114,14 +117,17 @@ def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDA
 def _gather(
     source: SessionSource, where: Where, tap: str, rows: int, largest: int
 ) -> tuple[NDArray[np.float32] | None, int, str]:
-    """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none."""
+    """The matrix [heads, queries, keys] up to this step, the first query's position, and why there is none or what is
+    not in it."""
     if not source.session.has_tap(tap):
         return None, 0, f"the session has no tap {tap}"
     first = max(source.session.steps(where.branch).start, where.step - rows)
     blocks: list[NDArray[Any]] = []  # the present step's first
-    shape, total = (0, 0), 0  # heads and keys, and the queries so far
+    shape, total, kept = (0, 0), 0, dict[str, None]()  # heads and keys, and the queries so far
     for step, found in source.back_from(tap, where, first):
-        array = found.array if found.array is not None and found.array.ndim == 3 else None
+        sequence = source.sequence(step, where.branch, where.seq)
+        new = len(sequence.ids) if sequence is not None else 0
+        array, part = _spread(found, sequence.positions[-1] + 1 if new and sequence is not None else 0)
         if not blocks and (array is None or 0 in array.shape):
             return None, 0, found.note or "not captured"
         shape = shape if array is None or blocks else (array.shape[0], array.shape[2])
@@ -129,11 +135,31 @@ def _gather(
             break
         blocks.append(array)
         total += array.shape[1]
-        if not _is_whole(source, replace(where, step=step), array.shape[1]):
-            break  # what came before in that step is not known
+        kept |= dict.fromkeys([part] if part else [])
+        if array.shape[1] != new:  # what came before in that step is not known
+            kept[f"the rows of the last {array.shape[1]} of {new} tokens"] = None
+            break
         if total * shape[0] * shape[1] > largest:
             break
-    return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, ""
+    told = f"kept: {', '.join(kept)}" if kept else ""
+    return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, told
+
+
+def _spread(found: Rebuilt, keys: int) -> tuple[NDArray[Any] | None, str]:
+    """The rows [heads, queries, keys] with each value at its own key where only the strongest were kept, and that they
+    were; the others count as hidden."""
+    array = found.array
+    if array is None or array.ndim != 3:
+        return None, ""
+    terms = slices.parse(found.slice)
+    kept = terms[2] if len(terms) == 3 else None
+    if not isinstance(kept, list) or len(kept) != array.shape[2]:
+        return array, ""
+    if max(kept, default=0) >= keys:
+        return None, ""
+    whole = np.full((*array.shape[:2], keys), -np.inf, np.float32)
+    whole[:, :, kept] = array
+    return whole, f"the {len(kept)} strongest of {keys} keys"
 
 
 def _stacked(rows: Sequence[NDArray[Any]], heads: int, total: int, keys: int) -> NDArray[np.float32]:
@@ -148,12 +174,6 @@ def _stacked(rows: Sequence[NDArray[Any]], heads: int, total: int, keys: int) ->
     # What a causal mask hides is not there; a value that it failed to hide is, and must be seen.
     values[:, future & ((values == 0) | (values == -np.inf)).all(axis=0)] = -np.inf
     return values
-
-
-def _is_whole(source: SessionSource, where: Where, queries: int) -> bool:
-    """Whether so many queries are all of the step's: of a prefill often only the last one is kept."""
-    sequence = source.sequence(where.step, where.branch, where.seq)
-    return sequence is not None and len(sequence.ids) == queries
 
 
 def row_figures(row: NDArray[np.floating[Any]]) -> RowFigures:

@@ -12,6 +12,7 @@ from sessions.verify import verify
 from tests.sessions.samples import create, record
 from workbench.inferior import backlog
 from workbench.inferior.recorder import StepRecorder
+from workbench.models.capture import FULL
 
 STEPS = 60
 
@@ -37,7 +38,7 @@ class Recording:
 
     def run(self, first: int, stop: int) -> None:
         for step in range(first, stop):
-            self.recorder.step(record(step), None)
+            self.recorder.step(record(step), FULL)
             self.recorder.write(lambda writer, step=step: writer.event(0, step, "note", text(step)))
 
 

@@ -14,7 +14,8 @@ from workbench.models.capture import parse_capture
     group="changing", changes=True, engine=True,
     help="record the whole tensors of these taps too, in this step and in those to come",
     details="`capture layers.*.attn.k_cache` adds to what is recorded; `capture stats` goes back to statistics and the"
-    " attention's last rows. The present step is run again, so that it has the tensors as well.",
+    " attention, as far as a step's budget has room for it. The present step is run again, so that it has the tensors"
+    " as well.",
 )  # fmt: skip
 def capture(debugger: Debugger, what: str | None) -> Message:
     """Another capture policy."""
@@ -31,7 +32,8 @@ def capture(debugger: Debugger, what: str | None) -> Message:
     again = _again(debugger, globs) if globs else 0
     now = inferior.capture
     told = ["statistics"] * now.statistics + [f"whole: {' '.join(now.full)}"] * bool(now.full)
-    told += [f"last token's rows: {' '.join(now.last)}"] * bool(now.last)
+    within = "" if now.budget_bytes is None else f" within {now.budget_bytes >> 20} MiB"
+    told += [f"{' '.join(now.last)}{within}"] * bool(now.last)
     added = f"; {again} taps of step {debugger.position.step} added" if again else ""
     return Message(f"every step records {', '.join(told) or 'nothing'}{added}", {"full": list(now.full)})
 

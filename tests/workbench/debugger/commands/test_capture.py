@@ -26,8 +26,10 @@ def test_this_step_and_those_to_come_have_what_was_asked_for(live: Live) -> None
         {key.tap.split(".")[-1] for key in debugger.session.captured(step) if not key.slice}
         for step in range(5)
     ]
-    assert whole == [set(), {"k_cache"}, {"k_cache", "embed"}, {"k_cache", "embed"}, set()]
-    assert "statistics" in debugger.execute("capture").to_text()
+    asked = [set(), {"k_cache"}, {"k_cache", "embed"}, {"k_cache", "embed"}, set()]
+    assert whole == [{"probs"} | taps for taps in asked], "the attention comes by itself"
+    told = debugger.execute("capture").to_text()
+    assert "every step records statistics, layers.*.attn.probs within 4 MiB" in told
     with pytest.raises(RequestError, match="no tap matches"):
         debugger.execute("capture layers.9.attn.k_cache")
     with open_replay(finish(debugger)) as replay:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -23,6 +26,10 @@ from workbench.debugger.answers import Expectation
 from workbench.debugger.commands.script import script_of
 from workbench.debugger.errors import NeedsEngine, NotCaptured
 from workbench.debugger.host.replay import open_replay, verify
+from workbench.models.capture import STATS
+from workbench.views.attention import attention
+from workbench.views.source import SessionSource
+from workbench.views.where import Where
 
 ROOT = Path(__file__).resolve().parents[4]
 RECORDED = ROOT / "sessions" / "recorded"
@@ -173,13 +180,47 @@ def test_a_replay_needs_no_tokenizer_to_show_tokens(tmp_path: Path) -> None:
         assert (debugger.execute("goto 2").to_text(), debugger.execute("print text").to_text()) == here
 
 
-def test_the_last_row_is_shown_for_what_it_is(live: Live) -> None:
+def test_the_prefill_has_all_rows_of_its_attention(live: Live) -> None:
     debugger = live(tp=2)
     debugger.execute("next")
     path = finish(debugger)
     with open_replay(path) as replay:
         replay.execute("goto 0")
-        assert "only [:,-1:] was captured" in replay.execute("print layers.0.attn.probs").to_text()
+        told = replay.execute("print layers.0.attn.probs").to_text()
+        assert "step 0: 8×5×5 float32" in told
+        assert "was captured" not in told
+
+
+def test_rows_that_there_was_no_room_for_are_told_of(live: Live) -> None:
+    """As float16 a row of a layer takes 8 heads × 10 keys × 2 bytes; the newest 8 of 10 rows are offered, and of their
+    keys the strongest are kept."""
+    debugger = live(tp=2, prompts=[list(range(10))])
+    layers, row = debugger.engine.inferior.model.num_layers, 8 * 10 * 2
+    debugger.engine.inferior.watch(replace(STATS, budget_bytes=2 * row * layers))
+    debugger.execute("next 2")
+    path = finish(debugger)
+    with Session.open(path) as session:
+        dropped = session.step(0).dropped
+        assert "attention of sequence 0: the rows of the last 8 of 10 tokens" in dropped
+        assert "layers.1.attn.probs of sequence 0: the 2 strongest of 10 positions" in dropped
+        source = SessionSource(session)
+        first = attention(source, Where(step=0), 1)
+        assert first.values is not None
+        assert (first.values.shape, first.first_query) == ((8, 8, 10), 2)
+        assert first.dropped == "kept: the 2 strongest of 10 keys, the rows of the last 8 of 10 tokens"
+        kept = session.capture("layers.1.attn.probs", step=0, rank=1)
+        assert kept is not None
+        told = re.fullmatch(r":,-8:,\{(\d);(\d)\}", kept.slice)
+        assert told is not None
+        shown = np.isfinite(first.values).any(axis=(0, 1))
+        assert np.flatnonzero(shown).tolist() == [int(told[1]), int(told[2])]
+        assert (first.values[4:, :, shown] == kept.array).all(), "each value at its own key"
+        assert not any(" of " in line for line in session.step(1).dropped), "a row of decode fits"
+        assert attention(source, Where(step=1), 1).dropped == first.dropped
+    with open_replay(path) as replay:
+        replay.execute("goto 0")
+        told_of = replay.execute("print layers.1.attn.probs").to_text()
+        assert f"only [{kept.slice}] was captured" in told_of
 
 
 def test_verify_runs_every_branch_again_and_finds_a_changed_checkpoint(
