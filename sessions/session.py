@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sessions import dtypes, layouts
 from sessions.errors import SessionError
-from sessions.format import captures, flight, journal, migrate, read_rows
+from sessions.format import captures, feeding, flight, journal, migrate, read_rows
 from sessions.format.archive import Archive
 from sessions.format.chunks import StepArrays
 from sessions.format.meta_table import MetaTable
@@ -195,6 +195,10 @@ class Session:
         record = read_rows.step_record(step, owner, heads, sequences, self.ranks, self.meter)
         return migrate.step_record(record, self.meta.model.num_layers) if self.version == 1 else record
 
+    def sequences(self, branch: int = 0, *, start: int = 0) -> dict[int, range]:
+        """From the first to the last step of a branch, `start` and later, that fed each sequence, by its number."""
+        return feeding.sequences(self._archive, self._history.segments(branch), start)
+
     def stats(self, step: int, branch: int = 0) -> NDArray[np.float32] | None:
         """Every tap's statistics at a step, [taps, ranks, 8], ordered as STATISTICS; None: not recorded."""
         return self._arrays.at(STATS, self._history.owner(branch, step), step)
@@ -212,12 +216,11 @@ class Session:
         if not 0 <= rank < self.ranks:
             raise SessionError(f"no rank {rank}; {self.path.name} has ranks 0 to {self.ranks - 1}.")
         index, pick = self.tap(tap).index, (rank, STATISTICS.index(stat))
-        steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        found = [(np.empty(0, np.int64), np.empty(0, np.float32))]
         for owner, first, end in self._history.segments(branch):
-            first, end = max(first, start), end if stop is None else min(end, stop)
-            found = self._arrays.series(STATS, index, pick, owner, first, end)
-            steps.append(found[0])
-            values.append(found[1])
+            end = end if stop is None else min(end, stop)
+            found.append(self._arrays.series(STATS, index, pick, owner, max(first, start), end))
+        steps, values = zip(*found, strict=True)
         return np.concatenate(steps), np.concatenate(values)
 
     def in_flight(self) -> tuple[int, StepInFlight] | None:

@@ -61,7 +61,7 @@ def interact(console: Console) -> Exit:
 def greeting(debugger: Debugger) -> str:
     """What stands before the debugger, and how to begin."""
     at, name = debugger.position, model_name(debugger.session)
-    prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.timeline.sequences()]
+    prompts = [len(debugger.timeline.prompt(seq)) for seq in debugger.session.meta.sequences]
     tokens = " and ".join(plural(count, "prompt token") for count in prompts[:3]) + " …" * (len(prompts) > 3)
     last = debugger.timeline.last(at.branch)
     state = "live" if debugger.live else f"a replay of {plural(last + 1, 'step')}"

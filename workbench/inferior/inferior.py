@@ -257,8 +257,9 @@ class Inferior:
         self.recorder.paused(flight, self.capture)
         hit = tuple(rank for rank, pause in enumerate(pauses) if pause.here)
         return Paused(
-            first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses), flight.stats
-        )
+            first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses),
+            flight.sequences, flight.stats,
+        )  # fmt: skip
 
     def _advance(self, report: StepReport) -> None:
         for told in report.sequences:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.run.sampling import Sampling
+from sessions.records import SequenceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Paused:
     breaks: tuple[int, ...]  # ids of the breaks that hit
     ranks: tuple[int, ...]  # ranks on which one hit
     names: tuple[Mapping[str, float], ...] = ()  # each rank's statistics of that tap, and where it stands
+    sequences: Sequence[SequenceStep] = ()  # what the pass reads
     #: [taps, ranks, statistics] of what has passed by now (NaN: not yet); None where none are measured.
     stats: NDArray[np.float32] | None = None
 

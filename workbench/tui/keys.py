@@ -14,6 +14,8 @@ _SHOWN = {
     "right_square_bracket": "]",
     "left_curly_bracket": "{",
     "right_curly_bracket": "}",
+    "left_parenthesis": "(",
+    "right_parenthesis": ")",
     "comma": ",",
     "full_stop": ".",
     "colon": ":",
@@ -49,6 +51,8 @@ VIEW_KEYS = (
     ScreenKey("equals_sign", "view('return_to_stop')", "look where the debugger stands"),
     ScreenKey("comma", "view('layer', -1)", "same operation, layer before"),
     ScreenKey("full_stop", "view('layer', 1)", "same operation, next layer"),
+    ScreenKey("left_parenthesis", "view('sequence', -1)", "the sequence before, of a batch"),
+    ScreenKey("right_parenthesis", "view('sequence', 1)", "the next sequence of a batch"),
     ScreenKey("R", "view('rank')", "one rank, then the next, then all"),
     ScreenKey("w", "view('compare')", "two branches, token for token"),
     ScreenKey("T", "view('token_colour')", "tokens by probability, entropy, divergence"),
@@ -61,7 +65,7 @@ VIEW_KEYS = (
 )
 
 #: The order in the footer, the help sheet and the palette; keys that are not named here follow.
-_ORDER = "nNsSiIcCf[]{}=,.RwTxbBgoazye:?"
+_ORDER = "nNsSiIcCf[]{}=(),.RwTxbBgoazye:?"
 
 
 def keys_of(commands: Iterable[Command]) -> tuple[ScreenKey, ...]:

@@ -27,7 +27,8 @@ class Navigator:
     async def last(self) -> Where | None:
         """The last step of the first branch; None while nothing was run."""
         steps = await self.reader.ask(lambda source: source.reach(0))
-        return Where(step=steps.stop - 1) if len(steps) else None
+        batch = await self.reader.ask(lambda source: source.batch(0))
+        return Where(step=steps.stop - 1, seq=batch.first) if len(steps) else None
 
     async def of_debugger(self, at: DebuggerState, where: Where, overview: Overview) -> Where:
         """The place where the debugger stands; the operation that is looked at stays between two steps."""

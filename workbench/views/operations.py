@@ -24,7 +24,8 @@ class Operations:
     nothing must be equal; `past[steps, taps, ranks, 8]` are the steps before, this one last.
 
     `passed`: of a step that is under way the last tap that has passed, None for a step that is over. The statistics
-    of later taps are those of the step before (NaN where there is none).
+    of later taps are those of the step before (NaN where there is none). The statistics are those of all the
+    `sequences` of the step.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Operations:
     first_broken: int | None  # the first tap that holds NaN or Inf
     captured: frozenset[str]
     passed: int | None = None
+    sequences: int = 1
 
     def has_passed(self, tap: int) -> bool:
         """Whether what is told of a tap is of this very step."""
@@ -74,7 +76,8 @@ def operations(source: SessionSource, where: Where, window: int = 24) -> Operati
         judged={one.tap: one for one in judged_at(session, where.branch, where.step)},
         past=_past(source, where, window),
         first_broken=_first_broken(stats),
-        captured=frozenset(key.tap for key in session.captured(where.step, where.branch)),
+        captured=_captured(source, where),
+        sequences=source.width(where.step, where.branch),
     )
 
 
@@ -97,9 +100,16 @@ def _under_way(source: SessionSource, where: Where, window: int, flight: StepInF
         judged={},
         past=past,
         first_broken=_first_broken(flight.stats),
-        captured=frozenset(key.tap for key in session.captured(where.step, where.branch)),
+        captured=_captured(source, where),
         passed=flight.place,
+        sequences=len(flight.sequences),
     )
+
+
+def _captured(source: SessionSource, where: Where) -> frozenset[str]:
+    """The taps whose tensors were captured for the sequence."""
+    keys = source.session.captured(where.step, where.branch)
+    return frozenset(key.tap for key in keys if key.seq == where.seq)
 
 
 def agreement(session: Session, checksums: NDArray[np.uint64] | None) -> tuple[bool | None, ...]:

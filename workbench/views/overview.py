@@ -17,6 +17,7 @@ from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
 from workbench.views.identity import device_name, dtype_name, file_name, model_name
 from workbench.views.sentinels import NAMES, alarm
+from workbench.views.sequences import Sequences
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import first_failed, judged_at, worst_verdict
 from workbench.views.where import Where
@@ -36,6 +37,7 @@ class Overview:
     layouts: tuple[str, ...]
     layers: int
     branches: tuple[BranchLine, ...]
+    batch: Sequences  # of all branches
     state: State
     losses: tuple[str, ...]  # what is missing or damaged, each in a sentence
 
@@ -55,10 +57,10 @@ class Present:
     emitted: str | None
     probability: float | None
     entropy: float | None
-    sequences: tuple[int, ...]
     verdict: str | None  # the worst of this step; None: nothing judged
     first_wrong: str | None
     stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
+    absent: str = ""  # why the step did not feed the chosen sequence
     damage: str = ""  # why nothing else is known of it
     alarm: str = ""  # the gravest thing wrong in the step, and where it begins
 
@@ -78,6 +80,7 @@ def overview(source: SessionSource) -> Overview:
         layouts=tuple(clean(tap.layout, limit=60) for tap in session.taps),
         layers=count_layers(names),
         branches=branch_lines(session),
+        batch=Sequences.of(session.meta.sequences, *(source.batch(one.id).fed for one in session.branches())),
         state=state_of(session),
         losses=tuple(session.losses),
     )
@@ -94,7 +97,7 @@ def present(source: SessionSource, where: Where) -> Present | None:
     try:
         record = source.record(where.step, where.branch)
     except SessionDamaged as error:
-        return Present(steps, "", None, None, None, None, None, (), None, None, damage=str(error))
+        return Present(steps, "", None, None, None, None, None, None, None, damage=str(error))
     sequence = source.sequence(where.step, where.branch, where.seq)
     judged = judged_at(source.session, where.branch, where.step)
     wrong = first_failed(judged)
@@ -109,9 +112,9 @@ def present(source: SessionSource, where: Where) -> Present | None:
         emitted=source.texts.label(emitted) if emitted is not None else None,
         probability=emitted_probability(sequence),
         entropy=sequence.entropy if sequence else None,
-        sequences=tuple(s.seq for s in record.sequences),
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
+        absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
         alarm=_recorded_alarm(source, where, record),
     )
 
@@ -154,9 +157,9 @@ def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Pre
         emitted=None,
         probability=None,
         entropy=None,
-        sequences=tuple(s.seq for s in flight.sequences),
         verdict=None,
         first_wrong=None,
+        absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
         alarm=_alarm(source, flight.stats, flight.checksums),
         stopped_at=clean(source.session.taps[flight.place].name, limit=120),
     )

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
+from sessions.errors import SessionDamaged, SessionError
 from sessions.layouts import Rebuilt
 from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepInFlight, StepRecord
 from sessions.session import Session
 from workbench.paths import golden_directory
 from workbench.views.golden_event import last_golden_event
+from workbench.views.sequences import Sequences
 from workbench.views.token_texts import TokenTexts, checkpoint_path
 from workbench.views.where import Where
 
@@ -40,6 +41,7 @@ class SessionSource:
         self._records: OrderedDict[tuple[int, int], StepRecord] = OrderedDict()
         self._rebuilt: OrderedDict[tuple[Hashable, ...], Rebuilt] = OrderedDict()
         self._rebuilt_bytes = 0
+        self._fed: dict[int, tuple[dict[int, range], int]] = {}  # by branch: its batch, before a step
         session.meter.register(self)
 
     def forget(self) -> None:
@@ -100,10 +102,30 @@ class SessionSource:
             self._records.popitem(last=False)
         return found
 
+    def width(self, step: int, branch: int) -> int:
+        """How many sequences a step fed; 1 where that is damaged, or not told."""
+        try:
+            return max(1, len(self.record(step, branch).sequences))
+        except SessionDamaged:
+            return 1
+
     def sequence(self, step: int, branch: int, seq: int) -> SequenceStep | None:
         """What a step did to one sequence, or what it reads while it is under way; None if it takes no part."""
         told = self.under_way(branch, step) or self.record(step, branch)
         return next((s for s in told.sequences if s.seq == seq), None)
+
+    def batch(self, branch: int) -> Sequences:
+        """The sequences of a branch. What it had before is not read again."""
+        steps = self.session.steps(branch)
+        known, stop = self._fed.get(branch, ({}, steps.start))
+        if stop < steps.stop:
+            new = self.session.sequences(branch, start=stop)
+            begins = {seq: known[seq].start if seq in known else fed.start for seq, fed in new.items()}
+            known = {**known, **{seq: range(begins[seq], fed.stop) for seq, fed in new.items()}}
+            self._fed[branch] = known, steps.stop
+        flight = self.under_way(branch, steps.stop)
+        fed = {told.seq: range(steps.stop, steps.stop + 1) for told in flight.sequences} if flight else {}
+        return Sequences.of(self.meta.sequences, {**fed, **known})
 
     def back_from(self, tap: str, where: Where, first: int) -> Iterator[tuple[int, Rebuilt]]:
         """(step, the tap rebuilt) from `where` back to step `first`; what was read before is not read again."""

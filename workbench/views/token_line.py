@@ -89,6 +89,7 @@ class _Growing:
     next_step: int = 0
     skipped: int = 0
     fed: list[str] = field(default_factory=list)
+    begun: bool = False  # whether it was fed
     lost: bool = False  # what went in last is not known
 
 
@@ -126,15 +127,16 @@ class TokenLines:
             sequence = source.sequence(where.step, where.branch, where.seq)
         except SessionDamaged:
             growing.cells.append(TokenCell("✗", where.step))
-            growing.lost = True
+            growing.lost = growing.begun = True
             return
         if sequence is not None:
             if growing.lost and sequence.positions:
                 growing.skipped, growing.fed, growing.lost = sequence.positions[0], [], False
             ids = list(sequence.ids)[-_PROMPT_CELLS:]
             growing.fed += [source.texts.label(token) for token in ids]
-            if where.step == 0:
-                growing.cells += [
+            if not growing.begun:  # at step 0, or later for one that joins a batch that runs
+                growing.begun = True
+                growing.cells[:0] = [
                     TokenCell(label, token=token) for label, token in zip(growing.fed, ids, strict=True)
                 ]
                 growing.prompt = len(ids)
@@ -143,7 +145,7 @@ class TokenLines:
         if self._own and sequence is not None and emitted is not None and sequence.topk_ids:
             emitted = sequence.topk_ids[0]
         if emitted is None:  # inside a chunked prefill, or the sequence took no part
-            growing.cells.append(TokenCell("…", where.step))
+            growing.cells.append(TokenCell("·" if sequence is None else "…", where.step))
             return
         chance = probabilities(sequence).get(emitted)
         entropy = sequence.entropy if sequence is not None else None

@@ -382,18 +382,18 @@ async def test_tokens_are_coloured_by_what_is_chosen_and_that_is_remembered(benc
     async with bench(size=(200, 60)) as pilot:
         strip = pilot.app.screen.query_one("#tokens", TokenStrip)
         assert strip.colour == "probability"
-        shades = [cell.shade("entropy") for cell in strip.tokens.cells if cell.step is not None]
+        shades = [cell.shade("entropy") for cell in strip.lines[0].tokens.cells if cell.step is not None]
         assert all(shade is not None and 0 < shade < 1 for shade in shades)
         await press(pilot, "T")
         assert strip.colour == "entropy"
         assert any(line.startswith(" entropy") for line in text_of(pilot)), "the timeline follows"
         assert settings.load().token_colour == "entropy"
         await press(pilot, "T")
-        assert [cell.shade("divergence") for cell in strip.tokens.cells][-1] is None, (
+        assert [cell.shade("divergence") for cell in strip.lines[0].tokens.cells][-1] is None, (
             "main is held against nothing"
         )
         await enter(pilot, "colon", "branch load_bias=false")
-        assert strip.tokens.cells[-1].shade("divergence") is not None
+        assert strip.lines[0].tokens.cells[-1].shade("divergence") is not None
 
 
 async def test_sentinels_show_every_step_every_rank_and_all_of_what_was_found(bench: Bench) -> None:

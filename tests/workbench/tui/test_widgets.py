@@ -24,7 +24,7 @@ from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.plot import bars, curve, greatest, squeeze
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.sparkline import sparkline
-from workbench.tui.widgets.token_strip import TokenStrip
+from workbench.tui.widgets.token_strip import StripLine, TokenStrip
 from workbench.views.token_line import TokenCell, TokenRow
 
 
@@ -98,9 +98,9 @@ async def test_a_heatmap_shows_nan_as_a_cross_and_its_cursor_stays_inside() -> N
 async def test_the_token_strip_keeps_the_present_token_in_view() -> None:
     strip = TokenStrip()
     async with _One(strip).run_test(size=(40, 1)) as pilot:
-        strip.tokens = TokenRow.of([TokenCell(f"token{i}", i) for i in range(10_000)])
+        tokens = TokenRow.of([TokenCell(f"token{i}", i) for i in range(10_000)])
         for at in (0, 9_999, 5_000, 17):
-            strip.at = at
+            strip.lines = (StripLine(tokens, at),)
             await pilot.pause()
             assert f"token{at}" in strip.render_line(0).text
             assert cell_len(strip.render_line(0).text) == 40

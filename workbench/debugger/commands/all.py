@@ -17,5 +17,6 @@ from workbench.debugger.commands import (  # noqa: F401
     rules,
     run,
     script,
+    sequence,
     split,
 )

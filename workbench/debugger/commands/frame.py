@@ -7,14 +7,17 @@ import numpy as np
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.debugger.answers import Message, Result, TableResult
+from workbench.debugger.core.batch import batch_of, finished_step, sequence_of, titled
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, command, parse_line
+from workbench.debugger.core.step_tokens import sequences_at
 from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.errors import CommandError
 from workbench.views.attention import row_figures
 from workbench.views.candidates import candidates
 from workbench.views.plain_text import plural
+from workbench.views.sequences import of_all
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
@@ -28,9 +31,13 @@ def where(debugger: Debugger) -> Result:
         state += " (under way)"
     elif at.step < last:
         state += f" (the last is {last})"
-    told = debugger.step_tokens()
+    told, batch = debugger.step_tokens(), batch_of(debugger)
     read = None if told is None else debugger.texts.label(told.read)
-    tokens = "no token yet" if read is None else f'reads "{read}" at position {stop.position}'
+    if read is not None:
+        which = f"{batch.label(debugger.sequence)} " if batch.several else ""
+        tokens = f'{which}reads "{read}" at position {stop.position}'
+    else:
+        tokens = "no token yet" if at.step < 0 else batch.why_absent(debugger.sequence, at.step)
     if stop.token is not None:
         tokens += f', emits "{stop.token}"'
     rules = clean(" ".join(f"{name}={value}" for name, value in line.rules.items())) or "correct"
@@ -41,7 +48,7 @@ def where(debugger: Debugger) -> Result:
         f"rules {rules}; {mode}",
     ]
     return Message("\n".join(text), {
-        "branch": at.branch, "step": at.step, "tap": stop.tap or None, "last": last,
+        "branch": at.branch, "step": at.step, "sequence": debugger.sequence, "tap": stop.tap or None, "last": last,
         "position": stop.position, "reads": read, "token": stop.token, "rules": dict(line.rules),
         "live": debugger.live,
     })  # fmt: skip
@@ -61,40 +68,48 @@ def frame(debugger: Debugger, what: str | None) -> Result:
     place = places.matching(tap)[0] if tap else at.place if at.place is not None else len(places) - 1
     found = enumerate(statistics_at(debugger, place))
     rows = [[each, *values] for each, values in found if rank in (None, each)]
-    return TableResult(f"{clean(places.names[place])}, step {at.step}", ["rank", *STATISTICS], rows)
+    whole = of_all(len(sequences_at(debugger.timeline, at, debugger.flight)))
+    title = f"{clean(places.names[place])}, step {at.step}{f', {whole}' if whole else ''}"
+    return TableResult(title, ["rank", *STATISTICS], rows)
 
 
 @command(
-    "topk", arguments=(Argument("count", "int", default=5),), group="looking",
+    "topk", arguments=(Argument("what", "text", form="COUNT] [seq S", help="default: 5"),), group="looking",
     help="the likeliest next tokens of this step",
 )  # fmt: skip
-def topk(debugger: Debugger, count: int) -> Result:
+def topk(debugger: Debugger, what: str | None) -> Result:
     """Tokens, logits and probabilities."""
-    at = require_step(debugger)
-    if at.step > debugger.timeline.last(at.branch):
-        raise CommandError(f"step {at.step} is not finished: `next` finishes it")
-    rows = []
-    for told in debugger.timeline.record(at.branch, at.step).sequences:
-        for one in candidates(told, debugger.texts, max(0, count)):
-            chosen = "←" if one.chosen else ""
-            rows.append([told.seq, one.token, one.label, one.logit, one.probability, chosen])
+    text, seq = sequence_of(debugger, what or "")
+    count, told = _count(text, 5), finished_step(debugger, seq)
+    rows = [
+        [one.token, one.label, one.logit, one.probability, "←" if one.chosen else ""]
+        for one in candidates(told, debugger.texts, count)
+    ]
+    title = titled(debugger, f"step {debugger.position.step}", seq)
     return TableResult(
-        f"step {at.step}", ["sequence", "id", "token", "logit", "probability", ""], rows,
-        empty="no top-k was recorded",
-    )  # fmt: skip
+        title, ["id", "token", "logit", "probability", ""], rows, empty="no top-k was recorded"
+    )
+
+
+def _count(text: str, default: int) -> int:
+    if text and not text.isdecimal():
+        raise CommandError(f"{clean(text, limit=40)!r} is no number: [COUNT] [seq S]")
+    return int(text) if text else default
 
 
 @command(
     "attn", arguments=(
         Argument("layer", "int", required=True), Argument("head", "int", required=True),
-        Argument("count", "int", default=8, help="how many positions"),
+        Argument("what", "text", form="COUNT] [seq S", help="how many positions; default: 8"),
     ),
     group="looking", help="what a head attends to: row sum, entropy, the strongest positions",
 )  # fmt: skip
-def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
+def attn(debugger: Debugger, layer: int, head: int, what: str | None) -> Result:
     """The last token's row of attention probabilities of one (global) head."""
     tap = f"layers.{layer}.attn.probs"
-    array, note = whole_of(debugger, parts_of(debugger, tap, whole=False))
+    text, seq = sequence_of(debugger, what or "")
+    count = _count(text, 8)
+    array, note = whole_of(debugger, parts_of(debugger, tap, seq=seq, whole=False))
     if array.ndim != 3 or 0 in array.shape:
         raise CommandError(f"{tap} has shape {array.shape}: attention is [heads, queries, keys]")
     if not 0 <= head < array.shape[0]:
@@ -102,10 +117,11 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
     row = np.asarray(array[head, -1], dtype=np.float64)
     found = row_figures(row)
     strongest = np.argsort(-np.nan_to_num(row, nan=-1.0), kind="stable")[:count]
-    texts = _position_tokens(debugger, len(row))
+    texts = _position_tokens(debugger, seq, len(row))
     rows = [[int(p), float(row[p]), texts[p] if p < len(texts) else None] for p in strongest]
+    title = titled(debugger, f"layer {layer} head {head}, step {debugger.position.step}", seq)
     title = (
-        f"layer {layer} head {head}, step {debugger.position.step}: row sum {found.total:.6g}, "
+        f"{title}: row sum {found.total:.6g}, "
         f"entropy {found.entropy:.4g}, attends to {found.attended} of {len(row)} positions"
     )
     return TableResult(
@@ -115,12 +131,12 @@ def attn(debugger: Debugger, layer: int, head: int, count: int) -> Result:
     )
 
 
-def _position_tokens(debugger: Debugger, count: int) -> list[str]:
-    """The token at each position of sequence 0."""
+def _position_tokens(debugger: Debugger, seq: int, count: int) -> list[str]:
+    """The token at each position of a sequence."""
     at = debugger.position
     ids: list[int] = []
     for step in range(min(at.step, debugger.timeline.last(at.branch)) + 1):
-        told = debugger.timeline.sequence(at.branch, step)
+        told = debugger.timeline.sequence(at.branch, step, seq)
         ids += list(told.ids) if told is not None else []
     return [debugger.texts.label(token) for token in ids[:count]]
 

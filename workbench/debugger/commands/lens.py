@@ -40,7 +40,7 @@ def lens(debugger: Debugger, count: int) -> TableResult:
     if at.step > debugger.timeline.last(at.branch):
         raise CommandError(f"step {at.step} is not finished: `next` finishes it")
     found = _measured(debugger, at) if debugger.live else _recorded(debugger, at)
-    told = debugger.timeline.sequence(at.branch, at.step)
+    told = debugger.timeline.sequence(at.branch, at.step, debugger.sequence)
     emitted = told.emitted if told is not None else None
     rows = [
         [
@@ -63,7 +63,7 @@ def _labels(candidates: Sequence[Candidate], count: int) -> str:
 
 
 def _recorded(debugger: Debugger, at: Position) -> LensEvent:
-    found = recorded_lens(debugger.session, at.branch, at.step)
+    found = recorded_lens(debugger.session, at.branch, at.step, debugger.sequence)
     if found is None:
         raise NotCaptured(f"no lens was recorded at step {at.step}: `lens` in the live run keeps it")
     return found
@@ -81,11 +81,14 @@ def _measured(debugger: Debugger, at: Position) -> LensEvent:
     names = residual_taps(engine.inferior.model.num_layers)
     places = [debugger.timeline.places.exact(name) for name in names]
     again = engine.recapture(at.branch, at.step, places, keep=False)
-    whole = {one.tap: widen(one.array, one.dtype) for one in again.tensors if one.rank == 0 and one.seq == 0}
+    ours = (one for one in again.tensors if (one.rank, one.seq) == (0, debugger.sequence))
+    whole = {one.tap: widen(one.array, one.dtype) for one in ours}
     rows = np.stack([whole[name][-1].astype(np.float32) for name in names])  # [1 + layers, H]
     golden = _golden_rows(debugger, names, [whole[name].shape for name in names])
     found = LensEvent(
-        0, _looked(debugger, names, rows), None if golden is None else _looked(debugger, names, golden)
+        debugger.sequence,
+        _looked(debugger, names, rows),
+        None if golden is None else _looked(debugger, names, golden),
     )
     owner = debugger.timeline.owner(at.branch, at.step).id
     debugger.journal(

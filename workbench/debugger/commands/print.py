@@ -47,7 +47,7 @@ def print_(debugger: Debugger, what: str) -> Result:
 
 
 def tensor_value(
-    debugger: Debugger, tap: str, index: list[Any] | None, rank: int | None, seq: int = 0,
+    debugger: Debugger, tap: str, index: list[Any] | None, rank: int | None, seq: int | None = None,
     step: int | None = None, branch: int | None = None,
 ) -> TensorValue:  # fmt: skip
     """A tap's tensor at the present step, or at another one: rebuilt, or one rank's."""
@@ -115,7 +115,7 @@ def rank_apply(debugger: Debugger, rest: str) -> Result:
 def _tensor(debugger: Debugger, tap: str, index: list[Any] | None, which: re.Match[str]) -> TensorValue:
     rank, seq, step = (None if which[i] is None else int(which[i]) for i in (1, 2, 3))
     branch = None if which[4] is None else debugger.timeline.named(which[4]).id
-    return tensor_value(debugger, tap, index, rank, seq or 0, step, branch)
+    return tensor_value(debugger, tap, index, rank, seq, step, branch)
 
 
 def _value(debugger: Debugger, what: str) -> Result:

@@ -47,6 +47,7 @@ class Debugger:
         self.texts = texts or TokenTexts({})
         self.events = events
         self.position = Position(0, -1)
+        self.sequence = timeline.batch(0).first  # the chosen one, which every command means
         self.breakpoints = Breakpoints()
         self.checkpoints: list[Checkpoint] = []
         self.settings = DebuggerSettings()
@@ -57,8 +58,7 @@ class Debugger:
         self.interrupts = Interrupts()
         self._quiet = 0  # commands run by others are not journalled
         if executor is not None:
-            executor.poll = self.poll
-            executor.between = self.interrupts.check
+            executor.poll, executor.between = self.poll, self.interrupts.check
 
     # --- what it is ----------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class Debugger:
         self.interrupts.ask(ahead=ahead)
 
     def poll(self) -> None:
-        """Called some ten times a second while a pass runs: passes an interrupt on to the ranks."""
+        """Called often while a pass runs: passes an interrupt on to the ranks."""
         if self.executor is not None:
             self.interrupts.pass_on(self.executor.inferior.client)
 
@@ -245,9 +245,9 @@ class Debugger:
             reason, description, at.branch, at.step, tap, position, token, thread_id, hit_breakpoint_ids
         )
 
-    def step_tokens(self) -> StepTokens | None:
-        """What the present step reads and emits; None where it was not run."""
-        return tokens_at(self.timeline, self.position, self.flight)
+    def step_tokens(self, seq: int | None = None) -> StepTokens | None:
+        """What the present step reads of a sequence (default: the chosen one) and emits; None: it did not feed it."""
+        return tokens_at(self.timeline, self.position, self.flight, self.sequence if seq is None else seq)
 
     def _amended(self, line: str, before: Position) -> str:
         """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank

@@ -36,14 +36,14 @@ def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> NDArr
         if at.step not in golden.steps(0) or not golden.has_tap(tap):
             raise DebuggerError(f"the golden has no {tap} at step {at.step}: `golden` records it up to here")
         ours = (
-            debugger.timeline.sequence(at.branch, at.step)
+            debugger.timeline.sequence(at.branch, at.step, debugger.sequence)
             if at.step <= debugger.timeline.last(at.branch)
             else None
         )
-        told = next((one for one in golden.step(at.step, 0).sequences if one.seq == 0), None)
+        told = next((one for one in golden.step(at.step, 0).sequences if one.seq == debugger.sequence), None)
         if ours is not None and (told is None or list(told.ids) != list(ours.ids)):
             raise DebuggerError(f"the golden read other ids at step {at.step}: `golden` records it for these")
-        found = golden.rebuilt(tap, step=at.step).array
+        found = golden.rebuilt(tap, step=at.step, seq=debugger.sequence).array
     if found is None or found.shape != shape:
         raise DebuggerError(
             f"the golden's {tap} has shape {None if found is None else found.shape}, not {shape}"

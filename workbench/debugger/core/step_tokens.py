@@ -1,16 +1,15 @@
-"""Which token a step reads and emits: of several sequences, those of the first that takes part in the pass.
-
-Stops, `where`, conditions (`position`, `token`, `kv_len`) and `expect` all mean this sequence, inside a step and
-between steps.
-"""
+"""Which token a step reads and emits: those of the chosen sequence, inside a step and between steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sessions.records import SequenceStep
 from workbench.debugger.answers import Position
 from workbench.debugger.core.executor import Flight
 from workbench.debugger.core.timeline import Timeline
+from workbench.views.sequences import fed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +21,17 @@ class StepTokens:
     emitted: int | None = None
 
 
-def tokens_at(timeline: Timeline, at: Position, flight: Flight | None) -> StepTokens | None:
-    """The tokens of the step at a position; None before the first step, and for a step that was not run or that fed
-    nothing."""
-    if flight is not None and flight.step == at.step:
-        names = flight.stopped.names[0]
-        return StepTokens(int(names["token"]), int(names["position"]))
-    if not 0 <= at.step <= timeline.last(at.branch):
+def tokens_at(timeline: Timeline, at: Position, flight: Flight | None, seq: int) -> StepTokens | None:
+    """The tokens of a sequence in the step at a position; None before the first step, and for a step that was not run
+    or that did not feed the sequence."""
+    told = next((one for one in sequences_at(timeline, at, flight) if one.seq == seq), None)
+    if told is None or not fed(told):
         return None
-    told = timeline.first_fed(at.branch, at.step)
-    return None if told is None else StepTokens(told.ids[-1], told.positions[-1], told.emitted)
+    return StepTokens(told.ids[-1], told.positions[-1], told.emitted)
+
+
+def sequences_at(timeline: Timeline, at: Position, flight: Flight | None) -> Sequence[SequenceStep]:
+    """What the step at a position did to each sequence, or does to it by now; nothing for a step that was not run."""
+    if flight is not None and flight.step == at.step:
+        return flight.stopped.sequences
+    return timeline.record(at.branch, at.step).sequences if 0 <= at.step <= timeline.last(at.branch) else ()

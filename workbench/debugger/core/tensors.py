@@ -36,13 +36,13 @@ def parts_of(
     debugger: Debugger,
     tap: str,
     *,
-    seq: int = 0,
+    seq: int | None = None,
     step: int | None = None,
     branch: int | None = None,
     whole: bool = True,
 ) -> Parts:
-    """Each rank's tensor at a tap of a step (default: the present one) of a branch, widened to float32 where it was
-    bfloat16.
+    """Each rank's tensor at a tap of a step (default: the present one) of a branch and a sequence (default: the
+    chosen one), widened to float32 where it was bfloat16.
 
     A live debugger runs the step again for what was not captured, and adds it to the session. With `whole` false
     a part that was captured will do. NotCaptured says how to have it next time.
@@ -50,6 +50,7 @@ def parts_of(
     at = require_step(debugger)
     step = at.step if step is None else step
     branch = at.branch if branch is None else branch
+    seq = debugger.sequence if seq is None else seq
     place = debugger.timeline.places.exact(tap)
     flight = debugger.flight
     if flight is not None and (flight.branch, flight.step) == (branch, step):

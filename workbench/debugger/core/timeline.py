@@ -10,7 +10,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from workbench.debugger.stops.locations import Places
 from workbench.debugger.stops.predicates import Value, cached
 from workbench.inferior.patches import Patch
 from workbench.views.sentinels import SentinelFinding, desync
+from workbench.views.sequences import Sequences, fed
 
 #: Passes kept in memory beside the session; those that are not recorded yet wait in the recorder's backlog.
 _REMEMBERED = 256
@@ -157,15 +157,18 @@ class Timeline:
         """What a step did to the sequence that stops, conditions and `where` speak of: the first of those that were fed
         tokens. None where none was, as in a stranger's session."""
         told = self.record(branch, step).sequences
-        return next((one for one in told if len(one.ids) and len(one.positions)), None)
+        return next(filter(fed, told), None)
 
-    def sequence(self, branch: int, step: int, seq: int = 0) -> Any:
+    def sequence(self, branch: int, step: int, seq: int = 0) -> SequenceStep | None:
         """What a step did to one sequence; None when it took no part."""
         return next((one for one in self.record(branch, step).sequences if one.seq == seq), None)
 
-    def sequences(self) -> list[int]:
-        """The numbers of the sequences that the run began with."""
-        return sorted(self.session.meta.sequences) if self.session is not None else []
+    def batch(self, branch: int) -> Sequences:
+        """The sequences of a branch: those that the run began with, and those that came later."""
+        if self.session is None:
+            return Sequences()
+        self.session.refresh()
+        return Sequences.of(self.session.meta.sequences, self.session.sequences(branch))
 
     def prompt(self, seq: int = 0) -> list[int]:
         """The ids that a sequence began with."""

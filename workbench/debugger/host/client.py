@@ -129,9 +129,9 @@ class HostClient:
 
     # --- asking --------------------------------------------------------------------------------------
 
-    def command(self, line: str) -> Future[CommandAnswer]:
-        """Carry out a command line."""
-        return self._ask(LineRequest(line), CommandAnswer)
+    def command(self, line: str, sequence: int | None = None) -> Future[CommandAnswer]:
+        """Carry out a command line, of `sequence` (None: the one that is chosen)."""
+        return self._ask(LineRequest(line, sequence), CommandAnswer)
 
     def call(self, command: str, /, **arguments: ArgumentValue) -> Future[CommandAnswer]:
         """Carry out a command given by name and arguments."""
@@ -145,7 +145,7 @@ class HostClient:
         """Every command there is."""
         return self._ask(RegistryRequest(), RegistryAnswer)
 
-    def tensor(self, tap: str, rank: int | None = None, seq: int = 0) -> Future[TensorAnswer]:
+    def tensor(self, tap: str, rank: int | None = None, seq: int | None = None) -> Future[TensorAnswer]:
         """A tap's tensor at the present step: whole, or one rank's."""
         return self._ask(TensorRequest(tap, rank, seq), TensorAnswer)
 

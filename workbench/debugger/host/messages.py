@@ -48,6 +48,7 @@ class DebuggerState(Struct, frozen=True):
 
     branch: int
     step: int  # -1: nothing was run
+    sequence: int  # the chosen one, which every command means
     tap: str | None  # inside the step: the operation that has just passed
     last: int  # the branch's last step
     live: bool
@@ -74,9 +75,10 @@ class ErrorInfo(Struct, frozen=True):
 
 
 class LineRequest(Struct, frozen=True, tag="command"):
-    """Carry out a command line. Answered by a CommandAnswer."""
+    """Carry out a command line, of `sequence` (None: the one that is chosen). Answered by a CommandAnswer."""
 
     line: str
+    sequence: int | None = None
 
 
 class CallRequest(Struct, frozen=True, tag="call"):
@@ -95,11 +97,12 @@ class RegistryRequest(Struct, frozen=True, tag="registry"):
 
 
 class TensorRequest(Struct, frozen=True, tag="tensor"):
-    """A tap's tensor at the present step: one rank's, or (None) the whole. Answered by a TensorAnswer."""
+    """A tap's tensor at the present step: one rank's, or (None) the whole; of a sequence, or (None) the chosen one.
+    Answered by a TensorAnswer."""
 
     tap: str
     rank: int | None = None
-    seq: int = 0
+    seq: int | None = None
 
 
 class WeightRequest(Struct, frozen=True, tag="weight"):

@@ -221,6 +221,8 @@ class Host:
 def _perform(debugger: Debugger, request: Request) -> Answer:
     match request:
         case LineRequest():
+            if request.sequence not in (None, debugger.sequence):
+                debugger.call("sequence", number=request.sequence)
             return command_answer(debugger, debugger.execute(request.line))
         case CallRequest():
             return command_answer(debugger, debugger.call(request.command, **request.arguments))

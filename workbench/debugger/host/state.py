@@ -13,6 +13,7 @@ def state_of(debugger: Debugger) -> DebuggerState:
     return DebuggerState(
         branch=at.branch,
         step=at.step,
+        sequence=debugger.sequence,
         tap=timeline.places.name(at.place) or None,
         last=timeline.last(at.branch),
         live=debugger.live,

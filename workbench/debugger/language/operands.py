@@ -147,9 +147,9 @@ def _cause(debugger: Debugger) -> str:
 
 
 def _step_tokens(debugger: Debugger) -> StepTokens:
-    require_step(debugger)
-    found = debugger.step_tokens()
-    assert found is not None, "a step that is stood in was run, or runs"
+    at, found = require_step(debugger), debugger.step_tokens()
+    if found is None:
+        raise NotCaptured(debugger.timeline.batch(at.branch).why_absent(debugger.sequence, at.step))
     return found
 
 
@@ -165,7 +165,7 @@ def _kv_len(debugger: Debugger) -> float:
     at, timeline, flight = require_step(debugger), debugger.timeline, debugger.flight
     if flight is not None and flight.step == at.step:
         return min(names["kv_len"] for names in flight.stopped.names)
-    told = timeline.first_fed(at.branch, at.step)
+    told = timeline.sequence(at.branch, at.step, debugger.sequence)
     layer = None if at.place is None else timeline.places.layers[at.place]
     lengths = told.kv_lens if told is not None else ()
     found = [rows_of(lengths, rank, layer) for rank in range(timeline.ranks)]
@@ -174,7 +174,8 @@ def _kv_len(debugger: Debugger) -> float:
 
 def _tokens(debugger: Debugger) -> list[int]:
     at = debugger.position
-    return debugger.timeline.tokens(at.branch, stop=min(at.step, debugger.timeline.last(at.branch)) + 1)
+    stop = min(at.step, debugger.timeline.last(at.branch)) + 1
+    return debugger.timeline.tokens(at.branch, debugger.sequence, stop)
 
 
 def _text(debugger: Debugger) -> str:

@@ -114,10 +114,10 @@ class LiveDriver:
         return (await _answer(self._client.registry())).commands
 
     async def run(self, line: str, where: Where) -> Reply:
-        """Carry out a command line, wherever the screen looks."""
+        """Carry out a command line, of the sequence that the screen shows, wherever it looks."""
         self.running = line
         try:
-            answer = await _answer(self._client.command(line))
+            answer = await _answer(self._client.command(line, where.seq))
         finally:
             self.running = None
         self.at = answer.state

@@ -98,7 +98,8 @@ class Driver(Protocol):
         """The registry of the debugger's commands."""
 
     async def run(self, line: str, where: Where) -> Reply:
-        """Carry out a command line while the screen looks at `where`. CommandFailed says why not."""
+        """Carry out a command line while the screen looks at `where`; it means the sequence that is chosen there.
+        CommandFailed says why not."""
 
     async def shares(self, name: str) -> RankArrays:
         """Each running rank's share of a parameter; none where no ranks run or they are at work. CommandFailed."""

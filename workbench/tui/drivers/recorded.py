@@ -39,6 +39,7 @@ class RecordedDebugger:
         """Carry out a command line as one who stands at `where`; the answer, and where that led. CommandFailed."""
         try:
             spec, _ = parse_line(line)
+            self._debugger.sequence = where.seq
             self._stand_at(where, inside=spec.inside)
             return self._carry_out(spec, line, where), state_of(self._debugger)
         except _ERRORS as error:

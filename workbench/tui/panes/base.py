@@ -193,5 +193,4 @@ class Pane(PaintedWidget):
         """Give the keys to the pane's main widget: a table or a map before mere lines."""
         able = [widget for widget in self.query("*") if widget.can_focus and widget.display]
         able.sort(key=lambda widget: isinstance(widget, TextBlock))
-        if able:
-            able[0].focus()
+        self.screen.set_focus(able[0] if able else None)  # not to what was closed, over an empty pane

@@ -25,6 +25,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.operations import INF, NAN, Operations, operations
+from workbench.views.sequences import of_all
 from workbench.views.verdicts import Judged
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
@@ -45,6 +46,7 @@ A row shows one statistic of the tap on each rank, whether ranks that must hold 
 NaN and Inf are counted in place of the statistic; ● marks the first operation that holds any.
 ▶ is where the ranks stand, ◆ a breakpoint (b puts it there and takes it away), ◇ a watchpoint.
 In a step that is under way, what has not passed yet is dimmed: (0.999) is the step before's.
+Statistics are of the whole batch; ( and ) choose the sequence whose tensor enter opens.
 
   /      filter by name            t      another statistic
   enter  open the tensor           R      one rank, or all
@@ -104,7 +106,7 @@ In a step that is under way, what has not passed yet is dimmed: (0.999) is the s
         shown = range(ranks) if self.where.rank is None else [self.where.rank]
         return [
             GridColumn("", 2),
-            GridColumn("operation", 18, flex=2),
+            GridColumn((self.snapshot and of_all(self.snapshot.sequences)) or "operation", 18, flex=2),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
             GridColumn("", 1, drop=3 if ranks == 1 else 0),
             GridColumn("layout", 12, drop=8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.tui.drivers.port import Driver
@@ -25,9 +26,9 @@ class Follower:
             None  # where the debugger stood when it was followed last
         )
 
-    async def follow(self, *, back: bool = False) -> None:
-        """Look at where the debugger stands, if it has moved there since (or to come `back`). One at a time: the last
-        word is the latest."""
+    async def follow(self, chosen: int | None = None, *, back: bool = False) -> None:
+        """Look at where the debugger stands, if it has moved there since (or to come `back`), and at the sequence that
+        a command has `chosen`. One at a time: the last word is the latest."""
         async with self._turn:
             self.behind = False
             bench, at = self.bench, self.driver.at
@@ -39,7 +40,8 @@ class Follower:
             if at is not None and bench.overview is not None:
                 stands = at.branch, at.step, at.tap
                 moved, self._stood = stands != self._stood, stands
-                there = await self.navigator.of_debugger(at, bench.place, bench.overview)
-                bench.look(there if moved or back else await self.navigator.nearest(bench.place))
+                here = bench.place if chosen is None else replace(bench.place, seq=chosen)
+                there = await self.navigator.of_debugger(at, here, bench.overview)
+                bench.look(there if moved or back else await self.navigator.nearest(here))
             if bench.front is None:
                 await bench.show_pane(1)

@@ -45,7 +45,7 @@ class Frame:
 
     def compose(self, panes: Widget, command_line: Widget) -> ComposeResult:
         """The widgets from top to bottom, with the panes in their middle."""
-        yield from (self.status, self.rules, self.tokens.strip, self.tokens.beside)
+        yield from (self.status, self.rules, self.tokens.strip)
         yield Divider(id="under-tokens")
         yield self.tabs
         with Body(id="body"):

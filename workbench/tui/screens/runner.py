@@ -19,13 +19,14 @@ _MOST_WAITING = 8
 
 class CommandRunner:
     """Runs command lines on a driver. `looking` gives the place that the screen looks at, `arrived` has it follow the
-    debugger, `tell(text, wrong)` writes into the message line."""
+    debugger, and look at the sequence that a command has chosen (None: none has), `tell(text, wrong)` writes into the
+    message line."""
 
     def __init__(
         self,
         driver: Driver,
         looking: Callable[[], Where],
-        arrived: Callable[[], Awaitable[None]],
+        arrived: Callable[[int | None], Awaitable[None]],
         tell: Callable[[str, bool], None],
     ) -> None:
         self.driver = driver
@@ -74,14 +75,15 @@ class CommandRunner:
             self._turn.release()
 
     async def _run(self, line: str) -> Reply | None:
-        self._began = time.monotonic()
+        self._began, sent = time.monotonic(), self._looking()
         try:
-            reply = await self.driver.run(line, self._looking())
+            reply = await self.driver.run(line, sent)
         except CommandFailed as error:
-            await self._arrived()
+            await self._arrived(None)
             self.tell(clean(str(error), limit=300), True)
             return None
-        await self._arrived()
+        at = self.driver.at
+        await self._arrived(at.sequence if at is not None and at.sequence != sent.seq else None)
         return reply
 
     def interrupt(self) -> None:

@@ -26,6 +26,7 @@ def status_facts(
         Fact(f"tp {overview.ranks}", "text", drop=2),
         Fact(f"{overview.device} {_SHORT.get(overview.dtype, overview.dtype)}", "quiet", drop=6),
         Fact(f"step {where.step}/{last}", "accent", width=5 + 2 * len(str(last)) + 1),
+        *([Fact(overview.batch.label(where.seq), "accent", drop=3)] if overview.batch.several else ()),
         Fact(f"pos {'-' if position is None else position}", "text", drop=4, width=8),
         Fact(f"{number(speed)} tok/s" if speed else "", "quiet", drop=7, width=11),
     )
@@ -64,6 +65,8 @@ def step_facts(present: Present | None) -> Facts:
     """What the present step did, when nothing more urgent is to be said."""
     if present is None:
         return ((Fact("no steps yet", "quiet"),), ())
+    if present.absent:
+        return ((Fact(present.absent, "accent"),), ())
     if present.stopped_at:
         return ((Fact(f"under way: stopped at {present.stopped_at}", "accent"),), ())
     told = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")

@@ -48,4 +48,5 @@ def _is_captured(source: SessionSource, where: Where) -> bool:
     names = source.session.taps
     if where.step not in source.reach(where.branch):
         return False
-    return any(key.tap == names[where.tap].name for key in source.session.captured(where.step, where.branch))
+    place = names[where.tap].name, where.seq
+    return any((key.tap, key.seq) == place for key in source.session.captured(where.step, where.branch))

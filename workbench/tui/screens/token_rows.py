@@ -1,12 +1,15 @@
-"""The tokens on the workbench: the branch's, those of the branch that it is compared with under them, the timeline."""
+"""The tokens on the workbench: a line a sequence of the branch, under that of the chosen one the branch that it is
+compared with; and the timeline."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from workbench.tui.reader import Reader
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.step_timeline import StepTimeline
-from workbench.tui.widgets.token_strip import TokenStrip
+from workbench.tui.widgets.token_strip import StripLine, TokenStrip
 from workbench.views.overview import Overview
 from workbench.views.token_line import TokenLine, TokenLines, compare
 from workbench.views.where import Where
@@ -18,13 +21,16 @@ COLOURS = {
     "divergence": "the clearer, the farther from the golden reference, or from the other branch",
 }
 
+#: Sequences that have a line on a screen of at least so many lines.
+_ROOM = ((60, 12), (30, 6), (0, 3))
+
 
 class TokenRows:
     """Reads the tokens a little at a time and shows them in its widgets, which the screen mounts."""
 
     def __init__(self, reader: Reader, colour: str) -> None:
         self.reader, self.colour = reader, colour
-        self.strip, self.beside = TokenStrip(id="tokens"), TokenStrip(id="other-tokens")
+        self.strip = TokenStrip(id="tokens")
         self.timeline = StepTimeline(id="timeline")
         self.line = TokenLine()
         #: Where the branch left the one it is compared with.
@@ -63,23 +69,51 @@ class TokenRows:
         if where.branch != self._present:
             self._present, self._left = where.branch, self._present
         other = self.against(overview, where)
-        self.line = await self.reader.ask(self._lines.line, where.branch, where.seq, other)
+        read = {where.seq: await self.reader.ask(self._lines.line, where.branch, where.seq, other)}
+        shown = shown_sequences(list(overview.batch.fed) or [where.seq], where.seq, self._room())
+        for seq in (seq for seq in shown if seq != where.seq):
+            read[seq] = await self.reader.ask(self._lines.line, where.branch, seq, other)
+        theirs = None if other is None else await self.reader.ask(self._lines.line, other, where.seq)
+        self.line = read[where.seq]
         if not self.strip.is_attached:
             return True  # the screen was closed meanwhile
-        shown, complete = self.line, self.line.complete
-        self.strip.colour = self.beside.colour = self.colour
-        self.strip.screen.set_class(other is not None, "-comparing")
-        self.difference, self.strip.title = (), ""
-        if other is not None:
-            theirs = await self.reader.ask(self._lines.line, other, where.seq)
-            both = compare(self.line, theirs)
-            shown, complete = both.ours, complete and theirs.complete
-            self.beside.tokens, self.beside.at = both.theirs.tokens, both.theirs.at(where.step)
-            self.beside.title, self.beside.leader = overview.branch(other).name, self.strip
-            self.beside.refresh()
-            self.strip.title = overview.branch(where.branch).name
-            if both.first is not None:
-                self.difference = (Fact(f"first difference at step {both.first}", "wrong", drop=1),)
-        self.strip.tokens, self.strip.at = shown.tokens, shown.at(where.step)
+        both = None if theirs is None else compare(self.line, theirs)
+        self.difference = (
+            (Fact(f"first difference at step {both.first}", "wrong", drop=1),)
+            if both is not None and both.first is not None
+            else ()
+        )
+        lines = []
+        for seq in shown:
+            chosen = seq == where.seq
+            tokens = both.ours if both is not None and chosen else read[seq]
+            titles = [_title(overview, shown, seq)] if overview.batch.several else []
+            if both is not None and chosen:
+                titles.append(overview.branch(where.branch).name)
+            lines.append(StripLine(tokens.tokens, tokens.at(where.step), " ".join(titles), seq, chosen))
+            if both is not None and chosen and other is not None:
+                at, name = both.theirs.at(where.step), overview.branch(other).name
+                lines.append(StripLine(both.theirs.tokens, at, name, seq, chosen, led=True))
+        self.strip.lines, self.strip.colour = tuple(lines), self.colour
         self.timeline.show(self.line, where, self.colour)
-        return complete
+        return all(line.complete for line in (*read.values(), theirs) if line is not None)
+
+    def _room(self) -> int:
+        """How many sequences have a line: what is below them needs the rest."""
+        height = self.strip.app.size.height if self.strip.is_attached else 0
+        return next(lines for least, lines in _ROOM if height >= least)
+
+
+def shown_sequences(known: Sequence[int], chosen: int, room: int) -> Sequence[int]:
+    """The sequences of which there is a line: as many as there is room for, the chosen one in their middle."""
+    at = known.index(chosen) if chosen in known else 0
+    first = max(0, min(at - room // 2, len(known) - room))
+    return known[first : first + room]
+
+
+def _title(overview: Overview, shown: Sequence[int], seq: int) -> str:
+    """The sequence, and how many are out of sight beyond it."""
+    known = list(overview.batch.fed)
+    above, below = known.index(shown[0]), len(known) - 1 - known.index(shown[-1])
+    more = f" ↑{above}" if above and seq == shown[0] else f" ↓{below}" if below and seq == shown[-1] else ""
+    return f"seq {seq}{more}"

@@ -55,6 +55,16 @@ class ViewActions:
         if self.bench.overview is not None:
             self.bench.look(same_operation(self.bench.overview.taps, self.bench.place, by))
 
+    def sequence(self, by: int) -> None:
+        """Choose the next sequence of the batch: what is shown, and what further commands mean."""
+        if self.bench.overview is None:
+            return
+        if self.bench.overview.batch.several:
+            seq = self.bench.overview.batch.beside(self.bench.place.seq, by)
+            self.bench.look(replace(self.bench.place, seq=seq))
+        else:
+            self.bench.tell("there is only one sequence: a batch has a --prompt for each")
+
     def rank(self) -> None:
         """One rank, then the next, then all."""
         if self.bench.overview is not None:

@@ -45,6 +45,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
     """One session on screen. `reader` answers what is shown of it, `driver` carries out commands on it."""
 
     CSS_PATH = "../styles/workbench.tcss"
+    AUTO_FOCUS = ""  # nothing, rather than a field that is not shown: the keys go to the pane in front
     # Textual declares both as instance variables.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-tree"), (160, "-inspector")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
@@ -237,8 +238,12 @@ class WorkbenchScreen(Guarded, Screen[None]):
         await self.show_pane(event.number)
 
     @on(TokenStrip.Picked)
+    async def _token(self, event: TokenStrip.Picked) -> None:
+        there = self.where if event.seq is None else replace(self.where, seq=event.seq)
+        self.where = there if event.step is None else replace(there, step=event.step)
+
     @on(StepTimeline.Picked)
-    def _token(self, event: TokenStrip.Picked | StepTimeline.Picked) -> None:
+    def _step(self, event: StepTimeline.Picked) -> None:
         self.where = replace(self.where, step=event.step)
 
     @on(ModelTree.Picked)

@@ -8,6 +8,7 @@ from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
+from workbench.views.sequences import of_all
 from workbench.views.where import Where
 
 
@@ -29,6 +30,8 @@ class Inspector(TextBlock):
             [],
             [(" " * 9, "quiet"), *((f"{f'rank {rank}':>9}", f"rank{rank % 4}") for rank in shown)],
         ]
+        if operations.sequences > 1:
+            lines[2:2] = [[(f"statistics {of_all(operations.sequences)}", "quiet")]]
         if not operations.has_passed(where.tap):
             lines[1:1] = [[(f"not yet in step {where.step}: of step {where.step - 1}", "accent")]]
         stats = operations.stats[where.tap]

@@ -1,0 +1,68 @@
+"""`sequence`: the one of a batch that every command and every pane means."""
+
+from __future__ import annotations
+
+from workbench.debugger.answers import Message, Result, TableResult
+from workbench.debugger.core.batch import batch_of, check_sequence
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.errors import DebuggerError
+from workbench.views.cached_lengths import span
+from workbench.views.sequences import Sequences
+
+#: Tokens that the list shows of a sequence.
+_SHOWN = 6
+
+
+@command(
+    "sequence", "seq", arguments=(Argument("number", "int", help="none: list them"),),
+    group="looking", changes=True,
+    help="choose one sequence of a batch of prompts: every command and pane means it",
+    details="A batch has a sequence for each `--prompt`, numbered from 0. `print`, `x`, `topk`, `attn` and `lens` also"
+    " take `seq N` at their end, for another one just once. Statistics are of the whole batch. A breakpoint's `token`,"
+    " `position` and `kv_len` are those of the sequence that was chosen when it was set.",
+)  # fmt: skip
+def sequence(debugger: Debugger, number: int | None) -> Result:
+    """Choose, or tell which there are."""
+    batch = batch_of(debugger)
+    if number is None:
+        return _listed(debugger, batch)
+    debugger.sequence = check_sequence(debugger, number)
+    label = batch.label(number) or "the only sequence"
+    return Message(f"{label}: {_reads(debugger, number)}", {"sequence": number})
+
+
+def _listed(debugger: Debugger, batch: Sequences) -> TableResult:
+    """A sequence a row, the chosen one marked."""
+    rows = [
+        [
+            "▸" if seq == debugger.sequence else "",
+            seq,
+            _prompt_length(debugger, seq),
+            span(steps.start, steps.stop - 1) if steps else None,
+            _reads(debugger, seq),
+        ]
+        for seq, steps in batch.fed.items()
+    ]
+    return TableResult(
+        "", ["", "sequence", "prompt tokens", "steps", "now"], rows, empty="the session names no sequence"
+    )
+
+
+def _prompt_length(debugger: Debugger, seq: int) -> int | None:
+    try:
+        return len(debugger.timeline.prompt(seq))
+    except DebuggerError:  # it joined later, or a stranger recorded it
+        return None
+
+
+def _reads(debugger: Debugger, seq: int) -> str:
+    """What the present step reads of a sequence and emits, in words."""
+    at = debugger.position
+    if at.step < 0:
+        return "nothing was run yet"
+    told = debugger.step_tokens(seq)
+    if told is None:
+        return batch_of(debugger).why_absent(seq, at.step)
+    emits = "" if told.emitted is None else f', emits "{debugger.texts.label(told.emitted)}"'
+    return f'reads "{debugger.texts.label(told.read)}" at position {told.position}{emits}'

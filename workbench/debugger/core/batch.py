@@ -1,0 +1,51 @@
+"""The chosen sequence of a batch, and commands that name another."""
+
+from __future__ import annotations
+
+import re
+
+from sessions.records import SequenceStep
+from workbench.debugger.core.debugger import Debugger
+from workbench.debugger.core.motion import require_step
+from workbench.debugger.errors import CommandError, NotCaptured
+from workbench.views.sequences import Sequences, fed
+
+_SEQUENCE = re.compile(r"\bseq(?:uence)?\s+(\d+)\s*$")
+
+
+def batch_of(debugger: Debugger) -> Sequences:
+    """The sequences of the branch that is stood on."""
+    return debugger.timeline.batch(debugger.position.branch)
+
+
+def check_sequence(debugger: Debugger, seq: int) -> int:
+    """The sequence; CommandError where there is none of that number."""
+    batch = batch_of(debugger)
+    if seq not in batch.fed:
+        raise CommandError(f"there is no sequence {seq}: {batch.listed()}")
+    return seq
+
+
+def sequence_of(debugger: Debugger, text: str) -> tuple[str, int]:
+    """A text and the sequence of a trailing `seq S`, the chosen one where there is no such end."""
+    match = _SEQUENCE.search(text)
+    if match is None:
+        return text.strip(), debugger.sequence
+    return text[: match.start()].strip(), check_sequence(debugger, int(match[1]))
+
+
+def finished_step(debugger: Debugger, seq: int) -> SequenceStep:
+    """What the present step, which is over, did to a sequence. An error where it is not, or did not feed it."""
+    at = require_step(debugger)
+    if at.step > debugger.timeline.last(at.branch):
+        raise CommandError(f"step {at.step} is not finished: `next` finishes it")
+    told = debugger.timeline.sequence(at.branch, at.step, seq)
+    if told is None or not fed(told):
+        raise NotCaptured(batch_of(debugger).why_absent(seq, at.step))
+    return told
+
+
+def titled(debugger: Debugger, title: str, seq: int) -> str:
+    """A title that names the sequence where there are several."""
+    label = batch_of(debugger).label(seq)
+    return f"{title}, {label}" if label else title
