@@ -72,7 +72,7 @@ def split(debugger: Debugger, other: str | None) -> SplitResult:
     debugger.session.refresh()
     source = SessionSource(debugger.session, debugger.texts)
     beside = _named(debugger, source, at.branch, other)
-    where = Where(at.branch, step)
+    where = Where(at.branch, step, debugger.sequence)
     tokens = SidesReader().all_tokens(source, where, beside)
     found = compared_step(source, where, beside, tokens.parted)
     lines, marked = _around(tokens, step)
