@@ -10,7 +10,9 @@ import typer
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A Hugging Face directory, a hub id, or `demo`.", show_default=False
+        metavar="MODEL",
+        help="A Hugging Face directory, a GGUF file, a hub id, or `demo`.",
+        show_default=False,
     ),
 ]
 Prompts = Annotated[

@@ -67,7 +67,7 @@ def root(
 ) -> None:
     """A debugger for tensor-parallel LLM inference: step, inspect, compare, replay.
 
-    Without a command it opens the screens. MODEL is a Hugging Face directory, a hub id, or `demo`.
+    Without a command it opens the screens. MODEL is a Hugging Face directory, a GGUF file, a hub id, or `demo`.
     """
     if version:
         print(f"lockstep {metadata.version('lockstep')}")

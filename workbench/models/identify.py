@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import EngineError
+from engine.errors import CheckpointError, EngineError
 from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.text import clean
@@ -41,9 +42,13 @@ def identify(text: str) -> Found:
         return Found("nothing", path, f"there is no {clean(name, limit=80)}{hub}")
     if path.is_file() and path.suffix == ".session":
         return _session(path)
-    if path.is_dir() and not (path / "config.json").exists():
+    try:
+        gguf = gguf_file(path)
+    except CheckpointError as error:  # several of them
+        return Found("directory", path, clean(str(error), limit=200))
+    if path.is_dir() and gguf is None and not (path / "config.json").exists():
         return Found("directory", path, "a directory")
-    return _model(path)
+    return _model(gguf or path)
 
 
 def _session(path: Path) -> Found:

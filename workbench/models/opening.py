@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint, resolve
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
@@ -30,20 +31,25 @@ class OpenedModel:
 
     @property
     def directory(self) -> Path:
-        """The checkpoint's directory, where its configuration and tokenizer are."""
-        return self.path if self.path.is_dir() else self.path.parent
+        """Where the checkpoint's configuration and tokenizer are: its directory, or the GGUF file that holds all."""
+        return self.path if self.path.is_dir() or self.path.suffix == ".gguf" else self.path.parent
 
 
 def open_model(name: str) -> OpenedModel:
-    """Find MODEL: a directory or file, a hub id, or `demo`.
+    """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or `demo`.
 
     CheckpointError says what is wrong with it, its configuration or its tokenizer.
     """
     path = MODEL_DIR if name == DEMO else resolve(name)
     try:
+        path = gguf_file(path) or path
         config, source = open_checkpoint(path)
         source.close()
         found = OpenedModel(DEMO, path, config, find_tokenizer(path))
     except ConfigError as error:  # the files' fault, not the command line's
         raise CheckpointError(str(error)) from error
-    return found if path == MODEL_DIR else replace(found, name=found.directory.resolve().name)
+    return (
+        found
+        if path == MODEL_DIR
+        else replace(found, name=found.directory.resolve().name.removesuffix(".gguf"))
+    )

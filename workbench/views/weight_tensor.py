@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
 from engine.errors import EngineError
 from engine.parallel import shards
@@ -15,7 +14,7 @@ from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.source import SessionSource
 from workbench.views.tensor import Tensor
-from workbench.views.weights import NUMPY, read_values, share_text
+from workbench.views.weights import read_values, share_text
 from workbench.views.where import Where
 
 #: By rank, the share of a parameter that it holds.
@@ -63,14 +62,12 @@ def _checkpoint(source: SessionSource, name: str) -> tuple[NDArray[np.float32], 
     model, checkpoint = open_checkpoint(path)
     with checkpoint:
         info = checkpoint.info(name)
-    if info.dtype not in NUMPY:
-        raise KeyError(f"{info.dtype} values cannot be shown")
-    values, sampled = read_values(info.file, read_header(info.file).entries[name], info.dtype)
+        values, sampled = read_values(checkpoint, name)
     try:
         cuts = tuple(shards.plan(name, model, source.session.ranks, r) for r in range(source.session.ranks))
     except KeyError:  # no parameter of the model
         cuts = ()
-    return values, cuts, sampled, info.dtype
+    return values, cuts, sampled, info.encoding or info.dtype
 
 
 def _cut(values: NDArray[np.float32], shard: Shard) -> NDArray[np.float32]:

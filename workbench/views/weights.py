@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import TensorEntry, read_header
+from engine.checkpoint.gguf.source import GgufSource
+from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
+from engine.checkpoint.source import Source
 from engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT, survey
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, EngineError
@@ -27,7 +28,7 @@ _MOST = 8_000_000
 _BINS = 60
 _EXTREMES = 12
 #: How the file's dtypes lie in numpy, which has no bfloat16.
-NUMPY = {"float32": "<f4", "float16": "<f2", "float64": "<f8", "bfloat16": "<u2"}
+_NUMPY = {"float32": "<f4", "float16": "<f2", "float64": "<f8", "bfloat16": "<u2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _surveyed(source: SessionSource) -> list[Parameter]:
             Parameter(
                 clean(item.name, limit=120),
                 item.info.shape,
-                item.info.dtype,
+                item.info.encoding or item.info.dtype,
                 tuple(map(share_text, item.shards)),
             )
             for item in survey(checkpoint, model, tp=source.session.ranks, statistics=False)
@@ -134,17 +135,16 @@ def parameter_values(source: SessionSource, where: Where, name: str) -> Paramete
     try:
         model, checkpoint = open_checkpoint(path)
         with checkpoint:
-            info = checkpoint.info(name)
-        entry = read_header(info.file).entries[name]
+            values, sampled = read_values(checkpoint, name)
+            shape = checkpoint.info(name).shape
     except (EngineError, KeyError):
         return None
-    if info.dtype not in NUMPY or not info.numel:
+    if not values.size:
         return None
-    values, sampled = read_values(info.file, entry, info.dtype)
     flat = values.reshape(-1)
-    head_dim = _head_dim(model, name, info.shape)
+    head_dim = _head_dim(model, name, shape)
     rows = flat.size // head_dim if head_dim else values.shape[0] if values.ndim > 1 else 1
-    extremes = _extremes(flat, head_dim, source.session.ranks) if len(info.shape) == 1 else _rows(values)
+    extremes = _extremes(flat, head_dim, source.session.ranks) if len(shape) == 1 else _rows(values)
     return ParameterValues(
         name=clean(name, limit=120),
         figures=tensor_figures(flat, _BINS),
@@ -162,17 +162,22 @@ def _head_dim(model: ModelConfig, name: str, shape: tuple[int, ...]) -> int:
     return model.head_dim if projection and len(shape) == 1 and shape[0] % model.head_dim == 0 else 0
 
 
-def read_values(file: Path, entry: TensorEntry, dtype: str) -> tuple[NDArray[np.float32], str]:
-    """The values as float32, of evenly spaced rows where there are too many."""
-    kind = np.dtype(NUMPY[dtype])
-    mapped: NDArray[np.generic] = np.memmap(file, kind, "r", entry.start, entry.shape)
-    sampled = ""
-    if mapped.size > _MOST:
-        step = -(-mapped.size // _MOST)
-        sampled = f"of every {step}th row"
-        mapped = mapped[::step]
-    raw = np.array(mapped)
-    if dtype == "bfloat16":
+def read_values(checkpoint: Source, name: str) -> tuple[NDArray[np.float32], str]:
+    """The values of a tensor as float32, of evenly spaced rows where there are too many. KeyError for a dtype that has
+    no plain values."""
+    info = checkpoint.info(name)
+    step = max(1, -(-info.numel // _MOST))
+    sampled = f"of every {step}th row" if step > 1 else ""
+    if isinstance(checkpoint, GgufSource):
+        return checkpoint.rows(name, step), sampled
+    if info.dtype not in _NUMPY:
+        raise KeyError(f"{info.dtype} values cannot be shown")
+    start = read_header(info.file).entries[name].start
+    if not info.numel:
+        return np.empty(info.shape, np.float32), ""
+    mapped: NDArray[np.generic] = np.memmap(info.file, np.dtype(_NUMPY[info.dtype]), "r", start, info.shape)
+    raw = np.array(mapped[::step] if step > 1 else mapped)
+    if info.dtype == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32), sampled
     return raw.astype(np.float32), sampled
 

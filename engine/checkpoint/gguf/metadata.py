@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +58,19 @@ class MetadataArray:
             (length,) = unpack(raw, position)
             position += 8 + length
             found.append(raw[position - length : position].decode("utf-8", "replace"))
+        return found
+
+    def find(self, wanted: Iterable[str]) -> dict[str, int]:
+        """The elements of a STRING array that are among `wanted`, and the index of the last such."""
+        encoded = {text.encode(): text for text in wanted}
+        lengths = {len(text) for text in encoded}
+        unpack, raw, position = struct.Struct("<Q").unpack_from, self.raw, 0
+        found: dict[str, int] = {}
+        for index in range(self.count):
+            (length,) = unpack(raw, position)
+            position += 8 + length
+            if length in lengths and (text := encoded.get(raw[position - length : position])) is not None:
+                found[text] = index
         return found
 
     def numbers(self) -> list[int] | list[float]:

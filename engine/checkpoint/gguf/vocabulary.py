@@ -35,6 +35,5 @@ def end_ids(fields: Fields) -> tuple[int, ...]:
     named = [found for kind in ("eos", "eot", "eom") if (found := token_id(fields, kind)) is not None]
     tokens = fields.data.get(TOKENS)
     if isinstance(tokens, MetadataArray) and tokens.element == "STRING":
-        ids = {text: index for index, text in enumerate(tokens.texts()) if text in ENDS}
-        named += sorted(ids.values())
+        named += sorted(tokens.find(ENDS).values())
     return tuple(dict.fromkeys(named))

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.resolve import open_checkpoint
 from sessions import Session, SessionWriter
 from sessions.meta import ModelMeta, SessionMeta
 from sessions.records import Tap
+from workbench.demo import GGUF_DIR
 from workbench.views.source import SessionSource
 from workbench.views.tensor import tensor_figures
-from workbench.views.weights import _standing_out, parameter_values
+from workbench.views.weight_tensor import weight_tensor
+from workbench.views.weights import _standing_out, parameter_values, weights
 from workbench.views.where import Where
 
 BIAS = "model.layers.0.self_attn.q_proj.bias"
@@ -29,6 +32,23 @@ def test_a_bias_of_the_demo_model_is_a_strip_of_heads(tmp_path: Path) -> None:
         assert found.figures.minimum == found.matrix.min()
         assert sum(found.figures.counts) == found.matrix.size
         assert parameter_values(SessionSource(session), Where(), "nothing") is None
+
+
+def test_a_quantised_matrix_is_shown_dequantised(tmp_path: Path) -> None:
+    file = GGUF_DIR / "demo-q4_k_m.gguf"
+    path, meta = tmp_path / "gguf.session", SessionMeta(model=ModelMeta(path=str(file)))
+    with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=2, meta=meta):
+        pass
+    name = "model.layers.0.mlp.gate_proj.weight"
+    expected = open_checkpoint(file)[1].read(name)
+    with Session.open(path) as session:
+        source = SessionSource(session)
+        found = parameter_values(source, Where(), name)
+        assert found is not None
+        assert np.array_equal(found.matrix, expected.numpy())
+        listed = {one.name: one for one in weights(source, Where()).parameters}
+        assert (listed[name].dtype, listed[name].shape) == ("Q4_K", (768, 256))
+        assert weight_tensor(source, Where(), name, "checkpoint", {}).dtype == "Q4_K"
 
 
 def test_what_is_not_finite_is_counted_and_hides_nothing() -> None:

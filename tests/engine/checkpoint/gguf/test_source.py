@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from engine.checkpoint.block_types import PLAIN, QUANTISED, TYPES
 from engine.checkpoint.dequantise import SUPPORTED
-from engine.checkpoint.gguf.source import GgufSource, read_split
+from engine.checkpoint.gguf.source import GgufSource, open_gguf, read_split
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.checkpoint.verify import verify
@@ -146,6 +146,16 @@ def test_a_type_that_cannot_be_read_is_refused_by_name_and_tensor(tmp_path: Path
         CheckpointError, match=f"1 not float32, bfloat16, float16: {DOWN} is IQ1_S in one.gguf"
     ):
         verify(source, ModelConfig.from_hf(tiny_config("llama").to_dict()))
+
+
+def test_rows_without_torch_are_those_that_are_read(tmp_path: Path) -> None:
+    _, source = open_gguf(gguf_twin(tiny_variant(tmp_path, "llama-bias"), tmp_path / "twin.gguf", "Q8_0"))
+    for name in source.names():
+        whole = source.read(name).numpy()
+        assert np.array_equal(source.rows(name), whole), name
+        assert np.array_equal(source.rows(name, 3), whole[::3] if whole.ndim > 1 else whole), name
+    with pytest.raises(CheckpointError, match=f"{DOWN}: I8 cannot be read"):
+        _one_tensor(tmp_path / "one.gguf", 24, [2, 2], bytes(4)).rows(DOWN)
 
 
 def test_a_span_outside_and_an_unknown_tensor_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""What MODEL may be: GGUF files by their path, or by a directory that holds one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from workbench.demo import GGUF_DIR
+from workbench.models.identify import identify
+from workbench.models.opening import open_model
+
+DEMO = "demo-q8_0.gguf"
+
+
+def test_a_gguf_file_is_a_model_with_its_own_tokenizer() -> None:
+    model = open_model(str(GGUF_DIR / DEMO))
+    assert (model.name, model.path, model.directory) == ("demo-q8_0", GGUF_DIR / DEMO, GGUF_DIR / DEMO)
+    assert model.config.family == "qwen2"
+    assert model.tokenizer is not None
+    assert model.tokenizer.template is not None
+    found = identify(str(GGUF_DIR / DEMO))
+    assert (found.kind, found.path, found.tps[:2]) == ("model", GGUF_DIR / DEMO, (1, 2))
+
+
+def test_a_directory_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
+    shutil.copy(GGUF_DIR / DEMO, tmp_path)
+    assert open_model(str(tmp_path)).path == tmp_path / DEMO
+    assert identify(str(tmp_path)).path == tmp_path / DEMO
+    shutil.copy(GGUF_DIR / DEMO, tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match=r"2 GGUF files .*: give the path of one"):
+        open_model(str(tmp_path))
+    found = identify(str(tmp_path))
+    assert (found.kind, "2 GGUF files" in found.told) == ("directory", True)
+
+
+def test_a_damaged_gguf_file_says_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / DEMO
+    file.write_bytes((GGUF_DIR / DEMO).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="truncated: "):
+        open_model(str(file))
+    found = identify(str(file))
+    assert (found.kind, "truncated" in found.told) == ("nothing", True)
