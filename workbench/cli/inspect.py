@@ -96,6 +96,7 @@ def _told(one: TensorSurvey) -> dict[str, object]:
     return {
         "name": one.name,
         "dtype": one.info.dtype,
+        "encoding": one.info.encoding or None,
         "shape": one.info.shape,
         "file": one.info.file.name,
         "shards": [
@@ -137,7 +138,7 @@ def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str
     """Print each tensor as soon as it was read; yields their names."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     longest = max(map(len, names), default=0)
-    header = f"{'tensor':{longest}}  {'dtype':5}  {'shape':>12}" + "".join(
+    header = f"{'tensor':{longest}}  {'dtype':6}  {'shape':>12}" + "".join(
         f"  {key:>8}" for key in _STATISTICS
     )
     print(header[:width].rstrip())
@@ -158,11 +159,11 @@ def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str
 
 
 def _row(one: TensorSurvey, longest: int) -> str:
-    dtype = _DTYPES.get(one.info.dtype, one.info.dtype)
+    dtype = one.info.encoding or _DTYPES.get(one.info.dtype, one.info.dtype)
     shape = "×".join(map(str, one.info.shape)) or "scalar"
     values = one.statistics
     cells = "" if values is None else "".join(f"  {number(getattr(values, key)):>8}" for key in _STATISTICS)
-    return f"{clean(one.name):{longest}}  {dtype:5}  {shape:>12}{cells}  {bytes_text(one.info.nbytes)}"
+    return f"{clean(one.name):{longest}}  {dtype:6}  {shape:>12}{cells}  {bytes_text(one.info.nbytes)}"
 
 
 def _parts(parts: tuple[Shard, ...]) -> str:

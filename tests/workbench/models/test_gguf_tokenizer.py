@@ -133,6 +133,7 @@ def _llama_cpp_ids(file: Path, texts: list[str]) -> list[list[int]]:
     return [model.tokenize(text.encode(), add_bos=True, special=True) for text in texts]
 
 
+@pytest.mark.llamacpp
 @pytest.mark.parametrize("pre", CUTS)
 def test_every_cut_is_llama_cpps(pre: str, tmp_path: Path) -> None:
     keys = tokenizer_keys(MODEL_DIR, pre) | {"tokenizer.ggml.bos_token_id": 0}
@@ -145,6 +146,7 @@ def test_every_cut_is_llama_cpps(pre: str, tmp_path: Path) -> None:
 
 
 @needs_data
+@pytest.mark.llamacpp
 def test_stories260k_has_the_ids_of_llama_cpp() -> None:
     assert [_found(STORIES).encode(text) for text in TEXTS] == _llama_cpp_ids(STORIES, TEXTS)
 
