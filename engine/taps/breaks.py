@@ -13,13 +13,16 @@ from engine.taps.predicate import evaluate
 @dataclass(frozen=True, slots=True)
 class Break:
     """Stop at any of `places` (tap indices) where `when` holds (None: always), on `rank` (None: on any rank); but not
-    at a place one of whose `inputs` it held at before in the pass, on any rank: only where it begins to hold."""
+    at a place one of whose `inputs` it held at before in the pass, on any rank: only where it begins to hold.
+    `seq` is the sequence whose position, token and kv_len `when` speaks of, NaN in a pass without it (None: the first).
+    """
 
     id: int
     places: frozenset[int]
     when: Any = None  # a condition, see `engine.taps.predicate`
     rank: int | None = None
     inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Pause:
     breaks: tuple[int, ...]  # ids of the breaks that hit, on any rank
     here: tuple[int, ...]  # those that hit on this rank
     names: Mapping[str, float] = field(default_factory=dict)  # the tap's statistics on this rank, and more
+    #: By sequence of the pass: rows that the tap's layer has cached of it on this rank.
+    kv_lens: Mapping[int, int] = field(default_factory=dict)
 
 
 #: Names that a condition may use: the tap's statistics on the rank that evaluates it, and that rank's position.

@@ -7,13 +7,14 @@ collective at that tap, so that no rank goes on alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.batch import Batch, SequenceSpan
 from engine.parallel.comm import Comm
 from engine.taps.breaks import Break, Pause, PauseSpec
 from engine.taps.measure import measure, merge, statistics, unmask
@@ -73,7 +74,8 @@ class Pauser:
             return  # the tap is complete with the batch's last sequence
         pause = self._reason(place)
         if pause is not None:
-            self.arm(self._wait(replace(pause, names=self._names(place))))
+            kv_lens = {span.seq: self._cached(place, span) for span in self._batch.spans}
+            self.arm(self._wait(replace(pause, names=self._names(place, None), kv_lens=kv_lens)))
             self._layer = layer_path(self._specs[place].name)
 
     def _reason(self, place: int) -> Pause | None:
@@ -124,27 +126,28 @@ class Pauser:
         return any((one.id, source) in self._held for source in one.inputs.get(place, ()))
 
     def _holds(self, one: Break, place: int) -> bool:
-        return one.when is None or bool(evaluate(one.when, self._names(place)))
+        return one.when is None or bool(evaluate(one.when, self._names(place, one.seq)))
 
-    def _names(self, place: int) -> dict[str, float]:
-        """The names that a condition may use at this tap: its statistics on this rank, and the rank's position."""
+    def _names(self, place: int, seq: int | None) -> dict[str, float]:
+        """The names that a condition may use at this tap: its statistics on this rank, and the rank's position in a
+        sequence (None: the first)."""
         seen = {key: x for key, x in self.live.items() if key[0] == place}
         parts = torch.cat([measure(x.reshape(1, -1)) for x in seen.values()]).cpu().numpy()
         table = statistics(merge(unmask(parts, [self._masked[key] for key in seen]))[None])[0]
         names = dict(zip(STATISTICS, table.tolist(), strict=True))
-        last = self._batch.spans[0].stop - 1  # of several sequences, conditions speak of the first
+        span = next((one for one in self._batch.spans if seq in (None, one.seq)), None)
         return names | {
             "step": self._comm.step,
             "rank": self._comm.rank,
-            "position": float(self._batch.positions[last]),
-            "token": float(self._batch.ids[last]),
-            "kv_len": self._cached(place),
+            "position": math.nan if span is None else float(self._batch.positions[span.stop - 1]),
+            "token": math.nan if span is None else float(self._batch.ids[span.stop - 1]),
+            "kv_len": math.nan if span is None else self._cached(place, span),
         }
 
-    def _cached(self, place: int) -> int:
-        """Rows of the first sequence that the tap's layer has cached when the pass is over (outside the layers: the
+    def _cached(self, place: int, span: SequenceSpan) -> int:
+        """Rows of a sequence that the tap's layer has cached when the pass is over (outside the layers: the
         layer with the fewest): what it holds by now, and before it has written what it is to hold."""
-        span, layer = self._batch.spans[0], layer_of(self._specs[place].name)
+        layer = layer_of(self._specs[place].name)
         written = place >= self._caches[layer or 0]
         rows = [
             held if written or cache not in self._batch.caches else max(held, span.end)

@@ -258,7 +258,7 @@ class Inferior:
         hit = tuple(rank for rank, pause in enumerate(pauses) if pause.here)
         return Paused(
             first.place, first.reason, first.breaks, hit, tuple(pause.names for pause in pauses),
-            flight.sequences, flight.stats,
+            flight.sequences, [pause.kv_lens for pause in pauses], flight.stats,
         )  # fmt: skip
 
     def _advance(self, report: StepReport) -> None:

@@ -22,6 +22,7 @@ class Paused:
     ranks: tuple[int, ...]  # ranks on which one hit
     names: tuple[Mapping[str, float], ...] = ()  # each rank's statistics of that tap, and where it stands
     sequences: Sequence[SequenceStep] = ()  # what the pass reads
+    kv_lens: Sequence[Mapping[int, int]] = ()  # each rank's rows of each sequence; see `Pause`
     #: [taps, ranks, statistics] of what has passed by now (NaN: not yet); None where none are measured.
     stats: NDArray[np.float32] | None = None
 

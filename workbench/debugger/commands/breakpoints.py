@@ -24,8 +24,8 @@ WHERE = Argument(
     help="stop at taps",
     details="`break layers.3.attn.* if step >= 12 and absmax > 50`, `break logits rank 1`, `break layers.2`. The"
     " condition speaks of the tap's statistics (min max mean rms absmax nan inf zeros) and of step, rank, token,"
-    " position, kv_len (rows that the tap's layer has cached: `if kv_len != position + 1`), of several prompts those"
-    " of the first; it is evaluated where the tap is.",
+    " position, kv_len (rows that the tap's layer has cached: `if kv_len != position + 1`), in a batch those of the"
+    " sequence that is chosen when it is set; it is evaluated where the tap is.",
 )  # fmt: skip
 def break_(debugger: Debugger, where: str) -> Result:
     """A breakpoint."""
@@ -57,7 +57,7 @@ def watch(debugger: Debugger, what: str) -> Result:
         raise CommandError("watch wants a predicate: for example `watch layers.*.attn.q_proj absmax > 50`")
     made = debugger.breakpoints.add(
         "watch", what.strip(), places=frozenset(debugger.timeline.places.matching(glob)), rank=rank,
-        when=expressions.parse_condition(predicate.strip()), condition=predicate.strip(),
+        seq=debugger.sequence, when=expressions.parse_condition(predicate.strip()), condition=predicate.strip(),
     )  # fmt: skip
     return _set(made)
 
@@ -103,7 +103,7 @@ def condition(debugger: Debugger, number: str, expression: str | None) -> Result
     when = expressions.parse_condition(expression) if expression else None
     if one.kind == "catch":
         when = _sentinel(one.what) if when is None else ["and", _sentinel(one.what), when]
-    one.when = when
+    one.when, one.seq = when, debugger.sequence
     one.condition = expression or ""
     return Message(f"{one.describe()} {'if ' + one.condition if one.condition else 'stops always'}")
 
@@ -179,7 +179,7 @@ def _break(debugger: Debugger, where: str, *, temporary: bool) -> Result:
         )
     places = debugger.timeline.places.matching(location)
     made = debugger.breakpoints.add(
-        "break", location, places=frozenset(places), rank=rank, temporary=temporary,
+        "break", location, places=frozenset(places), rank=rank, seq=debugger.sequence, temporary=temporary,
         when=expressions.parse_condition(text.strip()) if word else None, condition=text.strip(),
     )  # fmt: skip
     return _set(made)

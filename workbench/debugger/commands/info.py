@@ -13,6 +13,7 @@ from sessions.meta import WeightShare
 from sessions.text import clean
 from workbench.debugger.answers import Result, TableResult
 from workbench.debugger.core import registry
+from workbench.debugger.core.batch import batch_of, titled
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
@@ -40,8 +41,8 @@ def ranks(debugger: Debugger) -> TableResult:
 
 
 def kv(debugger: Debugger) -> TableResult:
-    """Rows of each sequence that each rank has cached, against its positions: neighbouring layers that hold as many
-    are one line."""
+    """Rows of the chosen sequence that each rank has cached, against its positions: neighbouring layers that hold as
+    many are one line. Of the others those that are out of line."""
     at = require_step(debugger)
     step = min(at.step, debugger.timeline.last(at.branch))
     rows = []
@@ -49,10 +50,14 @@ def kv(debugger: Debugger) -> TableResult:
         expected = expected_rows(told)
         for rank, lengths in enumerate(told.kv_lens):
             for first, last, length in runs(lengths):
+                if told.seq != debugger.sequence and expected in (None, length):
+                    continue
                 layers = "all" if len(lengths) == last - first + 1 else span(first, last)
                 fits = "" if expected in (None, length) else "MISALIGNED"
                 rows.append([told.seq, rank, layers, length, expected, fits])
-    return TableResult(f"step {step}", ["sequence", "rank", "layers", "cached", "positions", ""], rows)
+    columns = ["sequence", "rank", "layers", "cached", "positions", ""]
+    empty = batch_of(debugger).why_absent(debugger.sequence, step)
+    return TableResult(titled(debugger, f"step {step}", debugger.sequence), columns, rows, empty=empty)
 
 
 def blocks(debugger: Debugger) -> TableResult:
@@ -153,6 +158,10 @@ def breakpoints(debugger: Debugger) -> TableResult:
         for one in debugger.breakpoints
     ]  # fmt: skip
     columns = ["number", "kind", "what", "condition", "rank", "enabled", "ignore", "hits", "commands"]
+    if batch_of(debugger).several:  # whose position, token and kv_len a condition means
+        columns.insert(4, "sequence")
+        for row, one in zip(rows, debugger.breakpoints, strict=True):
+            row.insert(4, one.seq if one.condition else None)
     return TableResult("", columns, rows, empty="no breakpoints: `break`, `watch` and `catch` make them")
 
 

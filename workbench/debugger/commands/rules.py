@@ -139,7 +139,7 @@ def patch(debugger: Debugger, what: str) -> Result:
         values = np.full(whole[target].shape, _value(wanted, what), np.float32)
     shapes = [parts.by_rank[rank].shape for rank in sorted(parts.by_rank)]
     layout = debugger.session.tap(tap).layout
-    made = Patch(place, 0, at.step, cut(layout, shapes, bounds, values))
+    made = Patch(place, debugger.sequence, at.step, cut(layout, shapes, bounds, values))
     line = debugger.timeline.line(at.branch)
     kept = [one for one in line.patches if one.step <= at.step]
     return fork_at(debugger, name, at.step, patches=[*kept, made])

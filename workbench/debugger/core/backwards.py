@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from workbench.debugger.answers import Position, Stop
@@ -61,7 +62,7 @@ def _last_hit(debugger: Debugger, here: Position) -> Target | None:
         return None
     for step, limit in timeline.backwards(here):
         debugger.interrupts.check()
-        names = timeline.names(here.branch, step)
+        names = partial(timeline.names, here.branch, step)
         hits = recorded_hits(candidates, names, len(timeline.places), timeline.ranks)
         before = [place for place in hits if place < limit]
         if before:
@@ -83,7 +84,7 @@ def _first(debugger: Debugger, here: Position, one: Any) -> Target | None:
     for step in range(here.step + 1):
         debugger.interrupts.check()
         if one.places:
-            names = timeline.names(here.branch, step) if one.judged_on_statistics else None
+            names = partial(timeline.names, here.branch, step)
             begins = {one.id: begun(timeline, one.what, here.branch, step)}
             hits = recorded_hits([one], names, len(timeline.places), timeline.ranks, begins)
             place, ranks, words = (min(hits), hits[min(hits)].ranks, "") if hits else (None, (), "")

@@ -8,6 +8,7 @@ that nothing stops has passed (`goto`, a toggle's run ahead) was not told: it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -39,8 +40,7 @@ def begun(timeline: Timeline, sentinel: str, branch: int, step: int) -> Wrong | 
 def hits(debugger: Debugger, candidates: Iterable[Breakpoint], branch: int, step: int) -> Mapping[int, Hit]:
     """Every place of a recorded step at which one of them hits; of a catchpoint, what is new to it."""
     timeline, chosen = debugger.timeline, list(candidates)
-    needed = any(one.judged_on_statistics for one in chosen)
-    names = timeline.names(branch, step) if needed else None
+    names = partial(timeline.names, branch, step)
     news = {one.id: _new(timeline, one, branch, step) for one in chosen if one.kind == "catch"}
     return recorded_hits(chosen, names, len(timeline.places), timeline.ranks, news)
 

@@ -129,13 +129,13 @@ class Timeline:
         """Every tap's statistics at a step, [taps, ranks, 8]."""
         return self.record(branch, step).stats
 
-    def names(self, branch: int, step: int) -> dict[str, Value] | None:
-        """What conditions may speak of, for all taps and ranks of a step at once: arrays [taps, ranks] or
-        [ranks], and numbers. None where statistics were not recorded."""
+    def names(self, branch: int, step: int, seq: int | None = None) -> dict[str, Value] | None:
+        """What conditions on a sequence (None: the first that was fed) may speak of, for all taps and ranks of a step
+        at once: arrays [taps, ranks] or [ranks], and numbers. None where statistics were not recorded."""
         record = self.record(branch, step)
         if record.stats is None:
             return None
-        told = self.first_fed(branch, step)
+        told = next((one for one in record.sequences if fed(one) and seq in (None, one.seq)), None)
         names: dict[str, Value] = {
             name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
         }
@@ -152,12 +152,6 @@ class Timeline:
         count = self.line(branch).steps if stop is None else stop
         found = (self.sequence(branch, step, seq) for step in range(count))
         return [told.emitted for told in found if told is not None and told.emitted is not None]
-
-    def first_fed(self, branch: int, step: int) -> SequenceStep | None:
-        """What a step did to the sequence that stops, conditions and `where` speak of: the first of those that were fed
-        tokens. None where none was, as in a stranger's session."""
-        told = self.record(branch, step).sequences
-        return next(filter(fed, told), None)
 
     def sequence(self, branch: int, step: int, seq: int = 0) -> SequenceStep | None:
         """What a step did to one sequence; None when it took no part."""

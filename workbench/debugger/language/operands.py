@@ -164,7 +164,10 @@ def _kv_len(debugger: Debugger) -> float:
     that has the fewest."""
     at, timeline, flight = require_step(debugger), debugger.timeline, debugger.flight
     if flight is not None and flight.step == at.step:
-        return min(names["kv_len"] for names in flight.stopped.names)
+        return min(
+            (float(rows.get(debugger.sequence, math.nan)) for rows in flight.stopped.kv_lens),
+            default=math.nan,
+        )
     told = timeline.sequence(at.branch, at.step, debugger.sequence)
     layer = None if at.place is None else timeline.places.layers[at.place]
     lengths = told.kv_lens if told is not None else ()

@@ -6,7 +6,7 @@ and on the session's statistics where it is already recorded. The other catchpoi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,6 +35,7 @@ class Breakpoint:
     when: Any = None  # condition tree
     condition: str = ""  # as the user wrote it
     rank: int | None = None
+    seq: int | None = None  # the sequence that a condition speaks of; None: the first of a pass
     temporary: bool = False
     enabled: bool = True
     ignore: int = 0
@@ -55,7 +56,7 @@ class Breakpoint:
 
     def message(self) -> Break:
         """What the ranks are told."""
-        return Break(self.id, self.places, self.when, self.rank, self.inputs)
+        return Break(self.id, self.places, self.when, self.rank, self.inputs, self.seq)
 
     def describe(self) -> str:
         """ "breakpoint 1, layers.0.attn.*"."""
@@ -124,16 +125,17 @@ class Breakpoints:
 
 
 def recorded_hits(
-    candidates: Sequence[Breakpoint], names: Mapping[str, Value] | None, taps: int, ranks: int,
+    candidates: Sequence[Breakpoint], names: Callable[[int | None], Mapping[str, Value] | None], taps: int, ranks: int,
     begun: Mapping[int, Wrong | None] = MappingProxyType({}),
 ) -> dict[int, Hit]:  # fmt: skip
-    """Every place of a recorded step at which a breakpoint hits. Conditions need the step's statistics
-    (`names`); where there are none only unconditional breakpoints can hit. `begun`: where each catchpoint may."""
+    """Every place of a recorded step at which a breakpoint hits. Conditions need the step's statistics (`names` of a
+    sequence); where there are none only unconditional breakpoints can hit. `begun`: where each catchpoint may."""
     found: dict[int, tuple[list[int], set[int]]] = {}
     for one in candidates:
-        if one.judged_on_statistics and names is None:
+        known = names(one.seq) if one.judged_on_statistics else {}
+        if known is None:
             continue
-        table = holds(one.when if one.judged_on_statistics else None, names or {}, taps, ranks)
+        table = holds(one.when if one.judged_on_statistics else None, known, taps, ranks)
         if one.kind == "catch":
             begins = begun.get(one.id)
             table = table & begins if begins is not None else np.zeros_like(table)

@@ -65,7 +65,7 @@ def test_conditions_say_the_same_live_and_recorded(live: Live, rules: dict[str, 
     for tap in taps:
         debugger.execute(f"until {tap}")
         assert debugger.engine.inferior.paused is not None
-        expected[tap] = [names["kv_len"] for names in debugger.engine.inferior.paused.names]
+        expected[tap] = [rows[0] for rows in debugger.engine.inferior.paused.kv_lens]
     debugger.execute("next")
     names = debugger.timeline.names(0, 1)
     assert names is not None
