@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.checkpoint.files import gguf_file
+from engine.checkpoint.resolve import open_checkpoint
 from engine.config import DType
 from engine.errors import RequestError
 from sessions import SessionWriteError, SessionWriter, Verdict
@@ -26,8 +28,8 @@ from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL
 from workbench.models.opening import OpenedModel
-from workbench.references.golden import forced_onto, record_golden, record_pair
-from workbench.references.request import GoldenSequence
+from workbench.references.golden import Wanted, forced_onto, record_all, record_golden, record_pair
+from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
 from workbench.views.golden_event import KIND, GoldenEvent, plain
 
 #: `progress(what, done, of)`: which recording, and how many of its forward passes are over.
@@ -35,18 +37,19 @@ Progress = Callable[[str, int, int], None]
 
 
 def record_reference(
-    directory: Path,
+    model: Path,
     prompts: Sequence[Sequence[int]],
     steps: int,
     dtype: DType,
     *,
+    reference: ReferenceName = "transformers",
     floor: bool = True,
     device: str = "cpu",
     progress: Progress = lambda what, done, of: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
-    Runs are forced onto what the truth emits, greedily.
+    Runs are forced onto what the truth emits, greedily. With llama.cpp: `_record_llamacpp`.
 
     ReferenceFailure and CheckpointError say why there is none.
     """
@@ -55,16 +58,50 @@ def record_reference(
     def count(done: int, of: int) -> None:
         progress("golden reference", done, of)
 
+    if reference == "llama.cpp":
+        return _record_llamacpp(model, sequences, steps, dtype, floor, count, warn)
     noise = None
     if floor:
-        golden, noise = record_pair(
-            directory, sequences, steps, dtype, device=device, progress=count, warn=warn
-        )
+        golden, noise = record_pair(model, sequences, steps, dtype, device=device, progress=count, warn=warn)
     else:
-        golden = record_golden(
-            directory, sequences, steps, "float64", device=device, progress=count, warn=warn
-        )
+        golden = record_golden(model, sequences, steps, "float64", device=device, progress=count, warn=warn)
     return Reference(forced_onto(golden), steps, golden, noise)
+
+
+def _record_llamacpp(
+    model: Path,
+    sequences: Sequence[GoldenSequence],
+    steps: int,
+    dtype: DType,
+    floor: bool,
+    count: Callable[[int, int], None],
+    warn: Callable[[str], None],
+) -> Reference:
+    """llama.cpp on the weights dequantised is golden; on the blocks as stored, where there are any, it shows what
+    quantisation costs; transformers at the engine's dtype shows the noise between two right implementations."""
+    if gguf_file(model) is None:
+        raise ReferenceFailure(f"{model}: llama.cpp reads GGUF files, and this is none: give one", 2)
+    wanted = [Wanted("float32", "llama.cpp")]
+    if quantised := quantised_tensors(model):
+        wanted.append(Wanted("float32", "llama.cpp", dequantised=False))
+    noise = None
+    try:
+        noisy = [Wanted(dtype)] if floor else []
+        golden, *others = record_all(model, sequences, steps, [*wanted, *noisy], progress=count, warn=warn)
+        noise = others.pop() if floor else None
+    except ReferenceFailure as error:
+        if not floor:
+            raise
+        golden, *others = record_all(model, sequences, steps, wanted, progress=count, warn=warn)
+        warn(f"no noise floor, so that fixed tolerances judge: {error}")
+    return Reference(forced_onto(golden), steps, golden, noise, others[0] if quantised else None)
+
+
+def quantised_tensors(model: Path) -> set[str]:
+    """The tensors of a GGUF file whose products llama.cpp computes from rounded activations: all but F32."""
+    _, source = open_checkpoint(model)
+    with source:
+        return {name for name in source.names() if source.info(name).encoding != "F32"}
 
 
 def check(

@@ -27,6 +27,7 @@ from workbench.checking.verdicts import summary, verdict_rows
 from workbench.diagnosis.explain import explain
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.quantisation import quantisation_loss
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.references.request import GoldenSequence
@@ -39,13 +40,14 @@ class Reference:
 
     `sequences` hold each prompt and the tokens that follow it, one for each of `steps` + 1 passes. `floor` is
     the reference at the engine's own dtype, whose error against the truth is the noise that the dtype allows; None:
-    fixed tolerances.
+    fixed tolerances. `stored` is llama.cpp on quantised blocks as they are, where the golden has them dequantised.
     """
 
     sequences: tuple[GoldenSequence, ...]
     steps: int
     golden: Path
     floor: Path | None
+    stored: Path | None = None
 
 
 class CheckedRun(Protocol):
@@ -131,7 +133,11 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         if judgement.failed:
             again = stack.enter_context(_corrected(run, engine, golden))
             judgement = ledger(judgement, again, golden, floor=floor)
-    event = summary(judgement, causes, reference.steps + 1, run.rules, reference.golden.name)
+        quantisation = None
+        if reference.stored is not None:
+            stored = stack.enter_context(Session.open(reference.stored, UNLIMITED))
+            quantisation = quantisation_loss(engine, stored, golden)
+    event = summary(judgement, causes, reference.steps + 1, run.rules, reference.golden.name, quantisation)
     run.store(verdict_rows(judgement.taps, run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
 

@@ -8,7 +8,7 @@ from sessions import Verdict
 from sessions.records import JSON
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words
-from workbench.views.golden_event import Cause, GoldenEvent, plain
+from workbench.views.golden_event import Cause, GoldenEvent, QuantisationLoss, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 
@@ -38,7 +38,12 @@ def _detail(one: TapVerdict) -> JSON:
 
 
 def summary(
-    judgement: Judgement, causes: Sequence[Cause], steps: int, rules: Mapping[str, str], golden_session: str
+    judgement: Judgement,
+    causes: Sequence[Cause],
+    steps: int,
+    rules: Mapping[str, str],
+    golden_session: str,
+    quantisation: QuantisationLoss | None = None,
 ) -> GoldenEvent:
     """The verdict over `steps` forward passes under `rules`, its first divergence, the causes that explain it, best
     first. What each tap came to are the session's verdicts."""
@@ -59,4 +64,6 @@ def summary(
         causes=tuple(causes),
         rules=dict(rules),
         golden_session=golden_session,
+        reference=judgement.reference,
+        quantisation=quantisation,
     )

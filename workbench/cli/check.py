@@ -1,4 +1,4 @@
-"""`lockstep check`: the engine against transformers, teacher-forced, every tap; the first divergence and its cause."""
+"""`lockstep check`: the engine against a reference, teacher-forced, every tap; the first divergence and its cause."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def check(
             help="auto: errors are held against the reference's own at this dtype; fixed: against a constant.",
         ),
     ] = "auto",
+    reference: options.Reference = "transformers",
     load: options.Load = "direct",
     save: options.Save = None,
     junit_file: Annotated[
@@ -91,13 +92,14 @@ def check(
     listen: options.Listen = "",
     as_json: options.Json = False,
 ) -> None:
-    """Hold the engine against transformers: prefill and decode, teacher-forced, tap by tap.
+    """Hold the engine against transformers or llama.cpp: prefill and decode, teacher-forced, tap by tap.
 
     Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to
     be saved could not be.
     """
     if floor not in ("auto", "fixed"):
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
+    chosen = options.reference_of(reference)
     opened = open_model(model)
     prompts = _prompts(opened, prompt, ids, chat)
     config = requests.engine_config(
@@ -116,14 +118,14 @@ def check(
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:
         with Status() as status:
-            reference = record_reference(
-                opened.directory, prompts, steps, config.dtype,
+            recorded = record_reference(
+                opened.path, prompts, steps, config.dtype, reference=chosen,
                 floor=floor == "auto", device=device, progress=status.count, warn=status.warn,
             )  # fmt: skip
             status.say(f"starting {tp} rank{'s' * (tp > 1)}")
             with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:
                 result = run_check(
-                    inferior, reference, target,
+                    inferior, recorded, target,
                     rules=rules, model=opened, progress=status.count, spare=Path(scratch) / "check.session",
                 )  # fmt: skip
         if as_json:
@@ -186,7 +188,12 @@ def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
     named = "" if first is None else f"first wrong: {where(first, tp)}"
     causes = "\n".join(cause.text for cause in result.causes)
     verdict = junit.JUnitCase(
-        "check", "verdict", "matches transformers", "pass" if result.matches else "fail", named, causes
+        "check",
+        "verdict",
+        f"matches {result.event.reference}",
+        "pass" if result.matches else "fail",
+        named,
+        causes,
     )
     with Session.open(result.engine_session, UNLIMITED) as session:
         return junit.junit(f"lockstep check {model.name} --tp {tp}", [verdict, *cases(session)])

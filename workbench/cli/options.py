@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from workbench.exit_codes import UsageError
+from workbench.references.llamacpp.library import need_installed
+from workbench.references.request import REFERENCES, ReferenceName
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -71,3 +75,20 @@ Save = Annotated[
     typer.Option("--save", metavar="FILE.session", help="Record the run there.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Reference = Annotated[
+    str,
+    typer.Option(
+        "--reference",
+        metavar="transformers|llama.cpp",
+        help="Who is right. llama.cpp reads GGUF files, and is the extra `llamacpp`.",
+    ),
+]
+
+
+def reference_of(word: str) -> ReferenceName:
+    """UsageError for a word that is no reference, and where its library is missing."""
+    if word not in REFERENCES:
+        raise UsageError(f"--reference is {' or '.join(REFERENCES)}, not {word!r}")
+    if word == "llama.cpp":
+        need_installed()
+    return word

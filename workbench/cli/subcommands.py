@@ -11,7 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sessions": ("workbench.cli.sessions", "List, show, verify, pack or remove saved sessions."),
     "diff": ("workbench.cli.diff", "Compare two sessions, tap by tap."),
     "generate": ("workbench.cli.generate", "Generate text from one or more prompts."),
-    "check": ("workbench.cli.check", "Hold the engine against transformers, tap by tap."),
+    "check": ("workbench.cli.check", "Hold the engine against transformers or llama.cpp, tap by tap."),
     "export": ("workbench.cli.export", "Write a session as a report, a picture, a table or a test result."),
     "web": ("workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),

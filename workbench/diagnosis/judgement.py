@@ -44,7 +44,8 @@ class TapVerdict:
 class Judgement:
     """The verdict on a run. `max_abs_logits` is against the reference at the engine's own dtype where
     there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed". `faulty` are the
-    operations that are wrong by themselves, by step and in the order of execution; None: that was not asked."""
+    operations that are wrong by themselves, by step and in the order of execution; None: that was not asked.
+    `reference` is the library that recorded the golden session."""
 
     verdict: Literal["match", "diverged"]
     max_abs_logits: float
@@ -56,6 +57,7 @@ class Judgement:
     mismatches: tuple[TokenMismatch, ...] = ()
     notes: tuple[str, ...] = ()
     faulty: tuple[Faulty, ...] | None = None
+    reference: str = "transformers"
 
     @property
     def failed(self) -> bool:

@@ -14,6 +14,7 @@ from workbench.diagnosis.compare import TapComparison, compare
 from workbench.diagnosis.floors import Floors
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.diagnosis.recording import Recording
+from workbench.views.moved import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,11 @@ class Recordings:
     engine: Recording
     golden: Recording
     floor: Recording | None
+
+    @property
+    def two_libraries(self) -> bool:
+        """Whether golden and floor are of different makers, so that they check each other."""
+        return self.floor is not None and self.floor.session.meta.source != self.golden.session.meta.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,25 @@ def limits_of(sides: Recordings, measured: Sequence[MeasuredTap]) -> NoiseLimits
         (m.step, m.seq, m.tap): relative(m.noise.max_abs, m.largest) for m in measured if m.noise is not None
     }
     return NoiseLimits(Floors.measured(dtype, noise), Floors.measured(dtype, single))
+
+
+#: Over the fixed tolerance of a dtype: by how much two libraries may differ and still be called right, both of them.
+_APART = 30.0
+
+
+def references_apart(sides: Recordings, measured: Sequence[MeasuredTap]) -> str | None:
+    """Where two libraries disagree beyond noise, in words: then their difference is no floor. None where they do not,
+    or are one."""
+    if not sides.two_libraries or sides.floor is None:
+        return None
+    for place in measured:
+        if place.noise is not None and not place.noise.rel_l2 <= _APART * ROUNDING[sides.floor.dtype]:
+            names = [side.session.meta.source or "?" for side in (sides.golden, sides.floor)]
+            return (
+                f"{names[0]} and {names[1]} themselves disagree: {place.tap} at step {place.step} is "
+                f"{place.noise.rel_l2:.2g} apart (relative); judged by fixed tolerances against {names[0]}"
+            )
+    return None
 
 
 def relative(error: float, largest: float) -> float:

@@ -4,6 +4,9 @@ Three ways: *golden* is transformers in float64, the truth; *floor* is transform
 own error against the truth says how much noise each operation has; the *engine* may have PASS times that
 noise, is suspect up to FAIL times, and has failed above. A suspect alone is no divergence.
 
+Where *golden* is llama.cpp in float32, *floor* is how far transformers at the engine's dtype is from it: the noise
+between two right implementations. Where the two disagree beyond noise, they give no floor, and fixed tolerances serve.
+
 A softmax amplifies noise: where the reference was lucky and the engine was not, its error may exceed the
 limit though nothing is wrong. So a tap that fails while its inputs have passed is judged once more, on the
 inputs that the engine itself recorded (its injected error).
@@ -28,7 +31,15 @@ from workbench.diagnosis.compare import compare, wrong_ranks
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
 from workbench.diagnosis.floors import LEAST, Floors
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
-from workbench.diagnosis.measure import MeasuredTap, NoiseLimits, Recordings, limits_of, measure, relative
+from workbench.diagnosis.measure import (
+    MeasuredTap,
+    NoiseLimits,
+    Recordings,
+    limits_of,
+    measure,
+    references_apart,
+    relative,
+)
 from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import compare_tokens
@@ -60,10 +71,11 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         raise DiagnosisError(
             f"{engine.path.name} has no tensor of any tap to compare; record it with `--capture full`"
         )
-    limits = limits_of(sides, measured)
+    apart = references_apart(sides, measured)
+    limits = limits_of(sides if apart is None else replace(sides, floor=None), measured)
     verdicts = tuple(_judge_taps(sides, measured, limits))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
-    tokens = compare_tokens(sides.engine, sides.floor or sides.golden, sides.golden)
+    tokens = compare_tokens(sides.engine, *_references(sides))
     odd = next((miss for miss in tokens.mismatches if not miss.tie), None)
     divergence = _divergence(sides, first) if first else _wrong_choice(sides, odd) if odd else None
     return Judgement(
@@ -75,8 +87,16 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         engine.ranks,
         limits.whole.tolerance,
         tokens.mismatches,
-        _notes(sides, limits.whole),
+        (*_notes(sides, limits.whole), *([] if apart is None else [apart])),
+        reference=golden.meta.source or "transformers",
     )
+
+
+def _references(sides: Recordings) -> tuple[Recording, Recording]:
+    """Whose choice of tokens counts, and what is further off in precision or, of two libraries, the other one."""
+    if sides.floor is None:
+        return sides.golden, sides.golden
+    return (sides.golden, sides.floor) if sides.two_libraries else (sides.floor, sides.golden)
 
 
 @dataclass(slots=True)

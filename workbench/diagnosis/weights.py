@@ -1,14 +1,16 @@
-"""A checkpoint's weights for the signatures, read without torch."""
+"""A checkpoint's weights for the signatures: of safetensors read without torch, of GGUF dequantised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.checkpoint.files import gguf_file
 from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
 from sessions.dtypes import widen
@@ -24,6 +26,8 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
     """
     model, source = open_checkpoint(path)
     with source:
+        if gguf_file(path):
+            return partial(_dequantised, path)
         files = {name: source.info(name).file for name in source.names()}
     headers = {file: read_header(file) for file in set(files.values())}
 
@@ -39,3 +43,12 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
         return widen(raw.reshape(entry.shape), entry.dtype)
 
     return read
+
+
+def _dequantised(path: Path, name: str) -> NDArray[Any] | None:
+    """A weight of a GGUF file, in the layout of Hugging Face."""
+    model, source = open_checkpoint(path)
+    with source:
+        if name == "lm_head.weight" and model.tie_embeddings:
+            name = "model.embed_tokens.weight"
+        return source.read(name).float().numpy() if name in source.names() else None

@@ -13,7 +13,7 @@ from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.diagnosis.judgement import TapVerdict
 from workbench.export.numbers import number
-from workbench.views.golden_event import Divergence, GoldenEvent
+from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
@@ -143,13 +143,17 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     apart = event.max_abs_logits
     logits = "not compared" if apart is None or math.isnan(apart) else number(apart)
     at = "at the same dtype" if event.tolerance == "floor" else "in float64"
+    if event.reference == "llama.cpp":
+        at = "in float32"
     tokens = "identical"
     if event.token_mismatches:
         miss = event.token_mismatches[0]
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
     _say(console, "tokens", tokens)
-    _say(console, "logits", f"max abs {logits} from transformers {at}")
+    _say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
+    if event.quantisation is not None:
+        _say(console, "quantised", quantised(event.quantisation, event.matches))
     if event.matches:
         suspects = sum(one.verdict == "suspect" for one in taps)
         counted = sum(one.verdict != "absent" for one in taps)
@@ -157,6 +161,20 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     else:
         said = "diverged"
     _say(console, "verdict", said, "bold green" if event.matches else "bold red")
+
+
+def quantised(loss: QuantisationLoss, matches: bool) -> str:
+    """What quantisation does and what it does not, in words."""
+    said = (
+        f"llama.cpp on the blocks as stored is off by max abs {number(loss.max_abs)} (relative {number(loss.rel_l2)}, "
+        f"KL {number(loss.kl)}), {loss.same} of {loss.tokens} tokens the same: its rounding of activations"
+    )
+    if matches:
+        return f"{said}. The engine is off that by {number(loss.engine_max_abs)}, and right on the blocks dequantised"
+    return (
+        f"{said}. The verdict is against the same blocks dequantised: what diverges is no quantisation loss but a "
+        "kernel or a loading bug"
+    )
 
 
 def _say(console: Console, name: str, value: str, style: str = "") -> None:

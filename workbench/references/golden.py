@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -42,38 +43,36 @@ Progress = Callable[[int, int], None]
 _MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
 
 
+class Options(TypedDict, total=False):
+    """`threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
+    passes and is called from another thread; `warn` is told of a damaged entry of the cache."""
+
+    device: str
+    threads: int | None
+    timeout: float | None
+    progress: Progress | None
+    warn: Warn
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One recording; the fields are those of a `GoldenRequest`."""
+
+    dtype: DType
+    reference: ReferenceName = "transformers"
+    dequantised: bool = True
+
+
 def record_golden(
     model: str | Path,
     sequences: Sequence[GoldenSequence],
     steps: int,
     dtype: DType,
-    *,
-    reference: ReferenceName = "transformers",
-    dequantised: bool = True,
-    device: str = "cpu",
-    threads: int | None = None,
-    timeout: float | None = None,
-    progress: Progress | None = None,
-    warn: Warn = lambda text: None,
+    **options: Unpack[Options],
 ) -> Path:
-    """One golden session for these token ids, from the cache or recorded now: a prefill and `steps` decode steps.
-
-    `model`, `reference` and `dequantised` are those of a `GoldenRequest`. `threads` defaults to the machine's
-    processors; `timeout` is in seconds; `progress(done, of)` counts forward passes and is called from another
-    thread; `warn` is told of a damaged entry of the cache. ReferenceFailure says why there is no session;
-    CheckpointError and ConfigError come from opening the checkpoint.
-    """
-    if reference == "llama.cpp":
-        need_installed()
-    checkpoint = _Checkpoint.open(model)
-    request = checkpoint.request(sequences, steps, dtype, device, threads)
-    request = msgspec.structs.replace(request, reference=reference, dequantised=dequantised)
-    found = cache.find(checkpoint.key(request), warn)
-    if found is not None:
-        return found
-    with cache.folder() as folder:
-        (recorded,) = _run(checkpoint, [request], folder.path, timeout, progress)
-        return cache.keep(checkpoint.key(request), recorded)
+    """One golden session by transformers for these token ids: a prefill and `steps` decode steps."""
+    (recorded,) = record_all(model, sequences, steps, [Wanted(dtype)], **options)
+    return recorded
 
 
 def record_pair(
@@ -81,43 +80,58 @@ def record_pair(
     sequences: Sequence[GoldenSequence],
     steps: int,
     dtype: DType,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    timeout: float | None = None,
-    progress: Progress | None = None,
-    warn: Warn = lambda text: None,
+    **options: Unpack[Options],
 ) -> tuple[Path, Path]:
-    """What an engine at `dtype` is judged by: the truth (float64), and the reference at `dtype` on the same ids.
+    """What an engine at `dtype` is judged by: the truth (float64), and the reference at `dtype` on the same ids."""
+    truth, floor = record_all(model, sequences, steps, [Wanted("float64"), Wanted(dtype)], **options)
+    return truth, floor
 
-    One process records both where neither is cached. Sequences that are not forced go on greedily in float64.
-    Options and errors as `record_golden`.
+
+def record_all(
+    model: str | Path,
+    sequences: Sequence[GoldenSequence],
+    steps: int,
+    wanted: Sequence[Wanted],
+    **options: Unpack[Options],
+) -> list[Path]:
+    """Golden sessions for the same token ids, from the cache or recorded now, in one process.
+
+    Sequences that are not forced go on greedily in the first; the others are forced onto what came out of it.
+    ReferenceFailure says why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
     """
-    checkpoint = _Checkpoint.open(model)
-    truth = checkpoint.request(sequences, steps, "float64", device, threads)
-    golden = cache.find(checkpoint.key(truth), warn)
-    if golden is not None:
-        forced = forced_onto(golden)
-        floor = record_golden(
-            model,
-            forced,
-            steps,
-            dtype,
-            device=device,
-            threads=threads,
-            timeout=timeout,
-            progress=progress,
-            warn=warn,
-        )
-        return golden, floor
-    with cache.folder() as folder:
-        follower = msgspec.structs.replace(
-            truth, dtype=dtype
-        )  # forced onto the first's tokens by the recorder
-        first, second = _run(checkpoint, [truth, follower], folder.path, timeout, progress)
-        follower = msgspec.structs.replace(follower, sequences=forced_onto(first))
-        floor = cache.keep(checkpoint.key(follower), second)
-        return cache.keep(checkpoint.key(truth), first), floor
+    if any(one.reference == "llama.cpp" for one in wanted):
+        need_installed()
+    checkpoint, warn = _Checkpoint.open(model), options.get("warn", lambda text: None)
+    device, threads = options.get("device", "cpu"), options.get("threads")
+    requests = [checkpoint.request(sequences, steps, one, device, threads) for one in wanted]
+    first = cache.find(checkpoint.key(requests[0]), warn)
+    if first is not None:
+        requests[1:] = _forced(requests[1:], first)
+    found = [first, *(cache.find(checkpoint.key(one), warn) if first else None for one in requests[1:])]
+    missing = [i for i, path in enumerate(found) if path is None]
+    if missing:
+        with cache.folder() as folder:
+            recorded = _run(
+                checkpoint,
+                [requests[i] for i in missing],
+                folder.path,
+                options.get("timeout"),
+                options.get("progress"),
+            )
+            if first is None:
+                requests[1:] = _forced(requests[1:], recorded[0])
+            for i, path in zip(
+                reversed(missing), reversed(recorded), strict=True
+            ):  # the first last: if it is there,
+                found[i] = cache.keep(
+                    checkpoint.key(requests[i]), path
+                )  # so are those that it was recorded with
+    return [path for path in found if path is not None]
+
+
+def _forced(requests: Sequence[GoldenRequest], onto: Path) -> list[GoldenRequest]:
+    sequences = forced_onto(onto) if requests else ()
+    return [msgspec.structs.replace(request, sequences=sequences) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +152,23 @@ class _Checkpoint:
             return cls(model, source.digest(), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 
     def request(
-        self, sequences: Sequence[GoldenSequence], steps: int, dtype: DType, device: str, threads: int | None
+        self,
+        sequences: Sequence[GoldenSequence],
+        steps: int,
+        wanted: Wanted,
+        device: str,
+        threads: int | None,
     ) -> GoldenRequest:
-        path = str(self.path.resolve())
-        return GoldenRequest(path, tuple(sequences), steps, dtype, device, threads or os.cpu_count() or 1)
+        return GoldenRequest(
+            str(self.path.resolve()),
+            tuple(sequences),
+            steps,
+            wanted.dtype,
+            "cpu" if wanted.reference == "llama.cpp" else device,
+            threads or os.cpu_count() or 1,
+            wanted.reference,
+            wanted.dequantised,
+        )
 
     def key(self, request: GoldenRequest) -> str:
         return cache.cache_key(request, self.digest, self.stamps)

@@ -14,7 +14,7 @@ from engine.text import printable
 from workbench.references.attention import register
 from workbench.references.doubles import widen_rotary
 from workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
-from workbench.references.request import DType, ReferenceFailure, is_gguf
+from workbench.references.request import DType, ReferenceFailure
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -35,7 +35,7 @@ def load_golden(path: Path, dtype: DType, device: str) -> Any:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = (_load_gguf if is_gguf(path) else _load_directory)(path, TORCH_DTYPES[dtype])
+        model = (_load_directory if path.is_dir() else _load_gguf)(path, TORCH_DTYPES[dtype])
         model = model.eval().to(device)
     except ReferenceFailure:
         raise
@@ -44,7 +44,7 @@ def load_golden(path: Path, dtype: DType, device: str) -> Any:
         raise ReferenceFailure(f"{path}: transformers cannot load it: {reason}") from error
     if dtype == "float64":
         widen_rotary(model)
-    if is_gguf(path):
+    if not path.is_dir():
         scale_rotary(model, path)
     return model
 

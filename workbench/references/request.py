@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
+from engine.checkpoint.files import gguf_file
 from engine.errors import EngineError
 from engine.text import printable
 
@@ -108,8 +109,8 @@ def decode_jobs(text: bytes) -> list[RecordingJob]:
 def model_path(path: str | Path) -> Path:
     """`path` as a Hugging Face checkpoint directory or a GGUF file; ReferenceFailure says what is missing."""
     model = Path(path)
-    if is_gguf(model):
-        return model
+    if (file := gguf_file(model)) is not None:
+        return file
     directory = model.parent if model.is_file() else model
     if not (directory / "config.json").is_file():
         raise ReferenceFailure(
@@ -117,8 +118,3 @@ def model_path(path: str | Path) -> Path:
             "a GGUF file"
         )
     return directory
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file."""
-    return path.suffix == ".gguf" and path.is_file()

@@ -86,11 +86,26 @@ class Cause(msgspec.Struct, frozen=True):
         return f"{self.text} (leaves {100 * self.residual:.2g} % of the error)"
 
 
+class QuantisationLoss(msgspec.Struct, frozen=True):
+    """What llama.cpp's own arithmetic on quantised blocks loses against the same blocks dequantised: it rounds the
+    activations to 8 or 16 bits for it. Largest over the `tokens` of all steps and sequences: the difference of the
+    logits, their KL divergence in nats; how many tokens stay the `same`; and `engine_max_abs`, how far the engine's
+    logits are from those of the blocks as stored."""
+
+    max_abs: float | None = None
+    rel_l2: float | None = None
+    kl: float | None = None
+    tokens: int = 0
+    same: int = 0
+    engine_max_abs: float | None = None
+
+
 class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One judgement of a branch over `steps` forward passes. `max_abs_logits` is against the reference at the
     engine's own dtype where there is one. `tolerance` is "floor" (the reference's own error at that dtype) or
     "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
-    themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name."""
+    themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name, `reference`
+    the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised."""
 
     verdict: Literal["match", "diverged"]
     max_abs_logits: float | None = None
@@ -107,6 +122,8 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[Cause, ...] = ()
     rules: Mapping[str, str] = {}
     golden_session: str = ""
+    reference: str = "transformers"
+    quantisation: QuantisationLoss | None = None
 
     @property
     def matches(self) -> bool:

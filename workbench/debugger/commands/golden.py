@@ -68,10 +68,9 @@ def _reference(debugger: Debugger, branch: int, last: int) -> Reference:
         )
         for seq, state in sorted(inferior.sequences.items())
     )
-    directory = inferior.path if inferior.path.is_dir() else inferior.path.parent
     dtype = next(known for known in DTYPES if known == inferior.config.dtype)
     warn = inferior.recorder.on_warning
-    return Reference(sequences, last, *record_pair(directory, sequences, last, dtype, warn=warn))
+    return Reference(sequences, last, *record_pair(inferior.path, sequences, last, dtype, warn=warn))
 
 
 @dataclass(frozen=True, slots=True)

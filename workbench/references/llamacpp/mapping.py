@@ -13,7 +13,8 @@
 | `kqv_out-i` | `context` | |
 | `attn_out-i`, or without a name | `o_proj` | the last MUL_MAT or ADD between `kqv_out-i` and `ffn_inp-i` |
 | `ffn_inp-i`, `l_out-i` | `attn_residual`, `mlp_residual` | |
-| `ffn_gate-i`, `ffn_up-i`, `ffn_swiglu-i`, `ffn_out-i` | `gate`, `up`, `act`, `down` | |
+| `ffn_gate-i`, `ffn_up-i` | `gate`, `up` | with a bias: `ffn_gate_b-i`, `ffn_up_b-i` |
+| `ffn_swiglu-i`, `ffn_out-i` | `act`, `down` | |
 | `result_output` | `logits` | the last token's row |
 
 ggml names dimensions from the inside out; arrays here have four, the outermost first, as in torch.
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.checkpoint.gguf.names import PairRows
 from engine.taps.names import local_name
 
 Array = NDArray[np.float32]
@@ -57,7 +59,9 @@ _IN_LAYER: Mapping[str, tuple[tuple[str, frozenset[str] | None], ...]] = {
     "ffn_inp": (("attn_residual", None),),
     "ffn_norm": (("mlp_norm", None),),
     "ffn_gate": (("mlp.gate", None),),
+    "ffn_gate_b": (("mlp.gate", None),),
     "ffn_up": (("mlp.up", None),),
+    "ffn_up_b": (("mlp.up", None),),
     "ffn_swiglu": (("mlp.act", None),),
     "ffn_out": (("mlp.down", None),),
     "l_out": (("mlp_residual", None),),
@@ -143,6 +147,5 @@ def _half_split(x: Array, shape: Shape) -> Array:
     """[..., head_dim] in Hugging Face's order, where RoPE turns (i, i + head_dim / 2)."""
     if not shape.interleaved:
         return x
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    split: Array = np.swapaxes(pairs, -1, -2).reshape(x.shape)
-    return split
+    rows: Array = PairRows(shape.head_dim).from_gguf(np.moveaxis(x, -1, 0))
+    return np.moveaxis(rows, 0, -1)

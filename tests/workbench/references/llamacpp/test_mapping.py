@@ -10,8 +10,13 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from engine.taps.names import tap_specs
-from tests.ggufs import interleaved
 from workbench.references.llamacpp.mapping import ABSENT, Shape, TapNames, arrange
+
+
+def interleaved(rows: np.ndarray) -> np.ndarray:
+    """Rows of q as llama.cpp's converter writes them for `llama`."""
+    return rows.reshape(SHAPE.heads, 2, SHAPE.head_dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
 
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=6, interleaved=True)
 
@@ -70,7 +75,7 @@ def test_rows_of_q_come_back_in_the_order_that_rope_of_transformers_expects() ->
     tokens, heads, dim = 5, SHAPE.heads, SHAPE.head_dim
     weight, x = rng.normal(size=(heads * dim, 8)), rng.normal(size=(tokens, 8))
     ours = (x @ weight.T).astype(np.float32)
-    theirs = (x @ interleaved(weight, heads).T).astype(np.float32)
+    theirs = (x @ interleaved(weight).T).astype(np.float32)
     positions = range(3, 3 + tokens)
     np.testing.assert_allclose(
         arrange("layers.1.attn.q_proj", theirs[None, None], SHAPE, positions), ours, rtol=1e-6

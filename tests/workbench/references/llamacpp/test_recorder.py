@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from sessions import Session
-from tests.checkpoints import VARIANTS, tiny_model
-from tests.ggufs import write_gguf
+from tests.checkpoints import tiny_variant
+from tests.gguf_twins import gguf_twin
 from workbench.references import transformers_recorder
+from workbench.references.golden import forced_onto
 from workbench.references.llamacpp import library
 from workbench.references.llamacpp.recorder import record
 from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
@@ -22,6 +23,12 @@ needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.I
 PROMPTS = (GoldenSequence(tuple(range(3, 17))), GoldenSequence((9, 4)))
 STEPS = 2
 STORIES = Path(__file__).parents[5] / "shared/data/stories260K/stories260K.gguf"
+
+
+def twin(root: Path, variant: str, kind: str = "F32") -> Path:
+    """The tiny model as a GGUF file without a tokenizer."""
+    keys = {"tokenizer.ggml.model": "none"}
+    return gguf_twin(tiny_variant(root, variant), root / "tiny.gguf", kind, keys=keys)
 
 
 def errors(session: Session, truth: Session) -> dict[str, float]:
@@ -52,21 +59,15 @@ def both(root: Path, file: Path, dequantised: bool = True) -> tuple[Session, Ses
         str(file), PROMPTS, STEPS, "float32", reference="llama.cpp", dequantised=dequantised
     )
     record(request, root / "llama.session", checkpoint="digest")
-    session = Session.open(root / "llama.session")
-    emitted = {told.seq: [] for told in session.step(0).sequences}
-    for step in session.steps():
-        for told in session.step(step).sequences:
-            emitted[told.seq].append(told.emitted)
-    forced = tuple(GoldenSequence(one.prompt, tuple(emitted[seq])) for seq, one in enumerate(PROMPTS))
+    forced = forced_onto(root / "llama.session")
     transformers_recorder.record(GoldenRequest(str(file), forced, STEPS, "float64"), root / "truth.session")
-    return session, Session.open(root / "truth.session")
+    return Session.open(root / "llama.session"), Session.open(root / "truth.session")
 
 
 @needs_llamacpp
-@pytest.mark.parametrize("variant", ["llama", "qwen2-tied", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama-llama3", "llama-linear", "llama-bias", "qwen2-tied", "qwen3"])
 def test_every_tap_is_that_of_transformers(variant: str, tmp_path: Path) -> None:
-    family, overrides = VARIANTS[variant]
-    file = write_gguf(tiny_model(family, **overrides), tmp_path / "tiny.gguf")
+    file = twin(tmp_path, variant)
     session, truth = both(tmp_path, file)
     found = errors(session, truth)
     assert set(session.meta.absent) | set(found) == {tap.name for tap in session.taps}
@@ -84,8 +85,7 @@ def test_every_tap_is_that_of_transformers(variant: str, tmp_path: Path) -> None
 @needs_llamacpp
 def test_stored_blocks_round_activations_and_dequantised_ones_do_not(tmp_path: Path) -> None:
     """The quantisation loss of llama.cpp's own arithmetic is in the one, and not in the other."""
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
-    file = write_gguf(model, tmp_path / "q8.gguf", {"blk.*": "Q8_0"})
+    file = twin(tmp_path, "llama", "Q8_0")
     (tmp_path / "exact").mkdir()
     (tmp_path / "stored").mkdir()
     exact = errors(*both(tmp_path / "exact", file))
@@ -112,7 +112,7 @@ def test_the_known_tokens_of_stories260k(tmp_path: Path) -> None:
 
 @needs_llamacpp
 def test_refusals_are_one_line(tmp_path: Path) -> None:
-    file = write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf")
+    file = twin(tmp_path, "llama")
     request = GoldenRequest(str(file), (GoldenSequence((131,)),), 1, "float32", reference="llama.cpp")
     with pytest.raises(ReferenceFailure, match="token id 131 is outside the vocabulary of 131"):
         record(request, tmp_path / "a.session")
