@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
+from sessions import layouts
+from sessions.errors import LayoutError, SessionError
+from sessions.records import TensorRecord
 from sessions.text import clean
+from workbench.views.axes import Axis, by_head, tap_axes
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
 #: The most elements that are turned into float32 for a look.
 _MOST = 64_000_000
+#: What can be shown of a tensor besides its values.
+REBUILT, GOLDEN, DIFFERENCE = "rebuilt", "golden", "difference"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor as it was asked for; `array` is None with the reason in `note`. `views` are what can be asked."""
+    """A tensor as it was asked for, of the `step` that has it last. `array` is None with the reason in `note`. `golden`
+    is the reference's, of the same shape, where there is one. `slice` is the part that was captured ("" = whole)."""
 
     tap: str
+    step: int
     view: str
-    views: tuple[str, ...]
-    array: NDArray[np.float32] | None
-    dtype: str
-    slice: str
-    layout: str
-    note: str
+    array: NDArray[np.float32] | None = None
+    axes: tuple[Axis, ...] = ()
+    golden: NDArray[np.float32] | None = None
+    dtype: str = ""
+    slice: str = ""
+    layout: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,59 +56,120 @@ class TensorFigures:
     counts: tuple[int, ...]
 
 
-def tensor(source: SessionSource, where: Where, tap: int, view: str) -> Tensor:
-    """A tap's tensor at `where`. `view`: "rebuilt", "rank N", "golden" or "difference"."""
-    session = source.session
-    info = session.taps[tap]
-    views = ["rebuilt", *(f"rank {rank}" for rank in range(session.ranks))]
-    if source.golden(where) is not None:
-        views += ["golden", "difference"]
-    if view not in views:
-        view = "rebuilt"
-    found: tuple[NDArray[np.generic] | None, str, str, str]
+def tensor(source: SessionSource, where: Where, tap: int, view: str = REBUILT) -> Tensor:
+    """A tap's tensor at `where`. `view`: "rebuilt" from all ranks, "rank N", "golden" or "difference" (the rebuilt less
+    golden's)."""
+    info = source.session.taps[tap]
+    there = source.passed(where, info.name)
+    empty = Tensor(clean(info.name, limit=120), there.step, view, layout=clean(info.layout, limit=60))
     try:
-        found = _array(source, where, info.name, view)
+        return _found(source, there, info.name, empty)
     except SessionError as error:
-        found = (None, "", "", clean(str(error), limit=300))
-    array, dtype, part, note = found
-    if array is not None and array.size > _MOST:
-        note = f"{array.size} elements are too many to show"
-        array = None
-    shown = array.astype(np.float32) if array is not None else None
-    name, layout = clean(info.name, limit=120), clean(info.layout, limit=60)
-    return Tensor(name, view, tuple(views), shown, dtype, part, layout, note)
+        return replace(empty, note=clean(str(error), limit=300))
 
 
-def _array(
-    source: SessionSource, where: Where, name: str, view: str
-) -> tuple[NDArray[np.generic] | None, str, str, str]:
-    """The array, its dtype, the part of the whole that it is, and what is to be said about it."""
+def _found(source: SessionSource, where: Where, name: str, empty: Tensor) -> Tensor:
     session = source.session
-    if view.startswith("rank"):
-        record = session.capture(
-            name, step=where.step, rank=int(view.split()[1]), seq=where.seq, branch=where.branch
-        )
-        if record is None:
-            return None, "", "", ""
-        array = session.tensor(name, step=where.step, rank=record.rank, seq=where.seq, branch=where.branch)
-        return array, record.dtype, record.slice, ""
-    if view == "rebuilt":
+    parts = (
+        session.parts(name, step=where.step, seq=where.seq, branch=where.branch)
+        if where.step in source.reach(where.branch)
+        else {}
+    )
+    rank = int(empty.view.split()[1]) if empty.view.startswith("rank ") else None
+    if not parts or (rank is not None and rank not in parts):
+        return empty
+    record = parts[min(parts) if rank is None else rank]
+    array: NDArray[np.generic] | None
+    if rank is None:
         rebuilt = session.rebuilt(name, step=where.step, seq=where.seq, branch=where.branch)
-        first = session.capture(name, step=where.step, rank=0, seq=where.seq, branch=where.branch)
-        dtype = first.dtype if first is not None else ""
-        return rebuilt.array, dtype, rebuilt.slice, clean(rebuilt.note, limit=300)
+        array, part, note = rebuilt.array, rebuilt.slice, clean(rebuilt.note, limit=300)
+    else:
+        array = session.tensor(name, step=where.step, rank=rank, seq=where.seq, branch=where.branch)
+        part, note = record.slice, ""
+    found = replace(empty, dtype=clean(record.dtype, limit=20), slice=clean(part, limit=60), note=note)
+    if array is None:
+        return found
+    if array.size > _MOST:
+        return replace(found, note=f"{array.size} elements are too many to show")
+    shown = _plain(array)
+    told = _axes(source, where, name, shown.shape, part, parts, rank)
+    golden = _golden(source, where, name) if rank is None else None
+    if golden is not None and golden.shape != shown.shape:
+        found = replace(found, note=f"golden's is of shape {golden.shape}, this one of {shown.shape}")
+        golden = None
+    if empty.view not in (GOLDEN, DIFFERENCE):
+        return replace(found, array=shown, axes=told, golden=golden)
+    if golden is None:
+        return replace(found, note=found.note or "golden's tensor was not captured")
+    values = golden if empty.view == GOLDEN else _less(shown, golden)
+    return replace(found, array=values, axes=told, golden=golden)
+
+
+def _less(ours: NDArray[np.float32], golden: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The difference; -inf where both are: what both masks hide."""
+    with np.errstate(invalid="ignore"):
+        found = np.where(ours == golden, np.float32(0), ours - golden)
+    found[np.isneginf(ours) & np.isneginf(golden)] = -np.inf
+    return found
+
+
+def _golden(source: SessionSource, where: Where, name: str) -> NDArray[np.float32] | None:
     reference = source.golden(where)
-    assert reference is not None, "golden views are offered only where there is one"
-    golden = reference.session.rebuilt(name, step=where.step, seq=where.seq)
-    if view == "golden":
-        return golden.array, "", golden.slice, clean(golden.note, limit=300)
-    ours = session.rebuilt(name, step=where.step, seq=where.seq, branch=where.branch)
-    if ours.array is None or golden.array is None:
-        return None, "", "", "not captured on both sides"
-    if ours.array.shape != golden.array.shape:
-        shapes = f"{ours.array.shape} and golden {golden.array.shape}"
-        return None, "", "", f"shapes differ: {shapes}"
-    return ours.array.astype(np.float32) - golden.array.astype(np.float32), "", ours.slice, ""
+    if reference is None or not reference.session.has_tap(name):
+        return None
+    array = reference.session.rebuilt(name, step=where.step, seq=where.seq).array
+    return None if array is None or array.size > _MOST else _plain(array)
+
+
+def _plain(array: NDArray[np.generic]) -> NDArray[np.float32]:
+    """As float32, a single number as a vector of one."""
+    return np.atleast_1d(array.astype(np.float32))
+
+
+def _axes(
+    source: SessionSource,
+    where: Where,
+    name: str,
+    shape: Sequence[int],
+    part: str,
+    parts: dict[int, TensorRecord],
+    rank: int | None,
+) -> tuple[Axis, ...]:
+    """The axes of what is shown; along the dimension that is spread over the ranks they know who holds what, or where
+    the rank's own share begins."""
+    sequence = source.sequence(where.step, where.branch, where.seq)
+    model = source.meta.model
+    positions = list(sequence.positions) if sequence is not None else []
+    axes = list(tap_axes(name, shape, part, model, positions))
+    owners = _owners(source, name, parts)
+    if owners is not None and owners[0].dim < len(axes):
+        cut, ranks = owners
+        axis = axes[cut.dim]
+        if rank is None and len(ranks) == len(axis):
+            axes[cut.dim] = replace(axis, ranks=ranks)
+        elif rank is not None and (leader := rank - rank % cut.replicas) in ranks:
+            first = ranks.index(leader)
+            axes[cut.dim] = replace(axis, numbers=range(first, first + len(axis)))
+    return by_head(name, axes, model.head_dim)
+
+
+def _owners(
+    source: SessionSource, name: str, parts: dict[int, TensorRecord]
+) -> tuple[layouts.Layout, list[int]] | None:
+    """How a tap is sharded, and for each element of that dimension the first rank that holds it; None where it is not,
+    or not all shards are known."""
+    try:
+        layout = layouts.parse(source.session.tap(name).layout)
+        if layout.kind != "shard":
+            return None
+        arrays = {rank: one.array for rank, one in parts.items()}
+        sizes = layouts.sizes(layout, arrays, source.session.ranks)
+        groups = layouts.shard_groups(layout, source.session.ranks)
+    except LayoutError:
+        return None
+    if len(sizes) != len(groups):
+        return None
+    return layout, [group[0] for group, size in zip(groups, sizes, strict=True) for _ in range(size)]
 
 
 def tensor_figures(values: NDArray[np.float32], bins: int = 48) -> TensorFigures:
@@ -124,10 +194,3 @@ def tensor_figures(values: NDArray[np.float32], bins: int = 48) -> TensorFigures
         flat.size,
         tuple(int(c) for c in counts),
     )
-
-
-def plane(values: NDArray[np.float32], index: tuple[int, ...]) -> NDArray[np.float32]:
-    """The last two dimensions at `index` of the others; a vector is one row."""
-    if values.ndim < 2:
-        return values.reshape(1, -1)
-    return np.ascontiguousarray(values[index])

@@ -75,8 +75,8 @@ class TokenLine:
     def label(self, position: int) -> str:
         """The token at a position, "" where it is not known: the one past those that went in was emitted last."""
         index = position - self.skipped
-        if index == len(self.fed) and self.tokens.cells:
-            return self.tokens.cells[-1].label
+        if index == len(self.fed):
+            return next((cell.label for cell in reversed(self.tokens.cells) if cell.token is not None), "")
         return self.fed[index] if 0 <= index < len(self.fed) else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,14 @@ from engine.errors import EngineError
 from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
+from workbench.views.axes import by_head, parameter_axes
 from workbench.views.source import SessionSource
-from workbench.views.tensor import Tensor
+from workbench.views.tensor import DIFFERENCE, Tensor
 from workbench.views.weights import read_values, share_text
 from workbench.views.where import Where
+
+#: The view of a parameter that is no rank's.
+CHECKPOINT = "checkpoint"
 
 #: By rank, the share of a parameter that it holds.
 RankArrays = Mapping[int, NDArray[np.float32]]
@@ -26,36 +31,56 @@ def weight_tensor(source: SessionSource, where: Where, name: str, view: str, hel
 
     `held` are the shares as the running ranks have them; without them "rank N" is what the plan cuts for it.
     """
-    ranks = range(source.session.ranks)
-    views = ["checkpoint", *(f"rank {rank}" for rank in ranks), *(f"difference {rank}" for rank in held)]
-    view = view if view in views else "checkpoint"
-    try:
-        whole, cuts, sampled, dtype = _checkpoint(source, name)
-    except (EngineError, KeyError) as error:
-        return Tensor(
-            clean(name, limit=120), view, tuple(views), None, "", "", "", clean(str(error), limit=300)
-        )
     kind, _, number = view.partition(" ")
+    empty = Tensor(clean(name, limit=120), where.step, view)
+    try:
+        whole, cuts, sampled, dtype, head_dim = _checkpoint(source, name)
+    except KeyError as error:
+        return replace(empty, note=clean(str(error.args[0]), limit=300))
+    except EngineError as error:
+        return replace(empty, note=clean(str(error), limit=300))
+    if kind == CHECKPOINT:
+        axes = list(parameter_axes(name, whole.shape))
+        if cuts and not sampled and (dim := cuts[0].dim) is not None:
+            axes[dim] = replace(axes[dim], ranks=_ranks(cuts, len(axes[dim])))
+        told = by_head(name, axes, head_dim)
+        return replace(empty, array=np.atleast_1d(whole), axes=told, dtype=dtype, slice=sampled)
     rank = int(number or 0)
-    part, note = "", ""
-    array: NDArray[np.float32] | None = whole
-    if kind != "checkpoint":
-        expected = _cut(whole, cuts[rank]) if cuts and not sampled else None
-        own = held.get(rank)
-        array = expected if own is None else own
-        part = share_text(cuts[rank]) if cuts else ""
-        dtype = dtype if own is None else ""
-        if own is None:
-            note = "as the plan cuts it from the checkpoint: the rank itself is not at hand"
-        elif kind == "difference":
-            same = expected is not None and expected.shape == own.shape
-            array = own - expected if same and expected is not None else None
-            note = "" if same else f"the rank holds {own.shape}, the checkpoint's share is not of that shape"
-    return Tensor(clean(name, limit=120), view, tuple(views), array, dtype, part or sampled, "", note)
+    cut = cuts[rank] if rank < len(cuts) and not sampled else None
+    expected, own = None if cut is None else _cut(whole, cut), held.get(rank)
+    found = replace(empty, slice=share_text(cut) if cut is not None else sampled)
+    array = own
+    if own is None:
+        array = expected if kind == "rank" else None
+        note = "as the plan cuts it from the checkpoint: the rank itself is not at hand"
+        found = replace(found, dtype=dtype, note=note if kind == "rank" else "the rank is not at hand")
+    elif kind == DIFFERENCE:
+        same = expected is not None and expected.shape == own.shape
+        array = own - expected if same and expected is not None else None
+        words = f"the rank holds {own.shape}, the checkpoint's share is not of that shape"
+        found = replace(found, note="" if same else words)
+    if array is None:
+        return found
+    axes = list(parameter_axes(name, array.shape))
+    if cut is not None and cut.dim is not None and cut.span.size == len(axes[cut.dim]):
+        axes[cut.dim] = replace(axes[cut.dim], numbers=range(cut.span.start, cut.span.stop))
+    return replace(found, array=np.atleast_1d(array), axes=by_head(name, axes, head_dim))
 
 
-def _checkpoint(source: SessionSource, name: str) -> tuple[NDArray[np.float32], tuple[Shard, ...], str, str]:
-    """The values, how the ranks share them, which rows were read where not all were, and the file's dtype."""
+def _ranks(cuts: tuple[Shard, ...], size: int) -> list[int]:
+    """The first rank that holds each element of the dimension that is cut."""
+    found = [0] * size
+    for rank in reversed(range(len(cuts))):
+        span = cuts[rank].span
+        found[span.start : span.stop] = [rank] * span.size
+    return found
+
+
+def _checkpoint(
+    source: SessionSource, name: str
+) -> tuple[NDArray[np.float32], tuple[Shard, ...], str, str, int]:
+    """The values, how the ranks share them, which rows were read where not all were, the file's dtype, and how wide a
+    head is."""
     path = source.model_path
     if path is None:
         raise KeyError("the checkpoint of this session is not on this machine")
@@ -67,7 +92,7 @@ def _checkpoint(source: SessionSource, name: str) -> tuple[NDArray[np.float32], 
         cuts = tuple(shards.plan(name, model, source.session.ranks, r) for r in range(source.session.ranks))
     except KeyError:  # no parameter of the model
         cuts = ()
-    return values, cuts, sampled, info.encoding or info.dtype
+    return values, cuts, sampled, info.encoding or info.dtype, model.head_dim
 
 
 def _cut(values: NDArray[np.float32], shard: Shard) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from workbench.tui.panes.journal import JournalPane
 from workbench.tui.panes.logits import LogitsPane
 from workbench.tui.panes.operations import OperationsPane
 from workbench.tui.panes.sentinels import SentinelsPane
+from workbench.tui.panes.tensor import TensorPane
 from workbench.tui.panes.weights import WeightsPane
 
 PANES: tuple[type[Pane], ...] = (
@@ -19,8 +20,9 @@ PANES: tuple[type[Pane], ...] = (
     SentinelsPane,
     GoldenPane,
     JournalPane,
+    TensorPane,
 )
 
-#: Their titles, the number of the one that `golden` fills, and of the one that tells of alarms.
+#: Their titles, and the numbers of those that `golden` fills, that tells of alarms, that shows one tensor.
 TITLES = tuple(pane.TITLE for pane in PANES)
-GOLDEN, SENTINELS = GoldenPane.NUMBER, SentinelsPane.NUMBER
+GOLDEN, SENTINELS, TENSOR = GoldenPane.NUMBER, SentinelsPane.NUMBER, TensorPane.NUMBER

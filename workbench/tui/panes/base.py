@@ -82,6 +82,15 @@ class Pane(PaintedWidget):
         size: int
 
     @dataclass
+    class Missing(Message):
+        """The tensor at a place was not captured: have it brought, if that can be done without asking."""
+
+        where: Where
+
+    class Back(Message):
+        """Go back to the pane before."""
+
+    @dataclass
     class Command(Message):
         """Have the debugger carry out a command; a replay says why it cannot."""
 
@@ -111,6 +120,11 @@ class Pane(PaintedWidget):
     def answer(self, snapshot: Any) -> None:
         """Show the answer."""
         raise NotImplementedError
+
+    @property
+    def stem(self) -> str:
+        """What a file of it is called, without the step and the ending."""
+        return self.TITLE.split()[0].lower()
 
     def lacks(self) -> str:
         """The debugger's command that fills what is empty here; "" where there is none."""

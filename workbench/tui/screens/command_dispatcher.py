@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from workbench.tui.panes import GOLDEN, TITLES
 from workbench.tui.reader import Reader
@@ -27,7 +26,7 @@ class CommandDispatcher:
     ) -> None:
         self.bench, self.reader, self.runner, self.keymap = bench, reader, runner, keymap
         self.actions = actions
-        self.opener = TensorOpener(bench.screen, reader, runner)
+        self.opener = TensorOpener(bench, runner)
 
     def run(self, line: str, *, quiet: bool = False) -> None:
         """Have the debugger carry out a line; `quiet`: what it answers is seen in the pane."""
@@ -55,7 +54,7 @@ class CommandDispatcher:
             return  # a replay says why it brings nothing
         shown = shown_as(reply, overview.taps)
         if isinstance(shown, AsTensor):
-            await self.opener.open_tap(overview, replace(self.bench.place, tap=shown.tap))
+            await self.opener.open_tap(shown.tap)
         elif isinstance(shown, AsSheet):
             self.bench.app.push_screen(OutputScreen(line, shown.text))
         elif shown.text:

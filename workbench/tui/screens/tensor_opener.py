@@ -1,18 +1,15 @@
-"""From a tap or a parameter to the screen that shows its values."""
+"""From a tap or a parameter to the pane that shows its values, and back."""
 
 from __future__ import annotations
 
-from textual.screen import Screen
+from dataclasses import replace
 
 from sessions.text import clean
 from workbench.tui.drivers.port import CommandFailed
-from workbench.tui.reader import Reader
+from workbench.tui.panes import TENSOR
+from workbench.tui.panes.tensor import HeldParameter, TensorPane
+from workbench.tui.screens.bench import Bench
 from workbench.tui.screens.runner import CommandRunner
-from workbench.tui.screens.tensor import TensorScreen
-from workbench.tui.screens.weight import WeightScreen
-from workbench.views.overview import Overview
-from workbench.views.source import SessionSource
-from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
 
 #: The most elements of a parameter that the ranks are asked to send.
@@ -20,33 +17,39 @@ _SENT = 8_000_000
 
 
 class TensorOpener:
-    """Opens tensors over a screen; a running model is asked for what the session does not have."""
+    """Opens tensors on a workbench; a running model is asked for what the session does not have."""
 
-    def __init__(self, screen: Screen[None], reader: Reader, runner: CommandRunner) -> None:
-        self.screen, self.reader, self.runner = screen, reader, runner
+    def __init__(self, bench: Bench, runner: CommandRunner) -> None:
+        self.bench, self.runner = bench, runner
 
-    async def open_tap(self, overview: Overview, where: Where) -> None:
-        """The tensor of the tap at `where`."""
-        driver = self.runner.driver
-        idle = driver.live and driver.running is None and not driver.why_idle
-        if idle and not await self.reader.ask(_is_captured, where):
-            await self.runner.run(f"print {overview.taps[where.tap]}")
-        self.screen.app.push_screen(TensorScreen(self.reader, overview, where))
+    async def open_tap(self, tap: int) -> None:
+        """The tensor of the tap at the place that is looked at."""
+        if tap != self.bench.place.tap:
+            self.bench.look(replace(self.bench.place, tap=tap))
+        await self._show(None)
 
-    async def open_weight(self, overview: Overview, where: Where, name: str, size: int) -> None:
+    async def open_weight(self, name: str, size: int) -> None:
         """A parameter of `size` elements."""
-        shares: RankArrays = {}
+        parameter = HeldParameter(name)
         if size <= _SENT:
             try:
-                shares = await self.runner.driver.shares(name)
+                parameter = HeldParameter(name, await self.runner.driver.shares(name))
             except CommandFailed as error:
                 self.runner.tell(clean(str(error), limit=300), True)
-        self.screen.app.push_screen(WeightScreen(self.reader, overview, where, name, shares))
+        await self._show(parameter)
 
+    async def _show(self, parameter: HeldParameter | None) -> None:
+        await self.bench.show_pane(TENSOR)
+        if isinstance(self.bench.front, TensorPane):
+            self.bench.front.parameter = parameter
+            self.bench.front.again()
 
-def _is_captured(source: SessionSource, where: Where) -> bool:
-    names = source.session.taps
-    if where.step not in source.reach(where.branch):
-        return False
-    place = names[where.tap].name, where.seq
-    return any((key.tap, key.seq) == place for key in source.session.captured(where.step, where.branch))
+    def how_to_bring(self, where: Where) -> str:
+        """The command that brings the tensor at `where`; "" where none can: only where the debugger stands can the
+        operations be run again."""
+        driver, overview = self.runner.driver, self.bench.overview
+        idle = driver.live and driver.running is None and not driver.why_idle
+        at = driver.at
+        if overview is None or not idle or at is None or (at.branch, at.step) != (where.branch, where.step):
+            return ""
+        return f"print {overview.taps[where.tap]}" + (f" seq {where.seq}" if where.seq else "")

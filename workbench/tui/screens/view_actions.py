@@ -127,4 +127,4 @@ class ViewActions:
         branch = overview.branch(where.branch).name
         title = f"{overview.model}, tp {overview.ranks}: {pane.TITLE}, step {where.step}, branch {branch}"
         found = screenshots.taken(self.bench.screen, pane.region, title, pane.table())
-        return found, f"{pane.TITLE.split()[0].lower()}-step{where.step}"
+        return found, f"{pane.stem}-step{where.step}"

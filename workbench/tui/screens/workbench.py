@@ -70,6 +70,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap, self.follower)
         self.commands = CommandDispatcher(self, reader, self.runner, self.keymap, self.actions)
         self._unresponsive = False
+        self._before = 1  # the pane from which the tensor was opened
         driver.listener = self
 
     def compose(self) -> ComposeResult:
@@ -147,6 +148,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
+        self._before = self.pane if self.pane != number else self._before
         pane = await self.panes.bring(number)
         self.frame.message.forget_story()
         self.pane = self.query_one(PaneTabs).active = number
@@ -269,13 +271,20 @@ class WorkbenchScreen(Guarded, Screen[None]):
     @on(Pane.OpenTensor)
     def _open_tensor(self, event: Pane.OpenTensor) -> None:
         if self.overview is not None and event.tap < len(self.overview.taps):
-            opening = self.commands.opener.open_tap(self.overview, replace(self.where, tap=event.tap))
-            self.run_worker(opening, group="tensor", exclusive=True)
+            self.run_worker(self.commands.opener.open_tap(event.tap), group="tensor", exclusive=True)
 
     @on(Pane.OpenWeight)
     async def _open_weight(self, event: Pane.OpenWeight) -> None:
-        if self.overview is not None:
-            await self.commands.opener.open_weight(self.overview, self.where, event.name, event.size)
+        await self.commands.opener.open_weight(event.name, event.size)
+
+    @on(Pane.Missing)
+    def _missing(self, event: Pane.Missing) -> None:
+        if line := self.commands.opener.how_to_bring(event.where):
+            self.commands.run(line, quiet=True)
+
+    @on(Pane.Back)
+    async def _back(self) -> None:
+        await self.show_pane(self._before)
 
     @on(CommandLine.Entered)
     async def _line_entered(self, event: CommandLine.Entered) -> None:

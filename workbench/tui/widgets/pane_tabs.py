@@ -35,7 +35,7 @@ class PaneTabs(LineWidget):
         """Where each tab begins, and its text."""
         full = [f" {i} {title} " for i, title in enumerate(self.titles, 1)]
         if sum(map(cell_len, full)) > self.size.width:
-            full = [f" {i} {title} " for i, title in enumerate(self.short_titles, 1)]
+            full = [f" {i} {title}" for i, title in enumerate(self.short_titles, 1)]
         spans, x = [], 0
         for text in full:
             spans.append((x, text))

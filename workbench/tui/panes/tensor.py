@@ -1,0 +1,376 @@
+"""Pane 9: one tensor, of an operation or a parameter: its values as a map, the one under the cursor, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.taps.names import local_name
+from workbench.export.table import Table
+from workbench.paths import file_stem
+from workbench.tui.panes.base import Pane
+from workbench.tui.panes.tensor_text import (
+    SIDE,
+    coordinate,
+    figure_lines,
+    number_lines,
+    pointed_lines,
+    strongest_lines,
+)
+from workbench.tui.widgets.axes import Axes
+from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.rank_weights import shape_text
+from workbench.views.sheet import Coordinates, Sheet, Strong, arrangements, sheet
+from workbench.views.source import SessionSource
+from workbench.views.tensor import (
+    DIFFERENCE,
+    GOLDEN,
+    REBUILT,
+    Tensor,
+    TensorFigures,
+    tensor,
+    tensor_figures,
+)
+from workbench.views.weight_tensor import CHECKPOINT, weight_tensor
+from workbench.views.where import Where
+
+#: From so many cells the figures stand beside the map, and from so many lines the numbers below it.
+_WIDE, _TALL = 90, 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldParameter:
+    """A parameter, and what the running ranks hold of it."""
+
+    name: str
+    held: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorLook:
+    """A tensor laid out as a sheet, with the figures of what is on it; None where there are no values."""
+
+    tensor: Tensor
+    ways: int  # in which it can be laid out
+    sheet: Sheet | None
+    figures: TensorFigures | None
+    strongest: tuple[Strong, ...]
+    texts: Mapping[int, str] = field(default_factory=dict)  # of the token ids among them
+
+
+class TensorPane(Pane):
+    """The tensor of the present operation, or of a parameter."""
+
+    NUMBER = 9
+    TITLE = "Tensor"
+    HELP = """\
+The tensor of the present operation (enter in Operations), or of a parameter (enter in Weights).
+
+Values with a sign are blue below zero and orange above; NaN is ×, Inf ∞. A single token's heads lie under each
+other, channels across; what has neither heads nor tokens is folded to fill the pane. With several tokens all of it
+is shown: a row a token; m goes on to one token or one head at a time. Every row and column says what it is; beside
+the map stand the value under the cursor with its bits, and golden's; statistics of what is shown, and the largest
+values with their places (u goes from one to the next).
+
+  m      lay it out otherwise           < >    previous, next token or head
+  R      one rank's part, then the next d      less golden's (a parameter: less the checkpoint's)
+  , .    same operation, other layer    v      golden's values
+  [ ]    look a step back, ahead        u      to the next of the largest values
+  a      have it captured from here on  esc    back to the pane before
+"""
+    HINTS = (
+        KeyHint("esc", "back", "escape"),
+        KeyHint("m", "layout", "m"),
+        KeyHint("< >", "slice", "greater_than_sign"),
+        KeyHint("R", "rank", "R"),
+        KeyHint("d", "golden diff", "d"),
+        KeyHint("u", "largest", "u"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("m", "arrange", "Lay it out otherwise"),
+        Binding("less_than_sign", "slice(-1)", "Previous token or head"),
+        Binding("greater_than_sign", "slice(1)", "Next token or head"),
+        Binding("d", "show('difference')", "Difference to golden"),
+        Binding("v", "show('golden')", "Golden's values"),
+        Binding("u", "next_strong", "To the next of the largest values"),
+        Binding("escape", "back", "Back to the pane before"),
+    ]
+    DEFAULT_CSS = f"""
+    TensorPane > #title {{ height: 2; padding: 0 1; }}
+    TensorPane > Horizontal {{ height: 1fr; }}
+    TensorPane #left {{ width: 1fr; height: 1fr; padding: 0 0 0 1; }}
+    TensorPane #numbers {{ height: auto; padding: 0; margin-top: 1; display: none; }}
+    TensorPane.-tall #numbers {{ display: block; }}
+    TensorPane #figures {{ width: {SIDE}; height: 1fr; padding: 0 1; }}
+    TensorPane.-wide #figures {{ width: {SIDE + 6}; }}
+    """
+    UNDER_WAY = True
+    OF_STEP = False
+
+    difference_of: reactive[str] = reactive("")  # GOLDEN, DIFFERENCE, or the values themselves
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.snapshot: TensorLook | None = None
+        self.parameter: HeldParameter | None = None
+        self._way, self._index, self._strong = 0, 0, -1
+        self._subject: object = None
+        self._asked: Where | None = None
+
+    def content(self) -> Iterable[Widget]:
+        """What it is, the map with the figures beside it, the numbers around the cursor."""
+        yield TextBlock(id="title")
+        yield Horizontal(
+            Vertical(Heatmap(id="sheet"), TextBlock(id="numbers"), id="left"), TextBlock(id="figures")
+        )
+
+    # --- what is shown -------------------------------------------------------------------------------
+
+    def question(self) -> tuple[Callable[..., TensorLook], Sequence[object]]:
+        """The tensor, laid out for the room there is."""
+        subject = self.parameter or self.where.tap
+        if subject != self._subject:
+            self._subject, self._way, self._index, self._strong = subject, 0, 0, -1
+        return tensor_look, (self.parameter, self.difference_of, self._way, self._index, self._room)
+
+    @property
+    def _room(self) -> tuple[int, int]:
+        """The pixels that the map has, about: without the title, the figures, the numbers and its labels."""
+        width, height = self.size
+        side, below = SIDE + 6 * self.has_class("-wide"), 7 * self.has_class("-tall")
+        return max(8, width - side - 9), max(4, 2 * (height - below - 4))
+
+    def lacks(self) -> str:
+        """The tap, from this step on."""
+        return "" if self.parameter else f"capture {self._tap}"
+
+    @property
+    def _tap(self) -> str:
+        taps = self.overview.taps if self.overview is not None else ()
+        return taps[self.where.tap] if self.where.tap < len(taps) else ""
+
+    @property
+    def stem(self) -> str:
+        """The tensor's name."""
+        return file_stem(self.snapshot.tensor.tap.replace(".", "-")) if self.snapshot else super().stem
+
+    def answer(self, snapshot: TensorLook) -> None:
+        """Show it, or have the tensor brought that is not there yet."""
+        self.snapshot = snapshot
+        found, laid = snapshot.tensor, snapshot.sheet
+        if self.parameter is None:
+            self.shows(found.step)
+        if laid is None:
+            if self._asked != self.where and not found.note and self.parameter is None:
+                self._asked = self.where
+                self.post_message(self.Missing(self.where))
+            told = found.note or f"{found.tap} was not captured at step {self.where.step}."
+            fills = f"a  captures it from here on (:{self.lacks()})" if self.lacks() else ""
+            self.empty(told, fills)
+            return
+        self.filled()
+        self._index = laid.index
+        signed = bool((laid.elements[np.isfinite(laid.elements)] < 0).any())
+        masked = laid.masked or laid.count < laid.values.size
+        scale = "difference" if signed or found.view.startswith(DIFFERENCE) else "magnitude"
+        self.query_one(Heatmap).matrix = Matrix(laid.values, scale, masked=masked, axes=self._axes(laid))  # type: ignore[arg-type]
+        self.call_after_refresh(self._tell)  # its parts have their sizes by then
+
+    def _axes(self, laid: Sheet) -> Axes:
+        """Every row and column by its place; what they count stands in the title."""
+        if laid.folded:
+            return Axes(lambda r: self._words(laid.first_of(r)), lambda c: f"+{c}" if c else "")
+        return Axes(lambda r: self._words(laid.row(r)), lambda c: self._words(laid.column(c)))
+
+    def _words(self, place: Coordinates) -> str:
+        """A row's or a column's place: of axes with a single element nothing is said."""
+        assert self.snapshot is not None
+        laid = self.snapshot.sheet
+        single = {axis.name for axis in laid.axes if len(axis) == 1} if laid is not None else set()
+        told = [(name, number) for name, number in place if name not in single]
+        if len(told) == 1:
+            return coordinate(*told[0], self.label)
+        return "·".join(str(number) for _, number in told)
+
+    # --- words and numbers ---------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Everything but the map."""
+        look = self.snapshot
+        if look is None or look.sheet is None:
+            return
+        self.query_one("#title", TextBlock).show(self._title(look))
+        self._tell_pointed()
+
+    def _title(self, look: TensorLook) -> list[TextLine]:
+        found, laid = look.tensor, look.sheet
+        assert laid is not None
+        rank = found.view.startswith("rank")
+        shape = shape_text([len(axis) for axis in laid.axes])
+        first: TextLine = [
+            (f"{found.tap}  ", "strong"),
+            (
+                f"{_view_words(found, self.parameter)}  ",
+                f"rank{int(found.view[5:]) % 4}" if rank else "accent",
+            ),
+            (f"{shape} {found.dtype}".rstrip(), "text"),
+            (f"  [{found.slice}] of the whole" if found.slice else "", "wrong"),
+            (f"  {found.layout}", "quiet"),
+        ]
+        second: list[tuple[str, str]] = [(laid.arrangement.words(laid.axes), "quiet")]
+        if (sliced := laid.arrangement.sliced) is not None:
+            axis = laid.axes[sliced]
+            at = coordinate(axis.name, axis.numbers[laid.index], self.label)
+            second += [(": ", "quiet"), (at, "strong"), (f" of {len(axis)}  ", "quiet"), ("< >", "text")]
+        if look.ways > 1:
+            second += [(f"   m  {self._way % look.ways + 1} of {look.ways}", "quiet")]
+        return [first, second]
+
+    def _tell_pointed(self) -> None:
+        """The value under the cursor, figures, and the numbers around it."""
+        look = self.snapshot
+        if look is None or look.sheet is None or look.figures is None:
+            return
+        heatmap, side = self.query_one(Heatmap), self.query_one("#figures", TextBlock)
+        width, height = side.size.width, side.size.height
+        lines = pointed_lines(look.tensor, look.sheet, heatmap.cursor, self.label)
+        lines += [[], *figure_lines(look.figures, width, height - len(lines) - 2)]
+        room = height - len(lines) - 3
+        if room > 0:
+            strong = strongest_lines(look.sheet, look.strongest[:room], self._strong, look.texts)
+            lines += [[], [("largest", "quiet")], *strong]
+        if look.tensor.note:
+            lines += [[], *wrapped(look.tensor.note, "wrong", width)]
+        side.show(lines)
+        left = self.query_one("#left")
+        shown = number_lines(look.sheet, heatmap.cursor, left.size.width - 1, self._words)
+        self.query_one("#numbers", TextBlock).show(shown)
+
+    @on(Heatmap.Pointed)
+    def _pointed(self, event: Heatmap.Pointed) -> None:
+        event.stop()
+        self._tell_pointed()
+
+    def watch_line(self) -> None:
+        """The tokens came in: name them."""
+        look = self.snapshot
+        if look is not None and look.sheet is not None and not self.has_class("-empty"):
+            heatmap = self.query_one(Heatmap)
+            if heatmap.matrix is not None:
+                heatmap.matrix = replace(heatmap.matrix, axes=self._axes(look.sheet))
+            self._tell()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """What is folded is folded to the room there is."""
+        self.set_class(event.size.width >= _WIDE, "-wide")
+        self.set_class(event.size.height >= _TALL, "-tall")
+        self.call_after_refresh(self.again)
+
+    # --- keys ----------------------------------------------------------------------------------------
+
+    def action_arrange(self) -> None:
+        """Lay it out otherwise."""
+        if self.snapshot is not None and self.snapshot.ways > 1:
+            self._way, self._index, self._strong = (self._way + 1) % self.snapshot.ways, 0, -1
+            self.again()
+        else:
+            self.notify("There is only one way to lay this tensor out.")
+
+    def action_slice(self, by: int) -> None:
+        """Another token or head."""
+        laid = self.snapshot.sheet if self.snapshot is not None else None
+        if laid is None or laid.arrangement.sliced is None:
+            self.notify("All of the tensor is shown: m lays it out by tokens or heads.")
+            return
+        self._index, self._strong = (laid.index + by) % len(laid.axes[laid.arrangement.sliced]), -1
+        self.again()
+
+    def action_show(self, what: str) -> None:
+        """Golden's values or the difference to them, and back."""
+        wanted = "" if self.difference_of == what else what
+        lacking = self.snapshot is None or self.snapshot.tensor.golden is None
+        if wanted and self.parameter is None and lacking and not self.difference_of:
+            self.notify(f"No golden reference of {self._tap} here: g compares with one.", severity="warning")
+            return
+        self.difference_of = wanted
+        self.again()
+
+    def action_next_strong(self) -> None:
+        """The cursor to the next of the largest values."""
+        look = self.snapshot
+        if look is not None and look.strongest:
+            self._strong = (self._strong + 1) % len(look.strongest)
+            one = look.strongest[self._strong]
+            self.query_one(Heatmap).cursor = (one.row, one.column)
+            self._tell_pointed()
+
+    def action_back(self) -> None:
+        """Back to the pane before."""
+        self.parameter = None
+        self.post_message(self.Back())
+
+    def table(self) -> Table | None:
+        """The numbers that are shown, a row a row of the map."""
+        look = self.snapshot
+        if look is None or look.sheet is None:
+            return None
+        laid, found = look.sheet, look.tensor
+        name = self._words if not laid.folded else lambda place: ""
+        rows = tuple(
+            (name(laid.row(r)) if not laid.folded else self._words(laid.first_of(r)), *map(float, values))
+            for r, values in enumerate(laid.values)
+        )
+        columns = ("", *(name(laid.column(c)) or f"+{c}" for c in range(laid.values.shape[1])))
+        way = laid.arrangement.words(laid.axes)
+        return Table(f"{found.tap} {found.view}, {way}, step {found.step}", columns, rows)
+
+
+def tensor_look(
+    source: SessionSource,
+    where: Where,
+    parameter: HeldParameter | None,
+    show: str,
+    way: int,
+    index: int,
+    room: tuple[int, int],
+) -> TensorLook:
+    """The tensor at `where` (or a parameter) laid out in one of its ways. All that costs time is done here."""
+    if parameter is not None:
+        rank = where.rank if where.rank is not None or show != DIFFERENCE else min(parameter.held, default=0)
+        kind = DIFFERENCE if show == DIFFERENCE else "rank"
+        found = weight_tensor(
+            source, where, parameter.name, CHECKPOINT if rank is None else f"{kind} {rank}", parameter.held
+        )
+    else:
+        view = show or (REBUILT if where.rank is None else f"rank {where.rank}")
+        found = tensor(source, where, where.tap, view)
+        if show and found.array is None:  # golden has no such step
+            found = tensor(source, where, where.tap)
+    if found.array is None or not found.array.size:
+        return TensorLook(found, 0, None, None, ())
+    ways = arrangements(found.axes)
+    masked = local_name(found.tap) in ("attn.scores", "attn.probs")
+    beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
+    laid = sheet(found.array, beside, found.axes, ways[way % len(ways)], index, room, masked)
+    strongest = laid.strongest()
+    places = [dict(laid.coordinates(one.row, one.column)) for one in strongest]
+    texts = {place["id"]: source.texts.label(place["id"]) for place in places if "id" in place}
+    return TensorLook(found, len(ways), laid, tensor_figures(laid.elements), strongest, texts)
+
+
+def _view_words(found: Tensor, parameter: HeldParameter | None) -> str:
+    if parameter is not None and found.view.startswith(DIFFERENCE):
+        return f"rank {found.view.split()[1]} less the checkpoint"
+    return {REBUILT: "all ranks", DIFFERENCE: "less golden", GOLDEN: "golden's"}.get(found.view, found.view)
