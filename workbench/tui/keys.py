@@ -86,7 +86,7 @@ def _place(key: ScreenKey) -> int:
 
 def reference(keys: Sequence[ScreenKey]) -> list[tuple[str, str]]:
     """Every key with what it does, for the help sheet."""
-    rows = [("1 … 8", "the panes"), *((key.shown, key.what) for key in keys)]
+    rows = [("1 … 9", "the panes"), *((key.shown, key.what) for key in keys)]
     return [*rows, ("^p", "palette of everything"), ("^z", "suspend"), ("^q", "quit")]
 
 

@@ -37,8 +37,8 @@ class Arrangement:
         return shown if self.sliced is None else f"{shown} of one {axes[self.sliced].name}"
 
 
-def arrangements(axes: Sequence[Axis]) -> tuple[Arrangement, ...]:
-    """The ways to lay the axes out, the one to begin with first."""
+def arrangements(axes: Sequence[Axis], height: int = 0) -> tuple[Arrangement, ...]:
+    """The ways to lay the axes out, the one to begin with first. `height`: the rows of pixels there are."""
     everything = tuple(range(len(axes)))
     long = [i for i in everything if len(axes[i]) > 1]
     if len(long) <= 1:
@@ -57,7 +57,10 @@ def arrangements(axes: Sequence[Axis]) -> tuple[Arrangement, ...]:
     ):  # maps of one head are what people know; together they lie in a column
         whole = Arrangement(everything[: second + 1], everything[second + 1 :])
         return (one_of_first, one_of_second, whole)
-    return (Arrangement(everything[:second], everything[second:]), one_of_first, one_of_second)
+    # The heads of a few tokens under each other fill the room better than beside each other.
+    short = len(axes[first]) * len(axes[second]) <= 1.25 * height
+    down = second + 1 if short else second
+    return (Arrangement(everything[:down], everything[down:]), one_of_first, one_of_second)
 
 
 @dataclass(frozen=True, slots=True)

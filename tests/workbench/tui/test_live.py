@@ -22,8 +22,8 @@ from workbench.export.numbers import number
 from workbench.tui import routes
 from workbench.tui.app import LockstepApp
 from workbench.tui.drivers.live import LiveDriver
+from workbench.tui.panes.tensor import TensorPane
 from workbench.tui.screens.starting import StartingScreen
-from workbench.tui.screens.tensor import TensorScreen
 from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings, load
@@ -352,10 +352,14 @@ async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
         before = await _screen(pilot).reader.ask(lambda source: source.stats(2, 0))
         assert f"({number(float(before[4, 0, STATISTICS.index('rms')]))})" in later
         await press(pilot, "enter")  # the tensor of the operation just passed, without finishing the step
-        assert any("k_proj" in line for line in text_of(pilot))
-        assert isinstance(pilot.app.screen, TensorScreen)
+        assert any("layers.0.attn.k_proj  all ranks  1×" in line for line in text_of(pilot))
+        assert isinstance(_screen(pilot).front, TensorPane)
+        await press(pilot, "i")  # and of the next one, as the debugger goes on
+        await settle(pilot)
+        assert any("layers.0.attn.v_proj  all ranks  1×" in line for line in text_of(pilot))
+        assert any("value   " in line for line in text_of(pilot))
         await press(pilot, "escape")
-        assert _driver(pilot).at.tap == "layers.0.attn.k_proj"
+        assert _driver(pilot).at.tap == "layers.0.attn.v_proj"
         await press(pilot, "n")
         assert _screen(pilot).where.step == 3
         whole = await _screen(pilot).reader.ask(operations, _screen(pilot).where)

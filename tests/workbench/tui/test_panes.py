@@ -114,6 +114,27 @@ async def test_logits_order_and_rank_moves(bench: Bench) -> None:
         assert any("margin" in line and "entropy" in line for line in lines)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_candidate_is_followed_over_the_steps(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size=size) as pilot:
+        await press(pilot, "5", "enter")
+        lines = text_of(pilot)
+        head = next(line for line in lines if "“ drip”" in line)
+        assert "in the top 8 at" in head
+        assert "of 12 steps" in head
+        assert "best: rank 1, " in head
+        steps = next(
+            line for line in lines if "   11" in line and line.split()[-4:] == ["8", "9", "10", "11"]
+        )
+        ranks = next(line for line in lines if line.rstrip().endswith("1 ▸"))
+        assert steps
+        assert ranks.count("▸") >= 3, "the last three tokens were drips"
+        await press(pilot, "N")
+        assert any("▲ step 10" in line for line in text_of(pilot)), "it stays followed"
+        await press(pilot, "escape")
+        assert any("margin  " in line for line in text_of(pilot))
+
+
 async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "6")
@@ -231,22 +252,11 @@ async def test_layers_operations_and_ranks(bench: Bench) -> None:
         assert screen.where.rank is None
 
 
-async def test_tensor_view_of_every_rank_and_slice(bench: Bench) -> None:
-    async with bench() as pilot:
-        await enter(pilot, "colon", "print layers.2.attn.probs")
-        assert any("layers.2.attn.probs" in line and "8×1×19" in line for line in text_of(pilot))
-        await press(pilot, "full_stop")
-        assert any("[1, :, :]" in line for line in text_of(pilot))
-        await press(pilot, "R")
-        assert any("rank 0" in line and "4×1×19" in line for line in text_of(pilot))
-        await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, WorkbenchScreen)
-
-
 async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "enter")
-        assert any(":capture embed" in line for line in text_of(pilot))
+        assert any("embed was not captured at step 11" in line for line in text_of(pilot))
+        assert any("This is a replay" in line for line in text_of(pilot))
 
 
 async def test_help_lists_every_key(bench: Bench) -> None:
@@ -267,7 +277,7 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> 
             _screen(pilot).actions.exporter.write(str(file))
             await settle(pilot)
             # The checkpoint is not on this machine: there is only the picture that says so.
-            empty = pane.TITLE == "Weights" and ending in ("csv", "json", "txt")
+            empty = pane.TITLE in ("Weights", "Tensor") and ending in ("csv", "json", "txt")
             assert file.exists() is not empty, pane.TITLE
             assert any(
                 ("no data in this pane" if empty else f"wrote {file}"[:60]) in line for line in text_of(pilot)
@@ -291,7 +301,7 @@ async def test_the_sheet_of_formats_writes_and_never_replaces(
         await enter(pilot, "colon", "print layers.2.attn.probs")
         await press(pilot, "e", "j", "enter")
         told = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
-        assert told["columns"][:2] == ["row", "c0"]
+        assert told["columns"][:2] == ["row", "0 write"]
         assert len(told["rows"][0]) == 1 + 19
 
 

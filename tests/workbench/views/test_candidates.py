@@ -10,6 +10,8 @@ import pytest
 from sessions import Session, SessionWriter
 from sessions.meta import SessionMeta
 from sessions.records import SequenceStep, StepRecord, Tap
+from workbench.tui.panes.followed import history_lines, move
+from workbench.views.candidate_history import candidate_history
 from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
 from workbench.views.logits import logits
 from workbench.views.source import SessionSource
@@ -82,3 +84,51 @@ def test_a_position_is_named_by_the_token_that_went_in_there(tmp_path: Path) -> 
     assert [line.label(position) for position in range(6)] == ["t1", "t2", "t3", "t4", "t5", ""]
     assert [cell.label for cell in line.tokens.cells] == ["t1", "t2", "…", "t4", "t5"]
     assert line.at(1) == 3
+
+
+def test_a_candidate_over_the_steps_has_its_rank_where_it_was_recorded(tmp_path: Path) -> None:
+    path, texts = tmp_path / "steps.session", TokenTexts({1: "a", 2: "b", 3: "c"})
+    ranked = [
+        ([1, 2], [2.0, 1.0]),
+        ([3, 1], [2.0, -9.0]),
+        ([3, 2], [2.0, 1.0]),
+        ([1, 3], [math.nan, math.nan]),
+    ]
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
+        for step, (ids, values) in enumerate(ranked):
+            told = SequenceStep(
+                0, [7], [step], [[step + 1]], emitted=ids[0], topk_ids=ids, topk_logits=values, logsumexp=3.0
+            )
+            writer.step(0, StepRecord(step, "decode", [told], 0.1))
+    with Session.open(path) as session:
+        source, found = SessionSource(session, texts), None
+        while found is None or not found.complete:
+            found = candidate_history(source, Where(), 1, found)
+    assert [point.rank for point in found.points] == [0, 1, None, 0]
+    assert [point.chosen for point in found.points] == [True, False, False, True]
+    assert found.points[0].probability == pytest.approx(math.exp(-1.0))
+    assert found.points[1].probability == pytest.approx(math.exp(-12.0))
+    assert math.isnan(found.points[3].probability or 0)
+    assert (found.topk, found.label, found.best) == (2, "a", found.points[0])
+    lines = ["".join(text for text, _ in line) for line in history_lines(found, 1, 78, 7)]
+    assert "in the top 2 at 3 of 4 steps" in lines[0]
+    assert "best: rank 1, 0.3679, at step 0" in lines[0]
+    assert "1 in 160,000" in next(line for line in lines if line.startswith("p") and "NaN" in line)
+    assert next(line for line in lines if line.startswith("rank")).split() == [
+        "rank",
+        "1",
+        "▸",
+        "2",
+        "-",
+        "1",
+        "▸",
+    ]
+    assert "×" in lines[1], "NaN is drawn as such"
+    assert all(len(line) <= 78 for line in lines)
+    assert len(lines) <= 7
+
+
+def test_a_move_is_from_the_rank_before() -> None:
+    assert [move(0, 3), move(3, 0), move(2, 2), move(1, None)] == ["4 ▲3", "1 ▼3", "·", "new"]

@@ -18,7 +18,7 @@ LENS_COLUMNS = (
     GridColumn("would choose", 12, flex=1),
     GridColumn("then", 10, flex=1, drop=1),
     GridColumn("then", 10, flex=1, drop=3),
-    GridColumn("p", 11, right=True),
+    GridColumn("p", 12, right=True),
     GridColumn("H", 5, right=True),
     GridColumn("place", 5, right=True),
     GridColumn("golden", 10, flex=1, drop=2),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from textual import events, on
+from textual import events, on, work
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.reactive import reactive
@@ -15,14 +15,15 @@ from textual.widget import Widget
 from workbench.export.numbers import chance, fixed, number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.followed import history_lines, move, recent_lines
 from workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
 from workbench.tui.theme import paint
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock
+from workbench.views.candidate_history import CandidateHistory, candidate_history
 from workbench.views.lens import Lens, lens
-from workbench.views.logits import Logits, RankedCandidate, logits
+from workbench.views.logits import Logits, logits
 from workbench.views.plain_text import finite
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
@@ -40,19 +41,24 @@ class LogitsPane(Pane):
     HELP = """\
 The candidates for the next token, by probability.
 
-`was` is the candidate's move since the step before. The margin is the first logit less the second: a margin
-within the noise of the dtype is a tie, not a choice. With a golden reference, its place and probability
-for the same candidate stand beside. The lines at the foot follow margin, entropy and probability of the
-chosen token over the last steps.
+`was` is the candidate's rank at the step before and its move since: "4 ▲3" was the fourth. enter follows a
+candidate over all steps: its probability and its rank wherever it was among those recorded. The margin is the
+first logit less the second: a margin within the noise of the dtype is a tie, not a choice. With a golden
+reference, its place and probability for the same candidate stand beside. The lines at the foot follow margin,
+entropy and probability of the chosen token over the last steps.
 
 The logit lens takes the residual of the last position after each layer and asks what the final norm and the
 output head would make of it: three candidates a layer, the darker the surer, the place of the token that was
 chosen in the end, and what golden's residual would have chosen. It is reckoned on demand and kept in the session.
 
-  l      the logit lens         enter  to that layer's residual
+  l      the logit lens         enter  a candidate over the steps; a layer's residual
+  esc    follow it no more
 """
-    HINTS = (KeyHint("l", "lens", "l"), KeyHint("g", "golden", "g"))
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("l", "lens", "Logit lens")]
+    HINTS = (KeyHint("enter", "follow", "enter"), KeyHint("l", "lens", "l"), KeyHint("g", "golden", "g"))
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "lens", "Logit lens"),
+        Binding("escape", "unfollow", "Follow the candidate no more"),
+    ]
     DEFAULT_CSS = """
     LogitsPane > #choice { height: 2; padding: 0 1 1 1; }
     LogitsPane > #both { height: 1fr; }
@@ -60,7 +66,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
     LogitsPane.-lens #lens, LogitsPane.-both #lens { display: block; }
     LogitsPane.-lens #candidates { display: none; }
     LogitsPane.-both #candidates { display: block; }
-    LogitsPane > #history { height: 4; padding: 1 1 0 1; }
+    LogitsPane > #history { height: auto; padding: 1 1 0 1; }
     """
 
     shows_lens: reactive[bool] = reactive(False)
@@ -69,6 +75,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         super().__init__(*arguments)
         self.snapshot: Logits | None = None
         self.lens: Lens | None = None
+        self.followed: CandidateHistory | None = None
 
     def content(self) -> Iterable[Widget]:
         """The choice, the candidates, the layers, the last steps."""
@@ -98,14 +105,30 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         self.query_one("#candidates", Grid).show(
             len(found.candidates), self._cells, columns=_columns(found.has_golden)
         )
-        names = ("margin ", "entropy", "p      ")
-        self.query_one("#history", TextBlock).show(
-            [
-                [(f"{name}  ", "quiet"), (sparkline([h[i] for h in found.history]), "trace")]
-                for i, name in enumerate(names)
-            ]
-        )
         self._lay_out()
+        self._tell_history()
+        if self.followed is not None:
+            self._follow(self.followed.token)
+
+    def _tell_history(self) -> None:
+        """The last steps' choices, or a candidate over all steps."""
+        found, block = self.snapshot, self.query_one("#history", TextBlock)
+        if found is None:
+            return
+        if self.followed is None:
+            block.show(recent_lines(found.history))
+        else:
+            high = 9 if self.size.height > 24 else 7
+            block.show(history_lines(self.followed, self.where.step, self.size.width - 2, high))
+
+    @work(exclusive=True, group="follow")
+    async def _follow(self, token: int) -> None:
+        """Read a candidate over the steps, a part at a time."""
+        complete = False
+        while not complete:
+            found = await self.reader.ask(candidate_history, self.where, token, self.followed)
+            self.followed, complete = found, found.complete
+            self._tell_history()
 
     def _lay_out(self) -> None:
         """The lens beside the candidates, or in their place."""
@@ -142,7 +165,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             (number(candidate.logit, 4), _role(candidate.logit)),
             (chance(share), _role(share)),
             (bar(share, 20), "accent" if candidate.chosen else "trace"),
-            ("" if broken else _move(ranked), "quiet"),
+            ("" if broken else move(ranked.rank, ranked.rank_before), "quiet"),
         ]
         if self.snapshot.has_golden:
             place, golden = ranked.golden_rank, ranked.golden_probability
@@ -166,6 +189,22 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             self.shows_lens = not self.shows_lens
         self._lay_out()
         self.focus_content()
+
+    @on(Grid.Chosen, "#candidates")
+    def _candidate_chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        if self.snapshot is not None and event.row < len(self.snapshot.candidates):
+            token = self.snapshot.candidates[event.row].candidate.token
+            if self.followed is not None and self.followed.token == token:
+                self.action_unfollow()
+            else:
+                self._follow(token)
+
+    def action_unfollow(self) -> None:
+        """The last steps' figures again."""
+        self.followed = None
+        self.workers.cancel_group(self, "follow")
+        self._tell_history()
 
     @on(Grid.Chosen, "#lens")
     def _layer_chosen(self, event: Grid.Chosen) -> None:
@@ -207,12 +246,12 @@ def _columns(golden: bool) -> list[GridColumn]:
         GridColumn("token", 14, flex=1),
         GridColumn("id", 7, right=True, drop=2),
         GridColumn("logit", 8, right=True),
-        GridColumn("p", 11, right=True),
+        GridColumn("p", 12, right=True),
         GridColumn("", 20, drop=1),
-        GridColumn("was", 5, right=True),
+        GridColumn("was", 7, right=True),
     ]
     return (
-        [*columns, GridColumn("golden", 6, right=True), GridColumn("p", 11, right=True)]
+        [*columns, GridColumn("golden", 6, right=True), GridColumn("p", 12, right=True)]
         if golden
         else columns
     )
@@ -221,7 +260,7 @@ def _columns(golden: bool) -> list[GridColumn]:
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
     share = None if snapshot.covered is None else 100 * snapshot.covered
-    covered = "" if share is None else f"{fixed(share, 1)}{' %' * finite(share)} of the probability shown"
+    covered = "" if share is None else f"{fixed(share, 1)}{' %' * finite(share)} of p shown"
     return [
         (f"{how} ", "quiet"),
         (snapshot.emitted or "nothing", "strong"),
@@ -235,14 +274,6 @@ def _choice_line(snapshot: Logits) -> list[GridCell]:
 
 def _role(figure: float | None) -> str:
     return "text" if figure is None or finite(figure) else "wrong"
-
-
-def _move(candidate: RankedCandidate) -> str:
-    """Where the candidate came from."""
-    if candidate.rank_before is None:
-        return "new"
-    moved = candidate.rank_before - candidate.rank
-    return "·" if moved == 0 else f"{'↑' if moved > 0 else '↓'}{abs(moved)}"
 
 
 def bar(share: float | None, width: int) -> str:

@@ -332,7 +332,7 @@ values with their places (u goes from one to the next).
             (name(laid.row(r)) if not laid.folded else self._words(laid.first_of(r)), *map(float, values))
             for r, values in enumerate(laid.values)
         )
-        columns = ("", *(name(laid.column(c)) or f"+{c}" for c in range(laid.values.shape[1])))
+        columns = ("row", *(name(laid.column(c)) or f"+{c}" for c in range(laid.values.shape[1])))
         way = laid.arrangement.words(laid.axes)
         return Table(f"{found.tap} {found.view}, {way}, step {found.step}", columns, rows)
 
@@ -360,7 +360,7 @@ def tensor_look(
             found = tensor(source, where, where.tap)
     if found.array is None or not found.array.size:
         return TensorLook(found, 0, None, None, ())
-    ways = arrangements(found.axes)
+    ways = arrangements(found.axes, room[1])
     masked = local_name(found.tap) in ("attn.scores", "attn.probs")
     beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
     laid = sheet(found.array, beside, found.axes, ways[way % len(ways)], index, room, masked)
