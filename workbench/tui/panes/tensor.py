@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.taps.names import local_name
 from workbench.export.table import Table
 from workbench.paths import file_stem
 from workbench.tui.panes.base import Pane
@@ -25,49 +23,20 @@ from workbench.tui.panes.tensor_text import (
     number_lines,
     pointed_lines,
     strongest_lines,
+    title_lines,
 )
 from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.rank_weights import shape_text
-from workbench.views.sheet import Coordinates, Sheet, Strong, arrangements, sheet
-from workbench.views.source import SessionSource
-from workbench.views.tensor import (
-    DIFFERENCE,
-    GOLDEN,
-    REBUILT,
-    Tensor,
-    TensorFigures,
-    tensor,
-    tensor_figures,
-)
-from workbench.views.weight_tensor import CHECKPOINT, weight_tensor
+from workbench.tui.widgets.text_block import TextBlock, wrapped
+from workbench.views.sheet import Coordinates, Sheet
+from workbench.views.tensor import DIFFERENCE
+from workbench.views.tensor_look import HeldParameter, TensorLook, tensor_look
 from workbench.views.where import Where
 
 #: From so many cells the figures stand beside the map, and from so many lines the numbers below it.
 _WIDE, _TALL = 90, 24
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldParameter:
-    """A parameter, and what the running ranks hold of it."""
-
-    name: str
-    held: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorLook:
-    """A tensor laid out as a sheet, with the figures of what is on it; None where there are no values."""
-
-    tensor: Tensor
-    ways: int  # in which it can be laid out
-    sheet: Sheet | None
-    figures: TensorFigures | None
-    strongest: tuple[Strong, ...]
-    texts: Mapping[int, str] = field(default_factory=dict)  # of the token ids among them
 
 
 class TensorPane(Pane):
@@ -211,32 +180,10 @@ values with their places (u goes from one to the next).
         look = self.snapshot
         if look is None or look.sheet is None:
             return
-        self.query_one("#title", TextBlock).show(self._title(look))
+        self.query_one("#title", TextBlock).show(
+            title_lines(look, self.parameter is not None, self._way, self.label)
+        )
         self._tell_pointed()
-
-    def _title(self, look: TensorLook) -> list[TextLine]:
-        found, laid = look.tensor, look.sheet
-        assert laid is not None
-        rank = found.view.startswith("rank")
-        shape = shape_text([len(axis) for axis in laid.axes])
-        first: TextLine = [
-            (f"{found.tap}  ", "strong"),
-            (
-                f"{_view_words(found, self.parameter)}  ",
-                f"rank{int(found.view[5:]) % 4}" if rank else "accent",
-            ),
-            (f"{shape} {found.dtype}".rstrip(), "text"),
-            (f"  [{found.slice}] of the whole" if found.slice else "", "wrong"),
-            (f"  {found.layout}", "quiet"),
-        ]
-        second: list[tuple[str, str]] = [(laid.arrangement.words(laid.axes), "quiet")]
-        if (sliced := laid.arrangement.sliced) is not None:
-            axis = laid.axes[sliced]
-            at = coordinate(axis.name, axis.numbers[laid.index], self.label)
-            second += [(": ", "quiet"), (at, "strong"), (f" of {len(axis)}  ", "quiet"), ("< >", "text")]
-        if look.ways > 1:
-            second += [(f"   m  {self._way % look.ways + 1} of {look.ways}", "quiet")]
-        return [first, second]
 
     def _tell_pointed(self) -> None:
         """The value under the cursor, figures, and the numbers around it."""
@@ -335,42 +282,3 @@ values with their places (u goes from one to the next).
         columns = ("row", *(name(laid.column(c)) or f"+{c}" for c in range(laid.values.shape[1])))
         way = laid.arrangement.words(laid.axes)
         return Table(f"{found.tap} {found.view}, {way}, step {found.step}", columns, rows)
-
-
-def tensor_look(
-    source: SessionSource,
-    where: Where,
-    parameter: HeldParameter | None,
-    show: str,
-    way: int,
-    index: int,
-    room: tuple[int, int],
-) -> TensorLook:
-    """The tensor at `where` (or a parameter) laid out in one of its ways. All that costs time is done here."""
-    if parameter is not None:
-        rank = where.rank if where.rank is not None or show != DIFFERENCE else min(parameter.held, default=0)
-        kind = DIFFERENCE if show == DIFFERENCE else "rank"
-        found = weight_tensor(
-            source, where, parameter.name, CHECKPOINT if rank is None else f"{kind} {rank}", parameter.held
-        )
-    else:
-        view = show or (REBUILT if where.rank is None else f"rank {where.rank}")
-        found = tensor(source, where, where.tap, view)
-        if show and found.array is None:  # golden has no such step
-            found = tensor(source, where, where.tap)
-    if found.array is None or not found.array.size:
-        return TensorLook(found, 0, None, None, ())
-    ways = arrangements(found.axes, room[1])
-    masked = local_name(found.tap) in ("attn.scores", "attn.probs")
-    beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
-    laid = sheet(found.array, beside, found.axes, ways[way % len(ways)], index, room, masked)
-    strongest = laid.strongest()
-    places = [dict(laid.coordinates(one.row, one.column)) for one in strongest]
-    texts = {place["id"]: source.texts.label(place["id"]) for place in places if "id" in place}
-    return TensorLook(found, len(ways), laid, tensor_figures(laid.elements), strongest, texts)
-
-
-def _view_words(found: Tensor, parameter: HeldParameter | None) -> str:
-    if parameter is not None and found.view.startswith(DIFFERENCE):
-        return f"rank {found.view.split()[1]} less the checkpoint"
-    return {REBUILT: "all ranks", DIFFERENCE: "less golden", GOLDEN: "golden's"}.get(found.view, found.view)

@@ -11,8 +11,10 @@ from workbench.export.numbers import count, number
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextLine
+from workbench.views.rank_weights import shape_text
 from workbench.views.sheet import Coordinates, Sheet, Strong
-from workbench.views.tensor import Tensor, TensorFigures
+from workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFigures
+from workbench.views.tensor_look import TensorLook
 
 #: Cells of the least column of words beside the map.
 SIDE = 28
@@ -28,6 +30,35 @@ def coordinate(name: str, number_: int, label: Label) -> str:
     if name in ("token", "query", "key"):
         return f"{number_} {label(number_)}".rstrip()
     return str(number_) if name in ("channel", "input", "output", "id") else f"{name} {number_}"
+
+
+def title_lines(look: TensorLook, parameter: bool, way: int, label: Label) -> list[TextLine]:
+    """What is shown, of whom, and how it is laid out."""
+    found, laid = look.tensor, look.sheet
+    assert laid is not None
+    rank = found.view.startswith("rank")
+    words = _view_words(found.view, parameter)
+    first: TextLine = [
+        (f"{found.tap}  ", "strong"),
+        (f"{words}  ", f"rank{int(found.view[5:]) % 4}" if rank else "accent"),
+        (f"{shape_text([len(axis) for axis in laid.axes])} {found.dtype}".rstrip(), "text"),
+        (f"  [{found.slice}] of the whole" if found.slice else "", "wrong"),
+        (f"  {found.layout}", "quiet"),
+    ]
+    second: list[tuple[str, str]] = [(laid.arrangement.words(laid.axes), "quiet")]
+    if (sliced := laid.arrangement.sliced) is not None:
+        axis = laid.axes[sliced]
+        at = coordinate(axis.name, axis.numbers[laid.index], label)
+        second += [(": ", "quiet"), (at, "strong"), (f" of {len(axis)}  ", "quiet"), ("< >", "text")]
+    if look.ways > 1:
+        second += [(f"   m  {way % look.ways + 1} of {look.ways}", "quiet")]
+    return [first, second]
+
+
+def _view_words(view: str, parameter: bool) -> str:
+    if parameter and view.startswith(DIFFERENCE):
+        return f"rank {view.split()[1]} less the checkpoint"
+    return {REBUILT: "all ranks", DIFFERENCE: "less golden", GOLDEN: "golden's"}.get(view, view)
 
 
 def pointed_lines(found: Tensor, laid: Sheet, cursor: tuple[int, int], label: Label) -> list[TextLine]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from sessions.text import clean
 from workbench.tui.drivers.port import CommandFailed
 from workbench.tui.panes import TENSOR
-from workbench.tui.panes.tensor import HeldParameter, TensorPane
+from workbench.tui.panes.tensor import TensorPane
 from workbench.tui.screens.bench import Bench
 from workbench.tui.screens.runner import CommandRunner
+from workbench.views.tensor_look import HeldParameter
 from workbench.views.where import Where
 
 #: The most elements of a parameter that the ranks are asked to send.

@@ -1,0 +1,69 @@
+"""A tensor, of a tap or a parameter, laid out as a sheet with its figures: all that a pane shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.taps.names import local_name
+from workbench.views.sheet import Sheet, Strong, arrangements, sheet
+from workbench.views.source import SessionSource
+from workbench.views.tensor import DIFFERENCE, REBUILT, Tensor, TensorFigures, tensor, tensor_figures
+from workbench.views.weight_tensor import CHECKPOINT, weight_tensor
+from workbench.views.where import Where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldParameter:
+    """A parameter, and what the running ranks hold of it."""
+
+    name: str
+    held: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorLook:
+    """A tensor laid out as a sheet, with the figures of what is on it; None where there are no values."""
+
+    tensor: Tensor
+    ways: int  # in which it can be laid out
+    sheet: Sheet | None
+    figures: TensorFigures | None
+    strongest: tuple[Strong, ...]
+    texts: Mapping[int, str] = field(default_factory=dict)  # of the token ids among them
+
+
+def tensor_look(
+    source: SessionSource,
+    where: Where,
+    parameter: HeldParameter | None,
+    show: str,
+    way: int,
+    index: int,
+    room: tuple[int, int],
+) -> TensorLook:
+    """The tensor at `where` (or a parameter) laid out in one of its ways. All that costs time is done here."""
+    if parameter is not None:
+        rank = where.rank if where.rank is not None or show != DIFFERENCE else min(parameter.held, default=0)
+        kind = DIFFERENCE if show == DIFFERENCE else "rank"
+        found = weight_tensor(
+            source, where, parameter.name, CHECKPOINT if rank is None else f"{kind} {rank}", parameter.held
+        )
+    else:
+        view = show or (REBUILT if where.rank is None else f"rank {where.rank}")
+        found = tensor(source, where, where.tap, view)
+        if show and found.array is None:  # golden has no such step
+            found = tensor(source, where, where.tap)
+    if found.array is None or not found.array.size:
+        return TensorLook(found, 0, None, None, ())
+    ways = arrangements(found.axes, room[1])
+    masked = local_name(found.tap) in ("attn.scores", "attn.probs")
+    beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
+    laid = sheet(found.array, beside, found.axes, ways[way % len(ways)], index, room, masked)
+    strongest = laid.strongest()
+    places = [dict(laid.coordinates(one.row, one.column)) for one in strongest]
+    texts = {place["id"]: source.texts.label(place["id"]) for place in places if "id" in place}
+    return TensorLook(found, len(ways), laid, tensor_figures(laid.elements), strongest, texts)
