@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.workbench.tui.conftest import Bench, press, settle, text_of
+from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.odd import ODD, build_odd
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.views.where import Where
@@ -28,5 +28,9 @@ async def test_every_pane(kind: str, tmp_path: Path, bench: Bench, snapshot: Sna
             await settle(pilot)
         for pane in "123456789":
             await press(pilot, pane)
+            if pane == "9":
+                await enter(pilot, "colon", "print layers.0.attn.k_cache")
+            elif pane == "5":
+                await press(pilot, "enter")  # a candidate over the steps
             seen[pane] = "\n".join(text_of(pilot))
     assert seen == snapshot

@@ -102,6 +102,7 @@ def bits(value: np.float32) -> str:
 def figure_lines(found: TensorFigures, width: int, height: int) -> list[TextLine]:
     """The statistics of what is shown, and how its values are spread where there are lines for it."""
     half = width // 2
+    nothing = found.nan + found.inf >= found.count  # no number to measure
     pairs = (
         (("min", found.minimum), ("max", found.maximum)),
         (("mean", found.mean), ("rms", found.rms)),
@@ -110,7 +111,7 @@ def figure_lines(found: TensorFigures, width: int, height: int) -> list[TextLine
         [
             piece
             for name, value in pair
-            for piece in ((f"{name:<5}", "quiet"), (fit(number(value, 4), half - 5), "text"))
+            for piece in ((f"{name:<5}", "quiet"), (fit("-" if nothing else number(value, 4), half - 5), "text"))
         ]
         for pair in pairs
     ]
