@@ -111,7 +111,10 @@ def figure_lines(found: TensorFigures, width: int, height: int) -> list[TextLine
         [
             piece
             for name, value in pair
-            for piece in ((f"{name:<5}", "quiet"), (fit("-" if nothing else number(value, 4), half - 5), "text"))
+            for piece in (
+                (f"{name:<5}", "quiet"),
+                (fit("-" if nothing else number(value, 4), half - 5), "text"),
+            )
         ]
         for pair in pairs
     ]
