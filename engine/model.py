@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import Batch
@@ -20,6 +19,7 @@ from engine.layers.attention import Attention, StepInputs
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from engine.layers.mlp import MLP
+from engine.layers.weight import KeptMatrix, KeptTensor, Matrix, Store
 from engine.layers.wiring import TapCallback, Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -72,35 +72,39 @@ class Decoder:
         self.model, self.config, self.comm = model, config, comm
         self.dtype = TORCH_DTYPES[config.dtype]
         self.device = comm.device
+        self._store = Store(self.dtype, self.device, rules, kept=config.weights == "quantised")
         self._vectors: dict[str, Tensor] = {}  # norm weights by checkpoint name
         vocab = shards.vocab(model.vocab_size, comm.size, comm.rank)
-        self.embed = VocabParallelEmbedding(vocab, model.hidden_size, comm, self.dtype, self.device)
+        self.embed = VocabParallelEmbedding(vocab, model.hidden_size, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
         self.final_norm = self._vector("model.norm.weight", model.hidden_size)
         self.head = VocabParallelHead(self._head_weight(vocab, rules))
         self.head_name = rules.lm_head(model)
 
     def _vector(self, name: str, size: int) -> Tensor:
-        self._vectors[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        self._vectors[name] = self._store.vector(size)
         return self._vectors[name]
 
-    def _head_weight(self, vocab: shards.Span, rules: Rules) -> Tensor:
+    def _head_weight(self, vocab: shards.Span, rules: Rules) -> Matrix | KeptMatrix:
         source = rules.lm_head(self.model)
         if source == "model.embed_tokens.weight":
             return self.embed.weight
-        weight = torch.empty(vocab.size, self.model.hidden_size, dtype=self.dtype, device=self.device)
-        if source is None:  # as a framework initialises a head that no checkpoint fills; same every time
-            weight.normal_(0.0, 0.02, generator=torch.Generator(self.device).manual_seed(self.comm.rank))
-        return weight
+        if source is not None:
+            return self._store.matrix([source], [vocab.size], self.model.hidden_size)
+        unfilled = Matrix(["lm_head.weight"], [vocab.size], self.model.hidden_size, self._store)
+        (weight,) = unfilled.parts().values()
+        # As a framework initialises a head that no checkpoint fills; same every time.
+        weight.normal_(0.0, 0.02, generator=torch.Generator(self.device).manual_seed(self.comm.rank))
+        return unfilled
 
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, tp, rank = self.model, self.comm.size, self.comm.rank
-        name, where = f"model.layers.{i}", (self.dtype, self.device)
+        name, store = f"model.layers.{i}", self._store
         q_rows = shards.heads(m, tp, rank).scaled(m.head_dim)
         mlp_rows = shards.intermediate(m, tp, rank)
-        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), *where)
+        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
         o_proj = RowParallelLinear(
-            f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, *where
+            f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
         norms = None
         if m.qk_norm:
@@ -114,10 +118,10 @@ class Decoder:
             [mlp_rows, mlp_rows],
             m.hidden_size,
             m.mlp_bias,
-            *where,
+            store,
         )
         down = RowParallelLinear(
-            f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, *where
+            f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store
         )
         block_norms = (
             self._vector(f"{name}.input_layernorm.weight", m.hidden_size),
@@ -125,21 +129,21 @@ class Decoder:
         )
         return DecoderLayer(attention, MLP(gate_up, down), block_norms, m.rms_eps, self.comm)
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
-        params = {"model.embed_tokens.weight": self.embed.weight, **self._vectors}
+        params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self._vectors}
         for layer in self.layers:
             parts = (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down)
             for part in parts:
                 params |= part.parameters()
         if self.head_name not in params and self.head_name is not None:
-            params[self.head_name] = self.head.weight
+            params |= self.head.weight.parts()
         return params
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> dict[str, Tensor | KeptTensor]:
         """All weights that the forward pass reads: `parameters`, and an output head that no tensor was loaded into."""
         tied = self.head.weight is self.embed.weight
-        return self.parameters() if tied else self.parameters() | {"lm_head.weight": self.head.weight}
+        return self.parameters() if tied else {**self.parameters(), **self.head.weight.parts()}
 
     def bind(
         self, rules: Rules, taps: Callable[[str], TapCallback | None], places: Mapping[str, int]
@@ -169,4 +173,4 @@ class Decoder:
 
     def lens(self, rows: Tensor) -> Tensor:
         """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. Calls no tap."""
-        return F.linear(self.norm(rows, self.final_norm, self.model.rms_eps), self.head.weight)
+        return self.head.weight.product(self.norm(rows, self.final_norm, self.model.rms_eps))

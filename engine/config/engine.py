@@ -31,6 +31,9 @@ class EngineConfig:
     max_tokens: int | None = None  # context to provide for; None: the model's
     chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
     load: Literal["direct", "rank0"] = "direct"
+    weights: Literal["dequantised", "quantised"] = (
+        "dequantised"  # of a GGUF file: kept dense, or in its blocks
+    )
     timeout_seconds: float = 60.0  # without progress, until a rank counts as hung
     start_timeout_seconds: float = 300.0  # the same while ranks start and load
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
@@ -41,6 +44,8 @@ class EngineConfig:
             raise ConfigError(f"tp must be at least 1, not {self.tp}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.weights == "quantised" and self.load == "rank0":
+            raise ConfigError("weights that are kept quantised are read by each rank itself: use load=direct")
         if self.block_size < 0:
             raise ConfigError(
                 f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.layers.weight import KeptMatrix, Matrix, Store
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -14,12 +14,10 @@ from engine.parallel.comm import Comm
 class VocabParallelEmbedding:
     """Each rank looks up the ids that it owns, zero for the others; the sum over ranks is the row."""
 
-    def __init__(
-        self, span: shards.Span, hidden: int, comm: Comm, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.span = span
+    def __init__(self, span: shards.Span, hidden: int, comm: Comm, store: Store) -> None:
+        self.span, self.hidden = span, hidden
         self.comm = comm
-        self.weight = torch.empty((span.size, hidden), dtype=dtype, device=device)
+        self.weight = store.matrix(["model.embed_tokens.weight"], [span.size], hidden)
 
     def bind(self, wiring: Wiring) -> None:
         self.tap, self.place = wiring.tap("embed"), wiring.place("embed")
@@ -28,13 +26,14 @@ class VocabParallelEmbedding:
         """Token ids [T] -> [T, hidden]."""
         self.comm.enter(self.place)
         if self.comm.size == 1:
-            out = F.embedding(ids, self.weight)
+            out = self.weight.look_up(ids)
         else:
             owned = (ids >= self.span.start) & (ids < self.span.stop)
-            out = self.weight.new_zeros(ids.shape[0], self.weight.shape[1])
-            if self.span.size:  # with a padded vocabulary the last rank may own no row at all
-                rows = F.embedding((ids - self.span.start).clamp(0, self.span.size - 1), self.weight)
+            if self.span.size:
+                rows = self.weight.look_up((ids - self.span.start).clamp(0, self.span.size - 1))
                 out = rows.masked_fill(~owned[:, None], 0)
+            else:  # with a padded vocabulary the last rank may own no row at all
+                out = torch.zeros(len(ids), self.hidden, dtype=self.weight.dtype, device=self.weight.device)
             out = self.comm.all_reduce(out)
         if self.tap:
             self.tap(out)
@@ -44,7 +43,7 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Rows of the vocabulary that this rank scores. `weight` may be the embedding's own (tied)."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Matrix | KeptMatrix) -> None:
         self.weight = weight
 
     def bind(self, wiring: Wiring) -> None:
@@ -52,7 +51,7 @@ class VocabParallelHead:
 
     def __call__(self, last: Tensor) -> Tensor:
         """Last hidden rows [S, hidden] -> this rank's logits [S, V / tp]."""
-        logits = F.linear(last, self.weight)
+        logits = self.weight.product(last)
         if self.tap:
             self.tap(logits)
         return logits

@@ -7,17 +7,13 @@ checkpoint names to views of the packed weight, so loading writes straight to wh
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config import ModelConfig
+from engine.layers.weight import KeptTensor, Store
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
-
-
-def _empty(*shape: int, like: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=like, device=device)
 
 
 class MergedColumnParallelLinear:
@@ -33,26 +29,23 @@ class MergedColumnParallelLinear:
         spans: list[shards.Span],
         in_features: int,
         bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        store: Store,
     ) -> None:
         self.names = names
         self.sizes = tuple(span.size for span in spans)
-        self.weight = _empty(sum(self.sizes), in_features, like=dtype, device=device)
-        # A bias that is never written must read as "no bias", not as stale memory.
-        self.bias = torch.zeros(sum(self.sizes), dtype=dtype, device=device) if bias else None
+        self.weight = store.matrix([f"{name}.weight" for name in names], self.sizes, in_features)
+        self.bias = store.bias(sum(self.sizes)) if bias else None
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Checkpoint name -> this rank's rows, as views of the pack."""
-        weights = zip(self.names, self.weight.split(self.sizes), strict=True)
-        params = {f"{name}.weight": part for name, part in weights}
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's rows."""
+        params: dict[str, Tensor | KeptTensor] = {**self.weight.parts()}
         if self.bias is not None:
             biases = zip(self.names, self.bias.split(self.sizes), strict=True)
             params |= {f"{name}.bias": part for name, part in biases}
         return params
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        packed = F.linear(x, self.weight, self.bias)
+        packed = self.weight.product(x, self.bias)
         parts: tuple[Tensor, ...] = torch.split_with_sizes(packed, self.sizes, -1)
         return parts
 
@@ -66,13 +59,12 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         model: ModelConfig,
         tp: int,
         plan: shards.QKVPlan,
-        dtype: torch.dtype,
-        device: torch.device,
+        store: Store,
     ) -> None:
         self.model, self.tp, self.plan = model, tp, plan
         names = [f"{name}.{part}_proj" for part in "qkv"]
         bias = model.qkv_bias and plan.bias
-        super().__init__(names, list(plan.rows), plan.columns.size, bias, dtype, device)
+        super().__init__(names, list(plan.rows), plan.columns.size, bias, store)
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seam that cuts the pack."""
@@ -85,7 +77,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         columns = self.plan.columns
-        packed = F.linear(x[:, columns.start : columns.stop], self.weight, self.bias)  # [T, q + k + v]
+        packed = self.weight.product(x[:, columns.start : columns.stop], self.bias)  # [T, q + k + v]
         return self.cut(packed, self.sizes, self.model, self.tp)
 
 
@@ -102,16 +94,16 @@ class RowParallelLinear:
         out_features: int,
         bias: bool,
         comm: Comm,
-        dtype: torch.dtype,
-        device: torch.device,
+        store: Store,
     ) -> None:
         self.name = name
         self.comm = comm
-        self.weight = _empty(out_features, span.size, like=dtype, device=device)
-        self.bias = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        self.weight = store.matrix([f"{name}.weight"], [out_features], span.size)
+        self.bias = store.bias(out_features) if bias else None
 
-    def parameters(self) -> dict[str, Tensor]:
-        params = {f"{self.name}.weight": self.weight}
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        params: dict[str, Tensor | KeptTensor] = {**self.weight.parts()}
         if self.bias is not None:
             params[f"{self.name}.bias"] = self.bias
         return params
@@ -123,7 +115,7 @@ class RowParallelLinear:
         self.place = wiring.place(tap)
 
     def __call__(self, x: Tensor) -> Tensor:
-        partial = F.linear(x, self.weight)  # [T, H], this rank's share of the sum
+        partial = self.weight.product(x)  # [T, H], this rank's share of the sum
         if self.tap_partial:
             self.tap_partial(partial)
         self.comm.enter(self.place)

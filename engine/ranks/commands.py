@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import EngineError, RequestError
+from engine.layers.weight import KeptTensor
 from engine.parallel.comm import Comm
 from engine.parallel.operations import OpKind
 from engine.ranks import messages as m
@@ -239,7 +240,8 @@ class Commands:
     def _weights(self, compare: bool) -> dict[str, r.RankWeight]:
         expected = self.loader.checksums(self.runner.decoder.device) if compare else {}
         found = {}
-        for name, weight in self.runner.decoder.weights().items():
+        for name, held in self.runner.decoder.weights().items():
+            weight = _dense(held)
             row = weight.reshape(1, -1)
             found[name] = r.RankWeight(
                 shape=list(weight.shape),
@@ -254,7 +256,7 @@ class Commands:
         weights = self.runner.decoder.weights()
         if name not in weights:
             raise RequestError(f"there is no weight {name!r}")
-        return weights[name]
+        return _dense(weights[name])
 
     def _cached(self, layer: int, seq: int) -> r.CacheReport:
         runner = self.runner
@@ -273,6 +275,10 @@ class Commands:
                 for rows in self.runner.pool.read(layer, slots):
                     total = (total * 1_000_003 + tensor_checksum(rows)) % (1 << 64)
         return total
+
+
+def _dense(weight: Tensor | KeptTensor) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.values()
 
 
 def _check(pause: PauseSpec) -> PauseSpec:

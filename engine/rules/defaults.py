@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.checkpoint.block_types import BlockType
+from engine.checkpoint.gguf.source import decode
 from engine.config import ModelConfig
 from engine.parallel.comm import Comm
 
@@ -19,6 +21,11 @@ from engine.parallel.comm import Comm
 def load_every(name: str) -> bool:
     """Which checkpoint tensors are read: all of them."""
     return True
+
+
+def dequantised(name: str, raw: Tensor, type: BlockType) -> Tensor:
+    """The values of the blocks of a GGUF tensor, [..., bytes] -> [..., elements]."""
+    return decode(raw, type)
 
 
 def as_stored(name: str, tensor: Tensor) -> Tensor:

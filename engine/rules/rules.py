@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.checkpoint.block_types import BlockType
+from engine.checkpoint.gguf.names import RowOperation, operations
 from engine.config import ModelConfig
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -27,6 +29,8 @@ class Rules:
     # while loading
     shard: Callable[[str, ModelConfig, int, int], shards.Shard] = shards.plan
     load_bias: Callable[[str], bool] = defaults.load_every
+    dequantise: Callable[[str, Tensor, BlockType], Tensor] = defaults.dequantised
+    row_order: Callable[[str, ModelConfig], tuple[RowOperation, ...]] = operations
     stored: Callable[[str, Tensor], Tensor] = defaults.as_stored
     lm_head: Callable[[ModelConfig], str | None] = defaults.head_tensor
     qkv_shard_dim: Callable[[ModelConfig, int, int], shards.QKVPlan] = shards.qkv_by_heads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf.source import Decoding, GgufSource
 from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.checkpoint.verify import verify
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.layers.weight import KeptTensor
 from engine.model import Decoder
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -44,23 +46,40 @@ class Loader:
         """Fill every parameter that `rules` let through; one that has no tensor is an error."""
         parameters = decoder.parameters()
 
-        def keep(name: str) -> bool:
-            return name in parameters and rules.load_bias(name)
+        kept = {name: part for name, part in parameters.items() if isinstance(part, KeptTensor)}
+        dense = {name: part for name, part in parameters.items() if isinstance(part, Tensor)}
 
-        _, source = open_checkpoint(self.path)
+        def keep(name: str) -> bool:
+            return name in dense and rules.load_bias(name)
+
+        source = self._open()
         filled = set()
         with source, torch.inference_mode():
+            if isinstance(source, GgufSource):
+                source.decoding = Decoding(rules.dequantise, rules.row_order)
+                filled |= self._keep_blocks(source, kept, rules)
             shards_read = self._shards(source, decoder.device, keep, rules.shard)
-            for count, (name, tensor) in enumerate(shards_read, 1):
+            for count, (name, tensor) in enumerate(shards_read, 1 + len(filled)):
                 self.comm.note(OpKind.LOADING, count)
-                _fill(name, parameters[name], rules.stored(name, tensor))
+                _fill(name, dense[name], rules.stored(name, tensor))
                 filled.add(name)
                 del tensor  # before the next one is read: peak memory is the shards and one tensor
             return Loaded(source.bytes_read, tuple(sorted(parameters.keys() - filled)))
 
+    def _keep_blocks(self, source: GgufSource, kept: Mapping[str, KeptTensor], rules: Rules) -> set[str]:
+        """Fill what stays quantised, each with the blocks that cover this rank's slice; returns their names."""
+        for count, (name, part) in enumerate(kept.items(), 1):
+            self.comm.note(OpKind.LOADING, count)
+            shard = rules.shard(name, self.model, self.comm.size, self.comm.rank)
+            part.fill(source.blocks(name, shard.dim, None if shard.dim is None else shard.span))
+        return set(kept)
+
+    def _open(self) -> Source:
+        return open_checkpoint(self.path)[1]
+
     def checksums(self, device: torch.device) -> dict[str, int]:
         """The checksum of each of this rank's shards as the checkpoint has it, read anew by the correct plan."""
-        _, source = open_checkpoint(self.path)
+        source = self._open()
         found = {}
         with source, torch.inference_mode():
             for count, (name, tensor) in enumerate(self._shards(source, device, keep_all, shards.plan), 1):

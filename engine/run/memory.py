@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from engine.checkpoint.gguf.source import GgufSource
 from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import DTYPE_BITS
+from engine.checkpoint.source import DTYPE_BITS, Source
 from engine.checkpoint.verify import verify
 from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ConfigError
 from engine.kv.sizing import pool_blocks
 from engine.parallel import shards
 from engine.text import bytes_text
@@ -35,15 +36,22 @@ def check_loadable(path: Path, config: EngineConfig, rank: int | None = None) ->
     with source:
         check_fit(model, config)
         verify(source, model)
+    if config.weights == "quantised" and not isinstance(source, GgufSource):
+        raise ConfigError(
+            f"{path} is no GGUF file: there is nothing quantised to keep; use --weights dequantised"
+        )
     if not config.device.startswith("cuda"):
         started_here = range(0 if config.listen else config.tp)
-        _check_memory(model, config, started_here if rank is None else [rank])
+        _check_memory(model, config, source, started_here if rank is None else [rank])
     return model
 
 
-def _check_memory(model: ModelConfig, config: EngineConfig, ranks: Sequence[int]) -> None:
+def _check_memory(model: ModelConfig, config: EngineConfig, source: Source, ranks: Sequence[int]) -> None:
     """CheckpointError where `ranks` need more memory than is free (swap counted)."""
-    weights = sum(weight_bytes(model, config, rank) for rank in ranks)
+    if config.weights == "quantised":
+        weights = sum(kept_bytes(model, config, rank, source) for rank in ranks)
+    else:
+        weights = sum(weight_bytes(model, config, rank) for rank in ranks)
     cache = sum(cache_bytes(model, config, rank) for rank in ranks)
     free = psutil.virtual_memory().available + psutil.swap_memory().free
     if weights + cache > free:
@@ -62,6 +70,15 @@ def weight_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
         copies = model.num_layers if name.startswith("model.layers.") else 1
         elements += copies * prod(shards.plan(name, one_layer, config.tp, rank).local_shape)
     return elements * DTYPE_BITS[config.dtype] // 8
+
+
+def kept_bytes(model: ModelConfig, config: EngineConfig, rank: int, source: Source) -> int:
+    """About the bytes of a rank's share of the weights where they are kept as they lie in the file."""
+    total = 0
+    for name, shape in shards.parameters(model).items():
+        local = shards.plan(name, model, config.tp, rank).local_shape
+        total += source.info(name).nbytes * prod(local) // prod(shape)
+    return total
 
 
 def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:

@@ -6,7 +6,9 @@ import hashlib
 import mmap
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
 from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
 from engine.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
-from engine.checkpoint.gguf.names import covering, hugging_face_name, operations
+from engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations
 from engine.checkpoint.source import TensorInfo
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
@@ -39,6 +41,37 @@ def open_gguf(path: Path) -> tuple[ModelConfig, GgufSource]:
     return model, GgufSource(headers, model)
 
 
+def decode(raw: torch.Tensor, type: BlockType) -> torch.Tensor:
+    """The elements of stored rows: in the type's own dtype, or float32 where it is quantised."""
+    import torch
+
+    plain = PLAIN.get(type.name)
+    if plain is None:
+        # Imported here: it loads torch, and most who open a checkpoint read headers only.
+        from engine.checkpoint.dequantise import dequantise
+
+        return dequantise(raw, type)
+    dtype: torch.dtype = getattr(torch, plain)
+    if not raw.numel():  # whose strides may be no multiple of an element
+        return torch.empty((*raw.shape[:-1], raw.shape[-1] // type.nbytes), dtype=dtype)
+    return raw.view(dtype)
+
+
+def _decode_named(name: str, raw: torch.Tensor, type: BlockType) -> torch.Tensor:
+    return decode(raw, type)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How stored tensors become Hugging Face's: what the bytes of a tensor mean, and what its layout is.
+
+    The engine's rules may replace both.
+    """
+
+    values: Callable[[str, torch.Tensor, BlockType], torch.Tensor] = _decode_named
+    operations: Callable[[str, ModelConfig], tuple[RowOperation, ...]] = operations
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """A slice of a tensor as the file stores it: uint8 [..., bytes], whole blocks of each row; `columns` are the
@@ -48,25 +81,15 @@ class Blocks:
     type: BlockType
     columns: Span
 
-    def values(self) -> torch.Tensor:
-        """The elements, contiguous: in the type's own dtype, or float32 where it is quantised."""
+    def values(self, decode: Callable[[torch.Tensor, BlockType], torch.Tensor] = decode) -> torch.Tensor:
+        """The elements, contiguous."""
         import torch
 
-        if plain := PLAIN.get(self.type.name):
-            dtype: torch.dtype = getattr(torch, plain)
-            if not self.raw.numel():  # whose strides may be no multiple of an element
-                return torch.empty((*self.raw.shape[:-1], self.columns.size), dtype=dtype)
-            values = self.raw.view(dtype)
-        else:
-            # Imported here: it loads torch, and most who open a checkpoint read headers only.
-            from engine.checkpoint.dequantise import dequantise
-
-            values = dequantise(self.raw, self.type)
+        values = decode(self.raw, self.type)
         if self.columns.size == values.shape[-1]:
             return values
-        return values[..., self.columns.start : self.columns.stop].clone(
-            memory_format=torch.contiguous_format
-        )
+        part = values.narrow(-1, self.columns.start, self.columns.size)
+        return part.clone(memory_format=torch.contiguous_format)
 
 
 class GgufSource(FileSource):
@@ -78,6 +101,7 @@ class GgufSource(FileSource):
 
     def __init__(self, headers: dict[Path, GgufHeader], model: ModelConfig) -> None:
         self._headers, self._model = headers, model
+        self.decoding = Decoding()
         self._tensors: dict[str, GgufTensor] = {}
         infos: dict[str, TensorInfo] = {}
         for file, header in headers.items():
@@ -101,13 +125,14 @@ class GgufSource(FileSource):
                 f"{info.file}: {printable(name)} is of type {info.encoding}, which cannot be read; "
                 f"supported are {', '.join((*PLAIN, *QUANTISED))}"
             )
-        applied = operations(name, self._model)
+        decode = partial(self.decoding.values, name)
+        applied = self.decoding.operations(name, self._model)
         if applied and len(info.shape) == 1:  # a row of elements, each of which is a row of the layer
-            values = self.blocks(name).values()
+            values = self.blocks(name).values(decode)
             for operation in reversed(applied):
                 values = operation.from_gguf(values)
             return values if span is None else values[span.start : span.stop].clone()
-        return self.blocks(name, dim, span).values()
+        return self.blocks(name, dim, span).values(decode)
 
     def blocks(self, name: str, dim: int | None = None, span: Span | None = None) -> Blocks:
         """The blocks that cover the slice, rows in the order of Hugging Face's layout; only they are read.
@@ -122,7 +147,7 @@ class GgufSource(FileSource):
             wanted[dim] = span
         first, stop = wanted[last].start // kind.elements, -(-wanted[last].stop // kind.elements)
         taken = [*wanted[:last], Span(first * kind.nbytes, stop * kind.nbytes)]
-        applied = operations(name, self._model) if last else ()
+        applied = self.decoding.operations(name, self._model) if last else ()
         taken[0] = covering(taken[0], shape[0], applied)
         row_bytes = shape[last] // kind.elements * kind.nbytes
         raw = _copy(info.file, tensor.start, (*shape[:last], row_bytes), taken)

@@ -1,0 +1,144 @@
+"""The matrices of a rank: dense, or kept as the blocks of a GGUF file and dequantised whenever they are used.
+
+Both kinds give a layer the same numbers: a kept matrix is multiplied in the layout that the dense one has. `parts()`
+maps checkpoint names to what loading fills: views of a dense matrix, or a `KeptTensor` each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint.gguf.source import Blocks
+from engine.errors import CheckpointError
+from engine.rules import CORRECT, Rules
+
+#: Elements that a kept matrix is made dense at a time, whole rows of one tensor: 64 MiB of float32.
+PIECE = 1 << 24
+
+
+class Matrix:
+    """The tensors of one product, stacked by rows: [sum of rows, columns]."""
+
+    def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
+        self.names, self.rows, self.dtype, self.device = tuple(names), tuple(rows), store.dtype, store.device
+        self._dense = torch.empty((sum(rows), columns), dtype=store.dtype, device=store.device)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Checkpoint name -> its rows, as views."""
+        return dict(zip(self.names, self._dense.split(self.rows), strict=True))
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[T, columns] -> [T, rows]."""
+        return F.linear(x, self._dense, bias)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows by their numbers: [T] -> [T, columns]."""
+        return F.embedding(ids, self._dense)
+
+
+@dataclass(slots=True)
+class KeptTensor:
+    """One tensor's shard in the file's own blocks; `blocks` is None until it is loaded."""
+
+    name: str
+    shape: tuple[int, int]
+    store: Store
+    blocks: Blocks | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.blocks is None else self.blocks.raw.nbytes
+
+    def fill(self, blocks: Blocks) -> None:
+        """Take the blocks that cover this rank's slice."""
+        shape = (blocks.raw.shape[0], blocks.columns.size)
+        if shape != self.shape:
+            raise CheckpointError(
+                f"{self.name}: the shard is {list(shape)}, this rank holds {list(self.shape)}"
+            )
+        self.blocks = replace(blocks, raw=blocks.raw.to(self.store.device))
+
+    def values(self, rows: slice | Tensor = slice(None)) -> Tensor:
+        """All rows or some, as loading would have put them into a dense matrix."""
+        if self.blocks is None:
+            raise CheckpointError(f"{self.name}: no blocks were loaded")
+        rules, some = self.store.rules, self.store.by_rows
+        chosen = replace(self.blocks, raw=self.blocks.raw[rows]) if some else self.blocks
+        found = chosen.values(partial(rules.dequantise, self.name)).to(self.store.dtype)
+        return found if some else rules.stored(self.name, found)[rows]
+
+
+class KeptMatrix:
+    """A `Matrix` whose tensors stay in blocks."""
+
+    def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
+        self.dtype, self.device, self._store = store.dtype, store.device, store
+        self._parts = [KeptTensor(n, (size, columns), store) for n, size in zip(names, rows, strict=True)]
+        self._shape = (sum(rows), columns)
+
+    def parts(self) -> dict[str, KeptTensor]:
+        """Checkpoint name -> its blocks."""
+        return {part.name: part for part in self._parts}
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[T, columns] -> [T, rows]."""
+        if prod(self._shape) <= PIECE:
+            dense = self._store.scratch(self._shape)
+            for rows, part in zip(
+                dense.split([part.shape[0] for part in self._parts]), self._parts, strict=True
+            ):
+                rows.copy_(part.values())
+            return F.linear(x, dense, bias)
+        products, start = [], 0
+        for piece in self._pieces():
+            stop = start + len(piece)
+            products.append(F.linear(x, piece, None if bias is None else bias[start:stop]))
+            start = stop
+        return torch.cat(products, -1)
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """All rows in order, made dense some at a time."""
+        count = max(1, PIECE // self._shape[1])
+        for part in self._parts:
+            for start in range(0, part.shape[0], count):
+                yield part.values(slice(start, start + count))
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows by their numbers: only those are dequantised."""
+        (part,) = self._parts
+        return part.values(ids)
+
+
+class Store:
+    """What a decoder's weights are made of: dtype and device, and whether matrices are kept in blocks."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, rules: Rules, *, kept: bool) -> None:
+        self.dtype, self.device, self.rules, self.kept = dtype, device, rules, kept
+        #: Whether rows can be made dense one by one: what replaces `stored` may look at the whole tensor.
+        self.by_rows = rules.stored is CORRECT.stored
+        self._scratch = torch.empty(0, dtype=dtype, device=device)
+
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Matrix | KeptMatrix:
+        """Room for the tensors of one product."""
+        return (KeptMatrix if self.kept else Matrix)(names, rows, columns, self)
+
+    def vector(self, size: int) -> Tensor:
+        """Room for a norm's weight."""
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def bias(self, size: int) -> Tensor:
+        """Room for a bias. One that is never written must read as "no bias", not as stale memory."""
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
+
+    def scratch(self, shape: tuple[int, int]) -> Tensor:
+        """Memory for one dense matrix, the same for all of them."""
+        if self._scratch.numel() < prod(shape):
+            self._scratch = torch.empty(prod(shape), dtype=self.dtype, device=self.device)
+        return self._scratch[: prod(shape)].view(shape)
