@@ -6,7 +6,7 @@ maps checkpoint names to what loading fills: views of a dense matrix, or a `Kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -19,8 +19,9 @@ from engine.checkpoint.gguf.source import Blocks
 from engine.errors import CheckpointError
 from engine.rules import CORRECT, Rules
 
-#: Elements that a kept matrix is made dense at a time, whole rows of one tensor: 64 MiB of float32.
+#: Elements that a kept matrix is made dense at a time, whole rows: 64 MiB of float32.
 PIECE = 1 << 24
+EVEN = 256  # rows
 
 
 class Matrix:
@@ -89,26 +90,27 @@ class KeptMatrix:
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """[T, columns] -> [T, rows]."""
-        if prod(self._shape) <= PIECE:
-            dense = self._store.scratch(self._shape)
-            for rows, part in zip(
-                dense.split([part.shape[0] for part in self._parts]), self._parts, strict=True
-            ):
-                rows.copy_(part.values())
-            return F.linear(x, dense, bias)
-        products, start = [], 0
-        for piece in self._pieces():
-            stop = start + len(piece)
-            products.append(F.linear(x, piece, None if bias is None else bias[start:stop]))
-            start = stop
-        return torch.cat(products, -1)
+        total, columns = self._shape
+        pieces = -(-total * columns // PIECE)
+        # Even, whole multiples: fewer rows, or rows at another place in a vector, are summed in another order.
+        size = -(-total // (pieces * EVEN)) * EVEN
+        products = []
+        for start in range(0, total, size):
+            stop = min(start + size, total)
+            own = None if bias is None else bias[start:stop]
+            products.append(F.linear(x, self._dense(start, stop), own))
+        return products[0] if len(products) == 1 else torch.cat(products, -1)
 
-    def _pieces(self) -> Iterator[Tensor]:
-        """All rows in order, made dense some at a time."""
-        count = max(1, PIECE // self._shape[1])
+    def _dense(self, start: int, stop: int) -> Tensor:
+        """Those rows, in memory that the next ones will take over."""
+        dense = self._store.scratch((stop - start, self._shape[1]))
+        first = 0  # row of the part under way
         for part in self._parts:
-            for start in range(0, part.shape[0], count):
-                yield part.values(slice(start, start + count))
+            low, high = max(start, first), min(stop, first + part.shape[0])
+            if low < high:
+                dense[low - start : high - start] = part.values(slice(low - first, high - first))
+            first += part.shape[0]
+        return dense
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Rows by their numbers: only those are dequantised."""

@@ -80,6 +80,7 @@ def check(
     ] = "auto",
     reference: options.Reference = "transformers",
     load: options.Load = "direct",
+    weights: options.Weights = "dequantised",
     save: options.Save = None,
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
@@ -108,6 +109,7 @@ def check(
         device=device,
         dtype=dtype,
         load=load,
+        weights=weights,
         timeout=timeout,
         start_timeout=start_timeout,
         listen=listen,

@@ -45,6 +45,7 @@ def generate(
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     load: options.Load = "direct",
+    weights: options.Weights = "dequantised",
     rule: options.Rules = None,
     save: options.Save = None,
     capture: Annotated[
@@ -73,6 +74,7 @@ def generate(
         device=device,
         dtype=dtype,
         load=load,
+        weights=weights,
         timeout=timeout,
         start_timeout=start_timeout,
         listen=listen,

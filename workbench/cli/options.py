@@ -44,6 +44,14 @@ Load = Annotated[
         "--load", metavar="direct|rank0", help="Each rank reads its shards, or rank 0 reads for all."
     ),
 ]
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="dequantised|quantised",
+        help="Of a GGUF file: dense in memory, or kept in its blocks and dequantised whenever they are used.",
+    ),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option(

@@ -44,6 +44,7 @@ def run(
     tp: options.Tp = 1,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    weights: options.Weights = "dequantised",
     rule: options.Rules = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
@@ -80,7 +81,7 @@ def run(
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
-        start_timeout=start_timeout,
+        start_timeout=start_timeout, weights=weights,
     )  # fmt: skip
     lost = ""
     try:

@@ -60,6 +60,7 @@ def engine_config(
     device: str,
     dtype: str,
     load: str = "direct",
+    weights: str = "dequantised",
     timeout: float = 60.0,
     start_timeout: float = 300.0,
     listen: str = "",
@@ -67,6 +68,8 @@ def engine_config(
     """The options as an EngineConfig; ConfigError for values that are none."""
     if load not in ("direct", "rank0"):
         raise ConfigError(f"--load is direct or rank0, not {load!r}")
+    if weights not in ("dequantised", "quantised"):
+        raise ConfigError(f"--weights is dequantised or quantised, not {weights!r}")
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(f"--device is cpu or cuda (or cuda:N), not {device!r}")
@@ -75,6 +78,7 @@ def engine_config(
         device=device,
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",
+        weights="quantised" if weights == "quantised" else "dequantised",
         timeout_seconds=timeout,
         start_timeout_seconds=start_timeout,
         listen=listen,

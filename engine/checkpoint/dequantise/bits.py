@@ -16,7 +16,8 @@ def half(blocks: Tensor, at: int) -> Tensor:
 
 def words(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """Bytes `start` to `stop` as [n, words]: so eight bytes (int32: four) are masked and shifted at a time."""
-    return blocks[:, start:stop].contiguous().view(dtype)
+    # Not `contiguous`: to that a single block is contiguous, whatever its stride.
+    return blocks[:, start:stop].clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def every_byte(mask: int, nbytes: int = 8) -> int:

@@ -38,6 +38,7 @@ class Launch:
     room: int = 4096
     start_timeout: float = 300.0
     catch: Sequence[str] = ()  # sentinels that stop it from the beginning
+    weights: str = "dequantised"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def target_of(launch: Launch) -> DebugTarget:
         tp=launch.tp,
         device=launch.device,
         dtype=launch.dtype,
+        weights=launch.weights,
         timeout=launch.timeout,
         start_timeout=launch.start_timeout,
         listen=launch.listen,
@@ -101,6 +103,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--weights", default="dequantised")
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--start-timeout", type=float, default=300.0)
     parser.add_argument("--listen", default="")
@@ -118,6 +121,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     launch = Launch(
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
-        found.listen, start_timeout=found.start_timeout, catch=found.catch,
+        found.listen, start_timeout=found.start_timeout, catch=found.catch, weights=found.weights,
     )  # fmt: skip
     return HostOptions(found.socket, found.lifeline, launch=launch)

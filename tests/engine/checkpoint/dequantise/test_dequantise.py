@@ -123,7 +123,7 @@ def test_llama_cpp_agrees(ggml, name, blocks):
     assert_same_bits(ours(raw, BY_NAME[name]), llama_cpp(ggml, raw, BY_NAME[name]))
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "BF16"])
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_values_do_not_depend_on_what_is_beside_them(name):
     """More blocks than are decoded at a time, an odd address, and single blocks: all give the same."""
     type = BY_NAME[name]

@@ -1,0 +1,101 @@
+"""Weights that stay quantised in memory: the same numbers as dense ones, bit for bit, in the file's own bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.layers.weight import KeptTensor
+from engine.run.memory import check_loadable
+from engine.run.runner import Runner
+from engine.run.sampling import Sampling
+from engine.taps.hub import CapturePolicy
+from tests.checkpoints import tiny_checkpoint
+from tests.engine.harness import Engine, local_runner
+from tests.gguf_twins import gguf_twin
+
+PROMPT = [3, 130, 17, 99, 4, 64, 5]
+FORCED = [9, 110, 23]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An untied llama (whose q and k rows are permuted) in Q8_0, a tied qwen2 (with biases) in Q4_1.
+
+    At two ranks down_proj's 96 columns are cut inside a block.
+    """
+    found = {}
+    for family, kind in (("llama", "Q8_0"), ("qwen2", "Q4_1")):
+        directory = tmp_path_factory.mktemp(family)
+        checkpoint = tiny_checkpoint(
+            directory, family, intermediate_size=96, tie_word_embeddings=family == "qwen2"
+        )
+        found[family] = gguf_twin(checkpoint, directory / "model.gguf", kind)
+    return found
+
+
+def checksums(runner: Runner) -> np.ndarray:
+    """[steps, taps]."""
+    runner.watch(CapturePolicy(statistics=True))
+    runner.add(0, PROMPT, Sampling())
+    return np.stack([runner.step({0: token}).checksums for token in FORCED])
+
+
+def alone(path: Path, rules: Mapping[str, str], **config: str) -> Runner:
+    return local_runner(path, rules, **config)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_tap_has_the_bits_of_the_dense_run(paths, family, dtype):
+    dense = checksums(alone(paths[family], {}, dtype=dtype))
+    kept = checksums(alone(paths[family], {}, dtype=dtype, weights="quantised"))
+    np.testing.assert_array_equal(kept, dense)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_memory_holds_the_bytes_of_the_file(paths, family):
+    runner = alone(paths[family], {}, weights="quantised")
+    kept = [p for p in runner.decoder.parameters().values() if isinstance(p, KeptTensor)]
+    bits = {"llama": 34, "qwen2": 20}[family] * 8 / 32
+    elements = sum(part.shape[0] * part.shape[1] for part in kept)
+    assert sum(part.nbytes for part in kept) == elements * bits / 8
+    assert sum(part.nbytes for part in kept) > 0.9 * sum(
+        p.nbytes for p in runner.decoder.parameters().values()
+    )
+    assert len(kept) == 7 * runner.model.num_layers + (1 if runner.model.tie_embeddings else 2)
+
+
+@pytest.fixture
+def two(engine_of: Callable[[int], Engine]) -> Iterator[Engine]:
+    engine = engine_of(2)
+    yield engine
+    engine.client.config = engine.first_config
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_two_ranks_keep_the_covering_blocks_of_their_slices(paths, family, two):
+    """The same bits at every tap and in every weight; 96 columns over two ranks are a block and a half for each."""
+    runs, sizes = {}, {}
+    for kind in ("dequantised", "quantised"):
+        reports = two.load(paths[family], weights=kind)
+        two.capture(statistics=True)
+        two.add(PROMPT)
+        runs[kind] = np.stack([two.step({0: token}).checksums for token in FORCED])
+        sizes[kind] = [report.weight_bytes for report in reports]
+    np.testing.assert_array_equal(runs["quantised"], runs["dequantised"])
+    share = {"llama": 34, "qwen2": 20}[family] / 128  # of float32
+    for kept, dense in zip(sizes["quantised"], sizes["dequantised"], strict=True):
+        assert share * dense < kept < 1.2 * share * dense
+
+
+def test_what_cannot_be_kept_is_refused(paths, tmp_path):
+    with pytest.raises(ConfigError, match=r"is no GGUF file: .*use --weights dequantised"):
+        check_loadable(tiny_checkpoint(tmp_path, "llama"), EngineConfig(weights="quantised"))
+    with pytest.raises(ConfigError, match="use load=direct"):
+        EngineConfig(weights="quantised", load="rank0")
