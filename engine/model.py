@@ -19,7 +19,7 @@ from engine.layers.attention import Attention, StepInputs
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from engine.layers.mlp import MLP
-from engine.layers.weight import KeptMatrix, KeptTensor, Matrix, Store
+from engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from engine.layers.wiring import TapCallback, Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -85,13 +85,13 @@ class Decoder:
         self._vectors[name] = self._store.vector(size)
         return self._vectors[name]
 
-    def _head_weight(self, vocab: shards.Span, rules: Rules) -> Matrix | KeptMatrix:
+    def _head_weight(self, vocab: shards.Span, rules: Rules) -> DenseMatrix | KeptMatrix:
         source = rules.lm_head(self.model)
         if source == "model.embed_tokens.weight":
             return self.embed.weight
         if source is not None:
             return self._store.matrix([source], [vocab.size], self.model.hidden_size)
-        unfilled = Matrix(["lm_head.weight"], [vocab.size], self.model.hidden_size, self._store)
+        unfilled = DenseMatrix(["lm_head.weight"], [vocab.size], self.model.hidden_size, self._store)
         (weight,) = unfilled.parts().values()
         # As a framework initialises a head that no checkpoint fills; same every time.
         weight.normal_(0.0, 0.02, generator=torch.Generator(self.device).manual_seed(self.comm.rank))

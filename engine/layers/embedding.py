@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.layers.weight import KeptMatrix, Matrix, Store
+from engine.layers.weight import DenseMatrix, KeptMatrix, Store
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -43,7 +43,7 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Rows of the vocabulary that this rank scores. `weight` may be the embedding's own (tied)."""
 
-    def __init__(self, weight: Matrix | KeptMatrix) -> None:
+    def __init__(self, weight: DenseMatrix | KeptMatrix) -> None:
         self.weight = weight
 
     def bind(self, wiring: Wiring) -> None:

@@ -24,7 +24,7 @@ PIECE = 1 << 24
 EVEN = 256  # rows
 
 
-class Matrix:
+class DenseMatrix:
     """The tensors of one product, stacked by rows: [sum of rows, columns]."""
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
@@ -77,7 +77,7 @@ class KeptTensor:
 
 
 class KeptMatrix:
-    """A `Matrix` whose tensors stay in blocks."""
+    """A `DenseMatrix` whose tensors stay in blocks."""
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.dtype, self.device, self._store = store.dtype, store.device, store
@@ -127,9 +127,9 @@ class Store:
         self.by_rows = rules.stored is CORRECT.stored
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
-    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Matrix | KeptMatrix:
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> DenseMatrix | KeptMatrix:
         """Room for the tensors of one product."""
-        return (KeptMatrix if self.kept else Matrix)(names, rows, columns, self)
+        return (KeptMatrix if self.kept else DenseMatrix)(names, rows, columns, self)
 
     def vector(self, size: int) -> Tensor:
         """Room for a norm's weight."""

@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from engine.config import ModelConfig
 from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from engine.layers.weight import Store
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
@@ -21,7 +22,7 @@ from engine.rules.norm import rms_norm
 from engine.taps.names import tap_specs
 from tests.checkpoints import tiny_config
 
-CPU = torch.device("cpu")
+STORE = Store(torch.float32, torch.device("cpu"), CORRECT, kept=False)
 MODEL = replace(ModelConfig.from_hf(tiny_config("qwen2").to_dict()), vocab_size=13)
 PLACES = {spec.name: i for i, spec in enumerate(tap_specs(num_layers=1, qk_norm=False, kv_replicas=1))}
 WIRING = Wiring(CORRECT, lambda name: None, PLACES, "layers.0.")
@@ -64,7 +65,7 @@ def test_qkv_ranks_compute_their_heads_of_the_whole(tp: int) -> None:
     full = {part: (noise(rows, 64, seed=i), noise(rows, seed=9 + i))
             for i, (part, rows) in enumerate((("q", 64), ("k", 16), ("v", 16)))}  # fmt: skip
     for rank in range(tp):
-        layer = QKVParallelLinear("a", MODEL, tp, shards.qkv_by_heads(MODEL, tp, rank), torch.float32, CPU)
+        layer = QKVParallelLinear("a", MODEL, tp, shards.qkv_by_heads(MODEL, tp, rank), STORE)
         layer.bind(WIRING)
         for part, span in zip("qkv", layer.plan.rows, strict=True):
             layer.parameters()[f"a.{part}_proj.weight"].copy_(full[part][0][span.start : span.stop])
@@ -85,7 +86,7 @@ def test_merged_parts_keep_their_own_spans(tp: int) -> None:
     parts = []
     for rank in range(tp):
         span = shards.even(96, tp, rank)
-        layer = MergedColumnParallelLinear(["g", "u"], [span, span], 64, True, torch.float32, CPU)
+        layer = MergedColumnParallelLinear(["g", "u"], [span, span], 64, True, STORE)
         layer.parameters()["g.weight"].copy_(gate[span.start : span.stop])
         layer.parameters()["u.weight"].copy_(up[span.start : span.stop])
         parts.append(layer(x))
@@ -100,7 +101,7 @@ def test_row_parallel_partials_sum_to_the_whole_and_the_bias_counts_once(tp: int
     outs = []
     for rank in range(tp):
         span = shards.even(96, tp, rank)
-        layer = RowParallelLinear("o", span, 64, True, Alone(rank, tp), torch.float32, CPU)
+        layer = RowParallelLinear("o", span, 64, True, Alone(rank, tp), STORE)
         layer.bind(WIRING, "attn.o_proj")
         layer.parameters()["o.weight"].copy_(weight[:, span.start : span.stop])
         layer.parameters()["o.bias"].copy_(bias)
@@ -115,8 +116,8 @@ def test_a_split_vocabulary_looks_up_and_scores_every_id_once(tp: int) -> None:
     rows, logits = [], []
     for rank in range(tp):
         span = shards.vocab(13, tp, rank)
-        layer = VocabParallelEmbedding(span, 6, Alone(rank, tp), torch.float32, CPU)
-        layer.weight.copy_(table[span.start : span.stop])
+        layer = VocabParallelEmbedding(span, 6, Alone(rank, tp), STORE)
+        layer.weight.parts()["model.embed_tokens.weight"].copy_(table[span.start : span.stop])
         layer.bind(replace(WIRING, prefix=""))
         rows.append(layer(ids))
         head = VocabParallelHead(layer.weight)
