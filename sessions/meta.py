@@ -37,7 +37,8 @@ class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model: name, location of the checkpoint, and shape.
 
     `path` is a directory or a file ("demo": the embedded model), `checkpoint` the digest of its tensors, `dtype`
-    what they are stored in. `windows[layer]` is a sliding window in tokens, None where a layer sees all.
+    what they are stored in, `block_types` the types of a GGUF file's tensors. `windows[layer]` is a sliding window in
+    tokens, None where a layer sees all.
     """
 
     name: str = ""
@@ -64,6 +65,7 @@ class ModelMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str = ""
     bos_id: TokenId | None = None
     eos_ids: tuple[TokenId, ...] = ()
+    block_types: tuple[str, ...] = ()
     initializer_range: float | None = None
 
 
@@ -81,6 +83,7 @@ class ConfigMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: Count | None = None
     chunk_tokens: Count | None = None
     load: str = ""
+    weights: str = ""
     timeout_seconds: float | None = None
     threads: Count | None = None
     listen: str = ""

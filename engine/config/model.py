@@ -21,8 +21,9 @@ MOST_LAYERS = 10_000
 class ModelConfig:
     """One decoder, whatever its family: sizes, and flags for what the families do differently.
 
-    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all. `notes` are sentences
-    for the user: what the checkpoint holds that is ignored, or is not as its configuration says.
+    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all. `block_types` are
+    the types of a GGUF file's tensors by ggml's names, none for other files. `notes` are sentences for the user: what
+    the checkpoint holds that is ignored, or is not as its configuration says.
     """
 
     family: Family
@@ -46,6 +47,7 @@ class ModelConfig:
     dtype: DType = "float32"
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    block_types: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.faults import bias, cache, grouped_query, lm_head, mask, mlp, norm, rope, scores, sharding
+from engine.faults import (
+    bias,
+    cache,
+    grouped_query,
+    lm_head,
+    mask,
+    mlp,
+    norm,
+    quantisation,
+    rope,
+    scores,
+    sharding,
+)
 from engine.faults.fault import Fault
 
 #: In the order in which toggles are listed.
@@ -21,6 +33,7 @@ FAULTS: tuple[Fault, ...] = (
     *norm.FAULTS,
     *mlp.FAULTS,
     *lm_head.FAULTS,
+    *quantisation.FAULTS,
 )
 
 #: Every rule's correct value.

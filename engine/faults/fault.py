@@ -9,7 +9,9 @@ from typing import Any, Literal
 from engine.config import ModelConfig
 
 Level = Literal["step", "build", "load"]
-Group = Literal["mask", "attention", "rope", "cache", "gqa", "sharding", "bias", "loading", "norm", "mlp"]
+Group = Literal[
+    "mask", "attention", "rope", "cache", "gqa", "sharding", "bias", "loading", "quantisation", "norm", "mlp"
+]
 
 #: `needs(model, tp)`: None where a fault can act, otherwise why it cannot.
 Needs = Callable[[ModelConfig, int], str | None]

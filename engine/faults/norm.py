@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
@@ -26,7 +27,8 @@ def weight_plus_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _other_eps(model: ModelConfig, tp: int) -> str | None:
-    return "the model's epsilon is 1e-5" if model.rms_eps == 1e-5 else None
+    same = math.isclose(model.rms_eps, 1e-5, rel_tol=1e-6)  # a GGUF file has it in float32
+    return "the model's epsilon is 1e-5" if same else None
 
 
 FAULTS = (

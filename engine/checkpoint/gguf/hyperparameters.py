@@ -90,6 +90,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         dtype=_dtype(tensors),
         bos_id=bos,
         eos_ids=end_ids(general),
+        block_types=tuple(sorted({tensor.type.name for tensor in tensors.values()})),
     )
 
 

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from engine.checkpoint.block_types import TYPES
+from engine.checkpoint.dequantise.encodings import ENCODINGS
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
 from engine.faults.fault import Fault
+from engine.faults.quantisation import WITH_NIBBLES, WITH_OFFSET
 from engine.faults.resolve import resolve
 from engine.ranks.messages import RebindRules
 from engine.rules import CORRECT, Rules
@@ -23,6 +27,7 @@ from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner, model_config
+from tests.gguf_twins import gguf_twin
 
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the window (8)
 FORCED = [9, 110, 23]  # the same continuation, right or wrong
@@ -32,15 +37,18 @@ MODELS = {
     "windowed": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
                            "num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
     "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
+    found = {
         name: tiny_checkpoint(tmp_path_factory.mktemp(name), family, **overrides)
         for name, (family, overrides) in MODELS.items()
     }
+    quantised = found["quantised"]
+    return found | {"quantised": gguf_twin(quantised, quantised / "model.gguf", "Q4_1")}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +176,7 @@ def run_alone(path: Path, rules: Mapping[str, str]) -> np.ndarray:
     return np.stack([runner.step({0: token}).checksums for token in FORCED])
 
 
-@pytest.mark.parametrize("name", ["qwen2-tied", "llama-mha", "biased", "windowed"])
+@pytest.mark.parametrize("name", ["qwen2-tied", "llama-mha", "biased", "windowed", "quantised"])
 def test_with_one_rank_a_fault_acts_just_where_it_is_said_to(
     name: str, paths: dict[str, Path], variant: Callable[[str], Path]
 ) -> None:
@@ -192,3 +200,14 @@ def test_replicated_heads_leave_tiling_nothing_to_mix_up(models: dict[str, Model
     (repeated,) = (fault for fault in FAULTS if fault.id == "repeated-heads-cached")
     assert repeated.needs(models["windowed"], 4) is None
     assert "a single head" in str(repeated.needs(models["windowed"], 8))
+
+
+def test_the_types_that_faults_of_blocks_name_are_those_of_the_decoder() -> None:
+    assert {name for name, one in ENCODINGS.items() if one.nibbles[1]} == WITH_NIBBLES
+    blocks = {
+        name: torch.zeros((1, kind.nbytes), dtype=torch.uint8)
+        for kind in TYPES.values()
+        for name in [kind.name]
+    }
+    with_offset = {name for name, one in ENCODINGS.items() if one.scales(blocks[name])[1] is not None}
+    assert with_offset == WITH_OFFSET
