@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.taps.names import layer_of
 from sessions import slices
 from sessions.layouts import Rebuilt
 from workbench.views.source import SessionSource
@@ -60,6 +61,19 @@ class LayerAttention:
     missing: str = ""
     dropped: str = ""
 
+    @property
+    def difference(self) -> NDArray[np.float32] | None:
+        """The values less golden's; None where there is no golden."""
+        return None if self.values is None or self.golden is None else less(self.values, self.golden)
+
+
+def less(values: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The difference of two matrices of attention; keys that are hidden in the first stay so."""
+    others = np.where(np.isneginf(others), 0, others)
+    with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, and shown as such
+        difference: NDArray[np.float32] = np.where(np.isneginf(values), -np.inf, values - others)
+    return difference.astype(np.float32)
+
 
 def attention(
     source: SessionSource,
@@ -85,8 +99,27 @@ def attention(
     return replace(found, values=values, first_query=first, heads=heads, dropped=told)
 
 
-def attention_and_golden(source: SessionSource, where: Where, layer: int, kind: str) -> LayerAttention:
-    """The same with the golden reference's rows beside, where there are any of the same tokens."""
+def attended_layer(source: SessionSource, where: Where, kind: str) -> int:
+    """The layer of the operation at `where`; where a step stands still at it and its attention is still to come, the
+    layer that has just passed. The first before the layers, the last after them."""
+    taps = source.session.taps
+    layers = [layer for tap in taps if (layer := layer_of(tap.name)) is not None]
+    if not layers or where.tap >= len(taps):
+        return 0
+    layer = layer_of(taps[where.tap].name)
+    if layer is None:
+        return max(layers) if where.tap > 0 else 0
+    flight, tap = source.under_way(where.branch, where.step), f"layers.{layer}.attn.{kind}"
+    to_come = source.session.has_tap(tap) and source.session.tap(tap).index > where.tap
+    return layer - (layer > 0 and to_come and flight is not None and flight.place == where.tap)
+
+
+def attention_and_golden(
+    source: SessionSource, where: Where, kind: str, layer: int | None = None
+) -> LayerAttention:
+    """The same of a layer (None: the one at `where`) with the golden reference's rows beside, where there are any of
+    the same tokens."""
+    layer = attended_layer(source, where, kind) if layer is None else layer
     found, reference = attention(source, where, layer, kind), source.golden(where)
     if found.values is None or reference is None:
         return found

@@ -115,10 +115,12 @@ class TokenLines:
             self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
             growing.next_step += 1
         complete = growing.next_step >= steps.stop
-        cells = growing.cells
+        cells, fed = growing.cells, tuple(growing.fed)
         if complete and source.under_way(branch, steps.stop) is not None:
             cells = [*cells, TokenCell("…", steps.stop)]
-        return TokenLine(TokenRow.of(cells), growing.prompt, complete, growing.skipped, tuple(growing.fed))
+            reads = source.sequence(steps.stop, branch, seq)
+            fed += tuple(source.texts.label(token) for token in reads.ids) if reads is not None else ()
+        return TokenLine(TokenRow.of(cells), growing.prompt, complete, growing.skipped, fed)
 
     def _read(
         self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]

@@ -13,14 +13,12 @@ from sessions import SessionWriter
 from sessions.meta import WeightShare
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
-from workbench.export.numbers import number
 from workbench.tui import settings
 from workbench.tui.panes import PANES
 from workbench.tui.panes.sentinels import history_cells
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
-from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.token_strip import TokenStrip
 
 
@@ -70,26 +68,6 @@ async def test_rows_stay_in_place_from_step_to_step(bench: Bench) -> None:
         await press(pilot, "[", "[", "[")
         after = [i for i, line in enumerate(text_of(pilot)) if "▸" in line and "attn" in line]
         assert before == after
-
-
-async def test_attention_names_head_tokens_and_value(bench: Bench) -> None:
-    async with bench() as pilot:
-        await press(pilot, "2", "m")
-        heatmap = _screen(pilot).query_one(Heatmap)
-        assert heatmap.matrix is not None
-        assert heatmap.matrix.values.shape == (19, 19)
-        await press(pilot, "down", "down", "right")
-        value = heatmap.matrix.values[2, 1]
-        line = next(line for line in text_of(pilot) if "head 0" in line)
-        assert "q 2" in line
-        assert "haiku" in line
-        assert number(float(value), 4) in line
-
-
-async def test_attention_rows_sum_to_one(bench: Bench) -> None:
-    async with bench() as pilot:
-        await press(pilot, "2")
-        assert sum("1.0000" in line for line in text_of(pilot)) == 8
 
 
 async def test_missing_scores_are_said_to_be_missing(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Pane 2: what a layer attends to: all heads small, one head large, or the last query's rows."""
+"""Pane 2: what a layer attends to: all heads small beside one head large, that head alone, or one query's rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,39 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.events import Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.taps.names import layer_of
-from workbench.export.numbers import fixed, number
+from workbench.export.colormap import Scale
 from workbench.export.table import Table
+from workbench.tui.panes.attention_text import (
+    about,
+    head_axes,
+    head_cells,
+    head_label,
+    token_axes,
+    under_cursor,
+    view_name,
+)
 from workbench.tui.panes.base import Pane
+from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.multiples import Multiples, Tiles
 from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.attention import LayerAttention, attention_and_golden
 
-_MODES = ("heads", "head", "query")
+_MODES = ("heads", "head", "rows")
+#: From this width on a head is large beside all heads.
+_WIDE = 84
 
 
 class AttentionPane(Pane):
@@ -34,12 +48,13 @@ class AttentionPane(Pane):
     TITLE = "Attention"
     SHORT = "Attn"
     HELP = """\
-What one layer attends to, from the captured probabilities (or scores).
+What one layer attends to, from the captured probabilities (or scores): queries down, keys across, each with its
+position and token. Inside a step, of the layer that has just passed.
 
-The list gives, for the last query of each head: the row's sum (1 for probabilities), its entropy in nats,
-how many keys hold 99 % of it, and the strongest key. Beside it all heads small, one head large
-(queries down, keys across), or the last query's row of every head. The cursor names head, query, key,
-both tokens and the value. Pixels take the strongest element under them.
+All heads are small, each under its number, its rank and the key/value head that it reads; the arrows choose one,
+enter shows it large. Where there is room it stands large beside them. The rows are those of one query in every head,
+with each row's sum (1 for probabilities), its entropy in nats, how many keys hold 99 % of it, and the strongest key.
+Under the maps: what the cursor is on. A map that has more elements than room shows the strongest, and says so.
 
   m    all heads, one head, rows     v    probabilities or scores
   , .  previous, next layer          d    difference to the golden reference
@@ -56,12 +71,13 @@ both tokens and the value. Pixels take the strongest element under them.
         Binding("d", "difference", "Difference to golden"),
     ]
     DEFAULT_CSS = """
-    AttentionPane > Horizontal { height: 1fr; }
-    AttentionPane Grid { width: 42; max-width: 50%; }
-    AttentionPane #maps { height: 1fr; width: 1fr; padding: 0 1; }
-    AttentionPane #maps > * { display: none; }
-    AttentionPane #maps > .-shown { display: block; }
-    AttentionPane > TextBlock { height: 2; }
+    AttentionPane > #maps { height: 1fr; padding: 0 1; }
+    AttentionPane > #maps > * { display: none; height: 1fr; }
+    AttentionPane > #maps > .-shown { display: block; }
+    AttentionPane > #maps > Multiples { width: 2fr; }
+    AttentionPane > #maps > Heatmap { width: 3fr; }
+    AttentionPane > #maps > Grid { width: 44; max-width: 50%; }
+    AttentionPane > TextBlock { height: auto; max-height: 4; }
     """
 
     UNDER_WAY = True
@@ -69,36 +85,35 @@ both tokens and the value. Pixels take the strongest element under them.
     mode: reactive[str] = reactive("heads")
     kind: reactive[str] = reactive("probs")
     difference: reactive[bool] = reactive(False)
+    head: reactive[int] = reactive(0)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: LayerAttention | None = None
 
     def content(self) -> Iterable[Widget]:
-        """The heads, their maps, and what is under the cursor."""
+        """Of what layer it is, the maps, and what is under the cursor."""
+        yield TextBlock(id="about")
         yield Horizontal(
-            Grid(_COLUMNS, id="heads"),
-            Horizontal(Multiples(id="tiles"), Heatmap(id="map"), id="maps"),
+            Multiples(id="tiles", classes="-shown"), Grid(_COLUMNS, id="heads"), Heatmap(id="map"), id="maps"
         )
         yield TextBlock(id="under")
 
     def question(self) -> tuple[Callable[..., LayerAttention], Sequence[object]]:
-        """The layer of the present operation."""
-        return attention_and_golden, (self.present_layer, self.kind)
-
-    @property
-    def present_layer(self) -> int:
-        """The layer of the present operation, 0 outside the layers."""
-        taps = self.overview.taps if self.overview else ()
-        return (layer_of(taps[self.where.tap]) or 0) if self.where.tap < len(taps) else 0
+        """The layer of the present operation, or the one that has just passed."""
+        return attention_and_golden, (self.kind,)
 
     def lacks(self) -> str:
         """The layer's own attention, whole."""
-        return f"capture layers.{self.present_layer}.attn.{self.kind}"
+        return f"capture layers.{self.snapshot.layer if self.snapshot else 0}.attn.{self.kind}"
+
+    @property
+    def _values(self) -> NDArray[np.float32] | None:
+        return None if self.snapshot is None else self.snapshot.values
 
     def answer(self, snapshot: LayerAttention) -> None:
         """Show the layer."""
-        self.snapshot = snapshot
+        before, self.snapshot = self._values, snapshot
         self.shows(snapshot.step)
         if snapshot.values is None:
             self.empty(
@@ -108,147 +123,133 @@ both tokens and the value. Pixels take the strongest element under them.
             )
             return
         self.filled()
-        heads = self.query_one(Grid)
-        heads.show(len(snapshot.heads), self._head_cells)
+        self.set_reactive(AttentionPane.head, min(self.head, len(snapshot.heads) - 1))
+        row, column = self.query_one(Heatmap).cursor
         self._draw()
+        if before is None or row >= before.shape[1] - 1:  # on the newest query: it stays there
+            strongest = snapshot.heads[self.head].figures.strongest
+            column = column if before is not None or strongest is None else strongest
+            if self.mode != "rows":
+                self.query_one(Heatmap).cursor = (snapshot.values.shape[1] - 1, column)
+        self._tell_under()
 
-    @property
-    def head(self) -> int:
-        """The selected head."""
-        return self.query_one(Grid).cursor
-
-    def _head_cells(self, head: int) -> list[GridCell]:
+    def _drawn(self) -> tuple[NDArray[np.float32], Scale, str]:
+        """What the maps show, on which scale, and what it is: the values, or their difference to golden."""
         snapshot = self.snapshot
         assert snapshot is not None
         assert snapshot.values is not None
-        one = snapshot.heads[head]
-        found = one.figures
-        broken = not np.isfinite(found.total)
-        strongest = "-" if found.strongest is None else self.label(found.strongest)
-        off = snapshot.kind == "probs" and abs(found.total - 1) > 1e-2
-        return [
-            (str(head), f"rank{one.rank % 4}"),
-            (str(one.kv_head), "quiet"),
-            (fixed(found.total, 4), "wrong" if broken or off else "quiet"),
-            (fixed(found.entropy, 2), "wrong" if broken else "text"),
-            ("-" if found.keys is None else str(found.keys), "text"),
-            (strongest, "text"),
-        ]
-
-    def _values(self) -> tuple[np.ndarray, str]:
-        """What the maps show, and on which scale: the values, or their difference to golden."""
-        assert self.snapshot is not None
-        assert self.snapshot.values is not None
-        if self.difference and self.snapshot.golden is not None:
-            hidden = np.isneginf(self.snapshot.values)
-            golden = np.where(np.isneginf(self.snapshot.golden), 0, self.snapshot.golden)
-            return np.where(hidden, -np.inf, self.snapshot.values - golden), "difference"
-        return self.snapshot.values, "magnitude"
+        difference = snapshot.difference if self.difference else None
+        if difference is not None:
+            return difference, "difference", "less golden's"
+        if snapshot.kind == "scores":
+            return snapshot.values, "difference", "score"
+        return snapshot.values, "magnitude", "probability"
 
     def _draw(self) -> None:
         snapshot = self.snapshot
         if snapshot is None or snapshot.values is None:
             return
-        values, scale = self._values()
-        tiles, heatmap = self.query_one(Multiples), self.query_one(Heatmap)
-        tiles.set_class(self.mode == "heads", "-shown")
-        heatmap.set_class(self.mode != "heads", "-shown")
-        if self.mode == "heads":
-            titles = tuple(f"{one.head}" for one in snapshot.heads)
+        values, scale, unit = self._drawn()
+        tiles, heatmap, heads = self.query_one(Multiples), self.query_one(Heatmap), self.query_one(Grid)
+        small, wide = self.mode == "heads", self.size.width >= _WIDE
+        tiles.set_class(small, "-shown")
+        heads.set_class(self.mode == "rows", "-shown")
+        heatmap.set_class(not small or wide, "-shown")
+        top = _top(values) if scale == "magnitude" else None
+        if small:
+            titles = tuple(map(head_label, snapshot.heads))
             ranks = tuple(one.rank for one in snapshot.heads)
-            tiles.tiles = Tiles(values, titles, ranks, scale)
+            tiles.tiles = Tiles(values, titles, ranks, scale, top, "" if wide else unit)
             tiles.selected = self.head
+        axes: Axes
+        if self.mode == "rows":
+            shown, axes = values[:, -1], head_axes(snapshot.heads, self.label, unit)
+            heads.show(len(snapshot.heads), self._head_cells)
+            heads.cursor = self.head
         else:
-            shown = values[self.head] if self.mode == "head" else values[:, -1]
-            heatmap.matrix = Matrix(np.ascontiguousarray(shown), scale, masked=True)  # type: ignore[arg-type]
-            if self.mode == "query":
-                heatmap.cursor = (self.head, heatmap.cursor[1])
+            shown, axes = values[self.head], token_axes(snapshot, self.label, unit)
+        heatmap.matrix = Matrix(np.ascontiguousarray(shown), scale, top, masked=True, axes=axes)
+        if self.mode == "rows":
+            heatmap.cursor = (self.head, heatmap.cursor[1])
+        lines = about(snapshot, self.mode, self.head, wide, unit, self.label, self.size.width - 2)
+        self.query_one("#about", TextBlock).show(lines)
         self._tell_under()
 
+    def _head_cells(self, head: int) -> list[GridCell]:
+        assert self.snapshot is not None
+        return head_cells(self.snapshot.heads[head], self.snapshot.kind, self.label)
+
     def _tell_under(self) -> None:
-        """Two lines: the layer and the view, and what is under the cursor."""
-        snapshot = self.snapshot
-        assert snapshot is not None
-        assert snapshot.values is not None
-        heads, queries, keys = snapshot.values.shape
+        """What is under the cursor."""
+        if self.snapshot is None or self._values is None:
+            return
         query, key = self._pointed()
-        value = snapshot.values[self.head, query, key]
-        head = snapshot.heads[self.head]
-        golden = snapshot.golden[self.head, query, key] if snapshot.golden is not None else None
-        q, last = snapshot.first_query + query, snapshot.first_query + queries - 1
-        self.query_one(TextBlock).show(
-            [
-                [
-                    (f"layer {snapshot.layer} ", "strong"),
-                    (
-                        f"{snapshot.kind}  q {snapshot.first_query}…{last} × k 0…{keys - 1}  {heads} heads",
-                        "quiet",
-                    ),
-                    ("  difference to golden" if self._values()[1] == "difference" else "", "accent"),
-                ],
-                [
-                    (f"head {self.head} ", "strong"),
-                    (f"rank {head.rank}", f"rank{head.rank % 4}"),
-                    (f"  kv {head.kv_head}   ", "quiet"),
-                    (f"q {q} “{self.label(q)}”   k {key} “{self.label(key)}”   ", "text"),
-                    (number(float(value), 4), "text" if np.isfinite(value) else "wrong"),
-                    (f"   golden {number(float(golden), 4)}" if golden is not None else "", "quiet"),
-                ],
-            ]
-        )
+        lines = under_cursor(self.snapshot, self.head, query, key, self.label, self.size.width - 2)
+        self.query_one("#under", TextBlock).show(lines)
 
     def _pointed(self) -> tuple[int, int]:
-        """The query and the key under the cursor."""
+        """The query and the key under the cursor; of a head that is not large its newest row's strongest key."""
         assert self.snapshot is not None
-        assert self.snapshot.values is not None
-        _, queries, keys = self.snapshot.values.shape
-        row, column = self.query_one(Heatmap).cursor
-        if self.mode == "heads":
+        assert self._values is not None
+        _, queries, keys = self._values.shape
+        heatmap = self.query_one(Heatmap)
+        row, column = heatmap.cursor
+        if not heatmap.has_class("-shown"):
             return queries - 1, self.snapshot.heads[self.head].figures.strongest or 0
-        return (min(row, queries - 1) if self.mode == "head" else queries - 1), min(column, keys - 1)
+        return (queries - 1 if self.mode == "rows" else min(row, queries - 1)), min(column, keys - 1)
+
+    def on_resize(self, event: Resize) -> None:
+        """Another width has room for other maps."""
+        self._draw()
 
     @on(Grid.Pointed)
     def _head_pointed(self, event: Grid.Pointed) -> None:
         event.stop()
-        self._draw()
-
-    @on(Grid.Chosen)
-    def _head_chosen(self, event: Grid.Chosen) -> None:
-        event.stop()
-        self.mode = "head"
+        self.head = event.row
 
     @on(Multiples.Picked)
     def _tile_picked(self, event: Multiples.Picked) -> None:
         event.stop()
-        self.query_one(Grid).cursor = event.tile
-        self._draw()
+        self.head = event.tile
+
+    @on(Grid.Chosen)
+    @on(Multiples.Chosen)
+    def _head_chosen(self, event: Grid.Chosen | Multiples.Chosen) -> None:
+        event.stop()
+        self._show_mode("head")
 
     @on(Heatmap.Pointed)
     def _cell_pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
-        if self.mode == "query":
-            self.query_one(Grid).cursor = event.row
-        if self.snapshot is not None and self.snapshot.values is not None:
-            self._tell_under()
+        if self.mode == "rows":
+            self.head = event.row
+        self._tell_under()
+
+    def watch_head(self) -> None:
+        """Draw the other head."""
+        self._draw()
 
     def watch_line(self) -> None:
         """The tokens came in: name them."""
-        if self.snapshot is not None and self.snapshot.values is not None:
-            self.query_one(Grid).refresh()
-            self._tell_under()
-
-    def watch_mode(self) -> None:
-        """Draw the other view."""
         self._draw()
 
     def action_mode(self) -> None:
         """All heads, one head, rows."""
-        self.mode = _MODES[(_MODES.index(self.mode) + 1) % len(_MODES)]
-        self.query_one(Heatmap if self.mode == "head" else Grid).focus()
+        self._show_mode(_MODES[(_MODES.index(self.mode) + 1) % len(_MODES)])
+
+    def _show_mode(self, mode: str) -> None:
+        self.mode = mode
+        self._draw()
+        self.query_one({"heads": "#tiles", "head": "#map", "rows": "#heads"}[mode]).focus()
+        self._say(view_name(mode, self.head))
+
+    def _say(self, text: str) -> None:
+        self.post_message(self.Tell((Fact(text),)))
 
     def action_kind(self) -> None:
         """Probabilities or scores."""
         self.kind = "scores" if self.kind == "probs" else "probs"
+        self._say("scores, masked, before softmax" if self.kind == "scores" else "probabilities")
         self.again()
 
     def action_difference(self) -> None:
@@ -259,10 +260,11 @@ both tokens and the value. Pixels take the strongest element under them.
             )
             return
         self.difference = not self.difference
+        self._say("difference to golden" if self.difference else "the values themselves")
         self._draw()
 
     def table(self) -> Table | None:
-        """The last query's row of every head."""
+        """The newest query's row of every head."""
         if self.snapshot is None or self.snapshot.values is None:
             return None
         values = self.snapshot.values[:, -1]
@@ -271,11 +273,16 @@ both tokens and the value. Pixels take the strongest element under them.
         return Table(f"attention {self.snapshot.kind}, layer {self.snapshot.layer}", columns, rows)
 
 
+def _top(values: NDArray[np.float32]) -> float:
+    """The strongest colour of probabilities: 1, or more where they are none."""
+    return max(1.0, float(values.max(where=np.isfinite(values), initial=0)))
+
+
 _COLUMNS = (
     GridColumn("h", 2, right=True),
     GridColumn("kv", 2, right=True),
     GridColumn("sum", 6, right=True),
     GridColumn("H", 4, right=True),
     GridColumn("99%", 3, right=True, drop=1),
-    GridColumn("strongest", 9, flex=1),
+    GridColumn("strongest", 11, flex=1),
 )

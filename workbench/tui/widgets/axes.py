@@ -22,7 +22,7 @@ _NARROW, _LOW = 24, 5
 #: The widest labels of rows, the least room of a column's label, and the labels that are measured.
 _WIDEST, _LEAST, _MEASURED = 18, 10, 64
 _STRIDES = (1, 2, 3, 4, *(factor * 10**power for power in range(7) for factor in (5, 10, 20)))
-_BAR = 12
+_BAR = 12  # cells of a scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +86,10 @@ def column_labels(axes: Axes, pixels: Pixels, width: int) -> str:
     for column, start, end in zip(
         range(0, count, stride), starts, [*starts[1:], max(width, len(columns))], strict=True
     ):
-        line += " " * (start - at) + fit(axes.column(column), end - start - 1) + " "
-        at = max(at, end)
+        label, room = axes.column(column), end - start - 1
+        if room >= min(cell_len(label), _LEAST // 2):
+            line += " " * (start - at) + fit(label, room) + " "
+            at = end
     return fit(line, width)
 
 
@@ -133,11 +135,12 @@ def scale_bar(scale: Scale, styles: Paint, width: int) -> list[Segment]:
 
 
 def notes_of(pixels: Pixels, shape: tuple[int, int]) -> tuple[str, ...]:
-    """What is to be known of a map as it is drawn: how it is pooled, and what its glyphs mean."""
+    """What is to be known of a map as it is drawn: how many elements a pixel stands for (it shows the largest in
+    magnitude), and what its glyphs mean."""
     found = []
     if pixels.pooled:
         rows, columns = (-(-size // len(edges)) for size, edges in zip(shape, _edges(pixels), strict=True))
-        found.append(f"pooled {rows} × {columns}: the strongest is shown")
+        found.append(f"max-pooled {rows} × {columns}")
     found += ["× NaN"] * bool((pixels.kind == NAN).any()) + ["∞ Inf"] * bool((pixels.kind == INF).any())
     return tuple(found)
 

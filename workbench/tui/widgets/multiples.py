@@ -1,19 +1,25 @@
-"""Many small matrices of one shape beside each other, each under its title; one of them is selected."""
+"""Many small matrices of one shape beside each other, each under its title, on one scale; one of them is selected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
+from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
+from workbench.export.colormap import Scale
 from workbench.export.pooling import pool
+from workbench.tui.widgets.axes import notes_of, scale_line
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.shading import Matrix, lines
 
@@ -22,25 +28,42 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """`values[tiles, rows, columns]` with a title and a rank (its hue) for each tile, on one colour scale."""
+    """`values[tiles, rows, columns]` with a title and a rank (its hue) for each tile, on one colour scale: `top` is the
+    strongest (None: the largest magnitude), `unit` says of what. -inf is nothing."""
 
     values: NDArray[np.float32]
     titles: tuple[str, ...]
     ranks: tuple[int, ...]
-    scale: str = "magnitude"
+    scale: Scale = "magnitude"
+    top: float | None = None
+    unit: str = ""
 
 
-class Multiples(PaintedWidget):
-    """Small multiples. Posts `Picked` when a tile is clicked."""
+class Multiples(PaintedWidget, can_focus=True):
+    """Small multiples. Posts `Picked` when a tile is clicked or the arrows reach it, `Chosen` for one to look into."""
 
     DEFAULT_CSS = "Multiples { height: 1fr; width: 1fr; }"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,up", "move(-1)", "Previous", show=False),
+        Binding("right,down", "move(1)", "Next", show=False),
+        Binding("home", "move(-1000000)", "First", show=False),
+        Binding("end", "move(1000000)", "Last", show=False),
+        Binding("enter", "choose", "Large", show=False),
+    ]
 
     tiles: reactive[Tiles | None] = reactive(None)
     selected: reactive[int] = reactive(0)
 
     @dataclass
     class Picked(Message):
-        """A tile was clicked."""
+        """Another tile was selected by the user."""
+
+        tile: int
+
+    @dataclass
+    class Chosen(Message):
+        """Enter, or a second click on a tile."""
 
         tile: int
 
@@ -48,6 +71,7 @@ class Multiples(PaintedWidget):
         super().__init__(id=id, classes=classes)
         self._drawn: list[list[list[Segment]]] = []
         self._drawn_for: tuple[object, ...] = ()
+        self._scale: list[Segment] = []
 
     def _layout(self) -> tuple[int, int, int]:
         """Tiles in a row, and each tile's width and height in cells (without its title)."""
@@ -57,7 +81,7 @@ class Multiples(PaintedWidget):
         for across in range(1, count + 1):
             down = -(-count // across)
             width = self.size.width // across - _GAP
-            height = self.size.height // down - 1
+            height = (self.size.height - 1) // down - 1
             scale = min(width / columns, 2 * height / rows) if width > 1 and height > 0 else 0
             if scale > size:
                 best, size = (across, width, height), scale
@@ -70,6 +94,8 @@ class Multiples(PaintedWidget):
             return Strip.blank(width, self.ground)
         self._draw()
         across, tile_width, tile_height = self._layout()
+        if y == self.size.height - 1:
+            return Strip(self._scale).adjust_cell_length(width, self.ground)
         row, inside = divmod(y, tile_height + 1)
         segments: list[Segment] = []
         for tile in range(row * across, min((row + 1) * across, len(self.tiles.titles))):
@@ -84,20 +110,26 @@ class Multiples(PaintedWidget):
         if key == self._drawn_for or self.tiles is None:
             return
         _, width, height = self._layout()
-        scale = "difference" if self.tiles.scale == "difference" else "magnitude"
-        limit = Matrix(self.tiles.values.reshape(len(self.tiles.values), -1)).limit
+        tiles = self.tiles
+        limit = Matrix(tiles.values.reshape(len(tiles.values), -1), top=tiles.top).limit
+        pooled = [pool(values, width, 2 * height, masked=True) for values in tiles.values]
         self._drawn = [
-            lines(pool(values, width, 2 * height, masked=True), Matrix(values, scale), self.paint, limit)  # type: ignore[arg-type]
-            for values in self.tiles.values
+            lines(pixels, Matrix(values, tiles.scale), self.paint, limit)
+            for pixels, values in zip(pooled, tiles.values, strict=True)
         ]
+        notes = dict.fromkeys(note for pixels in pooled for note in notes_of(pixels, tiles.values[0].shape))
+        self._scale = scale_line(
+            tiles.scale, limit, self.paint, self.size.width - 2, unit=tiles.unit, notes=tuple(notes)
+        )
         self._drawn_for = key
 
     def _title(self, tile: int, width: int) -> Sequence[Segment]:
         assert self.tiles is not None
         styles = self.paint
         style = styles.present if tile == self.selected else styles.rank(self.tiles.ranks[tile])
-        title = self.tiles.titles[tile][:width]
-        return [Segment(title, self.ground + style), Segment(" " * (width - len(title)), self.ground)]
+        title = self.tiles.titles[tile]
+        title = fit(title, min(width, cell_len(title)))
+        return [Segment(title, self.ground + style), Segment(" " * (width - cell_len(title)), self.ground)]
 
     def _body(self, tile: int, y: int, width: int) -> Sequence[Segment]:
         drawn = self._drawn[tile]
@@ -111,5 +143,22 @@ class Multiples(PaintedWidget):
             return
         across, width, height = self._layout()
         tile = event.y // (height + 1) * across + min(event.x // (width + _GAP), across - 1)
-        if tile < len(self.tiles.titles):
+        if tile >= len(self.tiles.titles) or event.y >= self.size.height - 1:
+            return
+        if tile == self.selected and event.chain > 1:
+            self.post_message(self.Chosen(tile))
+        self._pick(tile)
+
+    def action_move(self, by: int) -> None:
+        """Select another tile."""
+        if self.tiles is not None:
+            self._pick(min(max(0, self.selected + by), len(self.tiles.titles) - 1))
+
+    def action_choose(self) -> None:
+        """Look into the selected tile."""
+        self.post_message(self.Chosen(self.selected))
+
+    def _pick(self, tile: int) -> None:
+        if tile != self.selected:
+            self.selected = tile
             self.post_message(self.Picked(tile))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.grid import GridCell
 from workbench.tui.widgets.painted import PaintedWidget
 
@@ -20,6 +22,26 @@ TextLine = Sequence[GridCell]
 def wrapped(text: str, role: str, width: int) -> list[TextLine]:
     """A text as lines of at most `width` characters; none for none."""
     return [[(line, role)] for line in textwrap.wrap(text, max(20, width))]
+
+
+def flow(facts: Iterable[TextLine], width: int, gap: int = 3) -> list[TextLine]:
+    """Facts beside each other on as many lines as they need; a fact stays together, one that is wider than a line is
+    cut and says so. Empty ones are left out."""
+    lines: list[list[GridCell]] = []
+    used = 0
+    for fact in facts:
+        length = sum(cell_len(text) for text, _ in fact)
+        if not length:
+            continue
+        if lines and used + gap + length <= width:
+            lines[-1] += [(" " * gap, "quiet"), *fact]
+            used += gap + length
+        else:
+            lines.append(
+                [*fact] if length <= width else [(fit("".join(t for t, _ in fact), width), fact[0][1])]
+            )
+            used = length
+    return list(lines)
 
 
 class TextBlock(ScrollView, PaintedWidget):
