@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -69,7 +69,7 @@ class Watch:
 @dataclass(slots=True)
 class _Scan:
     next_step: int = 0
-    tail: list[int] = field(default_factory=list)
+    tails: dict[int, list[int]] = field(default_factory=dict)  # by sequence
     fired: dict[SentinelKind, Sentinel] = field(default_factory=dict)
     steps: dict[SentinelKind, bytearray] = field(default_factory=dict)
     ranks: dict[SentinelKind, set[int]] = field(default_factory=dict)
@@ -88,19 +88,19 @@ class _Scan:
 
 
 class SentinelScan:
-    """Scans a sequence of a branch; one that grew is scanned on from where it was left."""
+    """Scans all sequences of a branch; one that grew is scanned on from where it was left."""
 
     def __init__(self) -> None:
-        self._scans: dict[tuple[int, int], _Scan] = {}
+        self._scans: dict[int, _Scan] = {}
 
     def watch(self, source: SessionSource, where: Where) -> Watch:
         """Go on scanning the branch for a short while, and tell what was found so far."""
-        scan = self._scans.setdefault((where.branch, where.seq), _Scan())
+        scan = self._scans.setdefault(where.branch, _Scan())
         steps = source.session.steps(where.branch)
         deadline = time.monotonic() + _BUDGET
         while scan.next_step < steps.stop and time.monotonic() < deadline:
             step = scan.next_step
-            for kind, found in _look(source, where, step, scan):
+            for kind, found in _look(source, where.branch, step, scan):
                 if found is not None:
                     scan.add(kind, step, found.ranks)
                     if kind not in scan.fired:
@@ -121,22 +121,25 @@ class SentinelScan:
 
 
 def _look(
-    source: SessionSource, where: Where, step: int, scan: _Scan
+    source: SessionSource, branch: int, step: int, scan: _Scan
 ) -> Iterable[tuple[SentinelKind, SentinelFinding | None]]:
     """What one step shows."""
-    session, branch = source.session, where.branch
+    session = source.session
     stats = session.stats(step, branch)
     if stats is not None:
         yield "nan", sentinels.first_not_finite(session, stats, "nan")
         yield "inf", sentinels.first_not_finite(session, stats, "inf")
     yield "desync", sentinels.desync(session, session.checksums(step, branch))
-    told = source.sequence(step, branch, where.seq)
-    if told is None:
-        return
-    yield "cache", sentinels.misaligned(session, [told])
-    if told.emitted is not None:
-        scan.tail = [*scan.tail[1 - TAIL :], told.emitted]
-        yield "repetition", sentinels.repetition(scan.tail, source.texts.label)
+    sequences = source.record(step, branch).sequences
+    yield "cache", sentinels.misaligned(session, sequences)
+    for told in sequences:
+        if told.emitted is None:
+            continue
+        tail = scan.tails[told.seq] = [*scan.tails.get(told.seq, [])[1 - TAIL :], told.emitted]
+        found = sentinels.repetition(tail, source.texts.label)
+        if found is not None and len(sequences) > 1:
+            found = replace(found, words=f"sequence {told.seq}: {found.words}")
+        yield "repetition", found
 
 
 def _noted(session: Session, branch: int) -> Iterable[Sentinel]:

@@ -127,6 +127,13 @@ class SessionSource:
         fed = {told.seq: range(steps.stop, steps.stop + 1) for told in flight.sequences} if flight else {}
         return Sequences.of(self.meta.sequences, {**fed, **known})
 
+    def why_absent(self, where: Where) -> str:
+        """Why the step did not feed the sequence, "" where it did, or where there is only one."""
+        batch = self.batch(where.branch)
+        if not batch.several or self.sequence(where.step, where.branch, where.seq) is not None:
+            return ""
+        return batch.why_absent(where.seq, where.step)
+
     def back_from(self, tap: str, where: Where, first: int) -> Iterator[tuple[int, Rebuilt]]:
         """(step, the tap rebuilt) from `where` back to step `first`; what was read before is not read again."""
         stored = self.session.stored(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.debugger.answers import Message, Result, TableResult
 from workbench.debugger.core.batch import batch_of, check_sequence
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
+from workbench.debugger.core.step_end import eos_ids
 from workbench.debugger.errors import DebuggerError
 from workbench.views.cached_lengths import span
 from workbench.views.sequences import Sequences
-
-#: Tokens that the list shows of a sequence.
-_SHOWN = 6
 
 
 @command(
@@ -34,19 +34,30 @@ def sequence(debugger: Debugger, number: int | None) -> Result:
 
 def _listed(debugger: Debugger, batch: Sequences) -> TableResult:
     """A sequence a row, the chosen one marked."""
+    ends = eos_ids(debugger)
     rows = [
         [
             "▸" if seq == debugger.sequence else "",
             seq,
             _prompt_length(debugger, seq),
             span(steps.start, steps.stop - 1) if steps else None,
+            _ended(debugger, seq, ends),
             _reads(debugger, seq),
         ]
         for seq, steps in batch.fed.items()
     ]
-    return TableResult(
-        "", ["", "sequence", "prompt tokens", "steps", "now"], rows, empty="the session names no sequence"
-    )
+    columns = ["", "sequence", "prompt tokens", "steps", "ended at", "now"]
+    return TableResult("", columns, rows, empty="the session names no sequence")
+
+
+def _ended(debugger: Debugger, seq: int, ends: Sequence[int]) -> int | None:
+    """The step that emitted the end of its text, as far as the branch goes."""
+    branch = debugger.position.branch
+    for step in range(debugger.timeline.last(branch) + 1 if ends else 0):
+        told = debugger.timeline.sequence(branch, step, seq)
+        if told is not None and told.emitted in ends:
+            return step
+    return None
 
 
 def _prompt_length(debugger: Debugger, seq: int) -> int | None:

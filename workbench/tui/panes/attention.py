@@ -47,6 +47,7 @@ class AttentionPane(Pane):
     NUMBER = 2
     TITLE = "Attention"
     SHORT = "Attn"
+    OF_SEQUENCE = True
     HELP = """\
 What one layer attends to, from the captured probabilities (or scores): queries down, keys across, each with its
 position and token. Inside a step, of the layer that has just passed.

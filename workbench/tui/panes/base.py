@@ -47,6 +47,8 @@ class Pane(PaintedWidget):
     UNDER_WAY: ClassVar[bool] = False
     #: Whether it shows a step: a branch without any has nothing for it.
     OF_STEP: ClassVar[bool] = True
+    #: Whether it shows one sequence: a step that did not feed the chosen one has nothing for it.
+    OF_SEQUENCE: ClassVar[bool] = False
 
     overview: var[Overview | None] = var(None)  # no `reactive`: what stands around is not drawn anew
     where: var[Where] = var(Where())
@@ -71,6 +73,12 @@ class Pane(PaintedWidget):
     @dataclass
     class OpenTensor(Message):
         """Show a tap's tensor."""
+
+        tap: int
+
+    @dataclass
+    class ToggleBreak(Message):
+        """Put a breakpoint at a tap, or take away the one that is there."""
 
         tap: int
 
@@ -177,6 +185,9 @@ class Pane(PaintedWidget):
                     name = self.overview.branch(where.branch).name
                     self.empty(f"Branch {name} has no steps yet.", "n  runs one")
                     return
+            if self.OF_SEQUENCE and (why := await self.reader.ask(SessionSource.why_absent, where)):
+                self.empty(f"{why[0].upper()}{why[1:]}.\n\n( )  choose another sequence")
+                return
             self.answer(await self.reader.ask(function, where, *arguments))
         except SessionError as error:
             self.empty(clean(str(error), limit=400))

@@ -19,6 +19,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars, curve, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
+from workbench.views.sequences import of_all
 from workbench.views.step_verdicts import GoldenTap, JudgedStep, judged_step, operations_of
 from workbench.views.verdicts import Judged
 
@@ -114,6 +115,8 @@ floor that it is held against; × is an error without a number, such as NaN.
             else ("✓ matches the golden reference", "strong")
         )
         rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
+        if whole := of_all(len(overview.batch.fed)):
+            rest += f"   each the worst {whole}"
         cause: list[TextLine] = (
             [[("cause  ", "quiet"), (snapshot.causes[0], "strong")]] if snapshot.causes else []
         )

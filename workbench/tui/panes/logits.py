@@ -38,6 +38,7 @@ class LogitsPane(Pane):
 
     NUMBER = 5
     TITLE = "Logits"
+    OF_SEQUENCE = True
     HELP = """\
 The candidates for the next token, by probability.
 

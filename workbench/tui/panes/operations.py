@@ -44,7 +44,8 @@ Every tap of the present step, from the embedding to the logits.
 A row shows one statistic of the tap on each rank, whether ranks that must hold the same bits do
 (= or ≠), the tap's layout, the golden reference's verdict, and the statistic over the last steps.
 NaN and Inf are counted in place of the statistic; ● marks the first operation that holds any.
-▶ is where the ranks stand, ◆ a breakpoint (b puts it there and takes it away), ◇ a watchpoint.
+▶ is where the ranks stand, ◆ a breakpoint (b or a click here puts it there and takes it away),
+◇ a watchpoint (a click takes it away).
 In a step that is under way, what has not passed yet is dimmed: (0.999) is the step before's.
 Statistics are of the whole batch; ( and ) choose the sequence whose tensor enter opens.
 
@@ -67,12 +68,13 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         super().__init__(*arguments)
         self.snapshot: Operations | None = None
         self._rows: list[int] = []  # a tap, or -1 - layer for the heading of a layer
+        self._headings: list[int | None] = []  # of each row, that of its layer
         self._for: tuple[object, ...] = ()
 
     def content(self) -> Iterable[Widget]:
         """A filter that opens over the grid, and the grid."""
         yield self.filter_field("q_proj or layers.3")
-        yield Grid((), id="operations")
+        yield Grid((), marks=0, id="operations")
 
     def question(self) -> tuple[Callable[..., Operations], Sequence[object]]:
         """The operations of the step."""
@@ -96,8 +98,9 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         if key != self._for:
             self._for = key
             self._rows = _rows(*key)
+            self._headings = _headings(self.overview.taps, self._rows)
         grid = self.query_one(Grid)
-        grid.show(len(self._rows), self._cells, columns=self._columns())
+        grid.show(len(self._rows), self._cells, columns=self._columns(), headings=self._headings)
         if self.where.tap in self._rows:
             grid.cursor = self._rows.index(self.where.tap)
 
@@ -191,6 +194,12 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
             self.where = replace(self.where, tap=row)  # an answer that is under way leaves the cursor here
             self.post_message(self.Go(tap=row))
 
+    @on(Grid.Marked)
+    def _marked(self, event: Grid.Marked) -> None:
+        event.stop()
+        if self._rows[event.row] >= 0:
+            self.post_message(self.ToggleBreak(self._rows[event.row]))
+
     @on(Grid.Chosen)
     def _chosen(self, event: Grid.Chosen) -> None:
         event.stop()
@@ -246,6 +255,19 @@ def _rows(taps: Sequence[str], needle: str) -> list[int]:
         previous = layer
         rows.append(i)
     return rows
+
+
+def _headings(taps: Sequence[str], rows: Sequence[int]) -> list[int | None]:
+    """The row of the heading of each row's layer; None outside the layers, and where rows are filtered."""
+    found: list[int | None] = []
+    heading: int | None = None
+    for index, row in enumerate(rows):
+        if row < 0:
+            heading = index
+        elif layer_of(taps[row]) is None:
+            heading = None
+        found.append(heading)
+    return found
 
 
 def layout_text(name: str, layout: str) -> str:

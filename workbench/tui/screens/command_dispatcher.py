@@ -68,7 +68,7 @@ class CommandDispatcher:
         elif name == "toggle":
             await self._choose_toggle()
         elif name == "break":
-            self.toggle_break(line)
+            self.toggle_break(self.bench.place.tap)
         elif name == "golden":
             await self.bench.show_pane(GOLDEN)
             if self.runner.driver.live:
@@ -76,13 +76,13 @@ class CommandDispatcher:
         else:
             self.run(line)
 
-    def toggle_break(self, line: str) -> None:
-        """Put a breakpoint at the present operation, or take away the one that is there."""
+    def toggle_break(self, tap: int) -> None:
+        """Put a breakpoint at an operation, or take away what stops there and nowhere else."""
         taps = self.bench.overview.taps if self.bench.overview is not None else ()
-        tap, at = self.bench.place.tap, self.runner.driver.at
+        at = self.runner.driver.at
         if tap < len(taps):
-            there = [one.id for one in (at.breakpoints if at else ()) if list(one.places) == [tap]]
-            self.run(f"delete {there[0]}" if there else f"{line} {taps[tap]}")
+            there = [one for one in (at.breakpoints if at else ()) if list(one.places) == [tap]]
+            self.run(f"delete {there[-1].id}" if there else f"break {taps[tap]}")
 
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""

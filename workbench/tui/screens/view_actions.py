@@ -117,7 +117,14 @@ class ViewActions:
 
     def table(self) -> Table | None:
         """The data of the pane in front."""
-        return None if self.bench.front is None else self.bench.front.table()
+        table = None if self.bench.front is None else self.bench.front.table()
+        which = self._which()
+        return table if table is None or not which else replace(table, title=f"{table.title}, {which}")
+
+    def _which(self) -> str:
+        """The sequence, where there are several."""
+        overview = self.bench.overview
+        return "" if overview is None else overview.batch.label(self.bench.place.seq)
 
     def picture(self) -> tuple[Screenshot, str] | None:
         """The pane in front as it is drawn, and what a file of it is called."""
@@ -125,6 +132,10 @@ class ViewActions:
         if pane is None or overview is None:
             return None
         branch = overview.branch(where.branch).name
+        which = self._which()
         title = f"{overview.model}, tp {overview.ranks}: {pane.TITLE}, step {where.step}, branch {branch}"
-        found = screenshots.taken(self.bench.screen, pane.region, title, pane.table())
-        return found, f"{pane.stem}-step{where.step}"
+        found = screenshots.taken(
+            self.bench.screen, pane.region, f"{title}, {which}" if which else title, self.table()
+        )
+        stem = f"{pane.stem}-step{where.step}"
+        return found, f"{stem}-seq{where.seq}" if which else stem

@@ -260,6 +260,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
         else:
             self.where = there
 
+    @on(Pane.ToggleBreak)
+    @on(ModelTree.ToggleBreak)
+    def _break(self, event: Pane.ToggleBreak | ModelTree.ToggleBreak) -> None:
+        self.commands.toggle_break(event.tap)
+
     @on(Pane.Command)
     def _pane_asks(self, event: Pane.Command) -> None:
         self.commands.run(event.line, quiet=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -83,11 +84,24 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
             """The grid, for `@on` selectors."""
             return self.grid
 
+    @dataclass
+    class Marked(Message):
+        """A click into the column of marks of a row."""
+
+        grid: Grid
+        row: int
+
+        @property
+        def control(self) -> Grid:
+            """The grid, for `@on` selectors."""
+            return self.grid
+
     def __init__(
         self,
         columns: Sequence[GridColumn],
         *,
         header: bool = True,
+        marks: int | None = None,
         id: str | None = None,
         classes: str | None = None,
     ) -> None:
@@ -95,7 +109,9 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         self.columns = tuple(columns)
         self.header = int(header)
         self.count = 0
+        self.marks = marks  # the column in which a click puts a mark and takes it away
         self._row: Callable[[int], Sequence[GridCell]] = lambda index: ()
+        self._headings: Sequence[int | None] = ()
         #: Rows as they were drawn last, by their number, each with all that it was drawn from.
         self._drawn_rows: dict[int, tuple[tuple[object, ...], Strip]] = {}
         self._room, self._widths = 0, [0]
@@ -106,11 +122,13 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         row: Callable[[int], Sequence[GridCell]],
         *,
         columns: Sequence[GridColumn] | None = None,
+        headings: Sequence[int | None] = (),
     ) -> None:
-        """Show `count` rows; the cursor and the scroll stay where they are, as far as there are rows."""
+        """Show `count` rows; the cursor and the scroll stay where they are, as far as there are rows. `headings[i]` is
+        the row that heads row i: it stays on top while what it heads scrolls under it."""
         if columns is not None:
             self.columns = tuple(columns)
-        self._row = row
+        self._row, self._headings = row, headings
         if count != self.count:
             self.count = count
             self.virtual_size = Size(1, count + self.header)
@@ -142,10 +160,24 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         top, room = round(self.scroll_offset.y), self.size.height - self.header
         if room <= 0:
             return
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False, force=True)
+        if self.cursor < top or (self.cursor == top and self._pinned(top) is not None):
+            under = (
+                0 if self._pinned(self.cursor) is None else 1
+            )  # its heading is drawn over the line above it
+            self.scroll_to(y=self.cursor - under, animate=False, force=True)
         elif self.cursor >= top + room:
             self.scroll_to(y=self.cursor - room + 1, animate=False, force=True)
+
+    def _pinned(self, top: int) -> int | None:
+        """The heading that is drawn in place of the row on top, None where that is none's or is itself one."""
+        heading = self._headings[top] if top < len(self._headings) else None
+        return None if heading == top else heading
+
+    def _row_at(self, y: int) -> int:
+        """The row that is drawn on a line."""
+        top = round(self.scroll_offset.y)
+        pinned = self._pinned(top) if y == self.header else None
+        return y - self.header + top if pinned is None else pinned
 
     def on_resize(self) -> None:
         """A smaller window must not hide the cursor."""
@@ -172,13 +204,21 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
             self.post_message(self.Chosen(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
-        """A click puts the cursor on a row; a click on the cursor opens the row."""
-        row = event.y - self.header + round(self.scroll_offset.y)
+        """A click puts the cursor on a row; a second one opens it. In the column of marks it asks for a mark."""
+        row = self._row_at(event.y)
         if event.y < self.header or row >= self.count:
+            return
+        if self.marks is not None and self._column_at(event.x) == self.marks:
+            self.post_message(self.Marked(self, row))
             return
         if row == self.cursor and event.chain > 1:
             self.action_choose()
         self.point(row)
+
+    def _column_at(self, x: int) -> int:
+        """The column under a cell, the blank after it included."""
+        ends = accumulate(width + 1 if width else 0 for width in self._widths)
+        return next((i for i, end in enumerate(ends) if x < end), len(self._widths))
 
     def refresh_row(self, row: int) -> None:
         """Draw one row anew."""
@@ -190,7 +230,7 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         """The header, or a row; cells are cut and padded to their columns."""
         if y < self.header:
             return self._strip([(column.title, column.role) for column in self.columns], self.ground)
-        index = y - self.header + round(self.scroll_offset.y)
+        index = self._row_at(y)
         if index >= self.count:
             return Strip.blank(self._room, self.ground)
         ground = self.ground

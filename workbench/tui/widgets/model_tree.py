@@ -26,8 +26,16 @@ class ModelTree(Grid):
 
         tap: int
 
+    @dataclass
+    class ToggleBreak(Message):
+        """Put a breakpoint at a tap (of a layer's row: its first), or take away the one that is there."""
+
+        tap: int
+
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__((GridColumn("", 1), GridColumn("", 1), GridColumn("model", 17, flex=1)), id=id)
+        super().__init__(
+            (GridColumn("", 1), GridColumn("", 1), GridColumn("model", 17, flex=1)), marks=1, id=id
+        )
         self.can_focus = False
         self._rows: list[tuple[int, str, bool]] = []  # tap, label, whether it heads a layer
         self._worst: dict[int, str] = {}
@@ -66,6 +74,11 @@ class ModelTree(Grid):
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()
         self.post_message(self.Picked(self._rows[event.row][0]))
+
+    @on(Grid.Marked)
+    def _marked(self, event: Grid.Marked) -> None:
+        event.stop()
+        self.post_message(self.ToggleBreak(self._rows[event.row][0]))
 
 
 def _stops(overview: Overview, marks: Marks) -> dict[int, str]:
