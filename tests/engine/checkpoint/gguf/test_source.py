@@ -58,8 +58,10 @@ def test_a_twin_has_the_tensors_and_the_configuration_of_its_original(variant: s
             "family",
             "bos_id",
             "eos_ids",
+            "block_types",
         ):  # compared below, or no tokenizer
             assert getattr(model, key) == getattr(theirs, key), key
+    assert model.block_types == ("F32",)
     assert model.rms_eps == np.float32(theirs.rms_eps)
 
 
