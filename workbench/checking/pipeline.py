@@ -29,7 +29,7 @@ from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
 from workbench.diagnosis.quantisation import quantisation_loss
 from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_weights
+from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
 from workbench.references.request import GoldenSequence
 from workbench.views.golden_event import Cause, GoldenEvent, plain
 
@@ -129,7 +129,8 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         )
         judgement = judge(engine, golden, floor=floor)
         weights = checkpoint_weights(run.checkpoint)
-        causes = explain(engine, golden, judgement.first_divergence, weights=weights)
+        misread = checkpoint_misreadings(run.checkpoint)
+        causes = explain(engine, golden, judgement.first_divergence, weights=weights, misread=misread)
         if judgement.failed:
             again = stack.enter_context(_corrected(run, engine, golden))
             judgement = ledger(judgement, again, golden, floor=floor)

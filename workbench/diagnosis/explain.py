@@ -13,14 +13,15 @@ from sessions.session import Session
 from workbench.diagnosis.dataflow import is_known
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.signatures.attention import ATTENTION
-from workbench.diagnosis.signatures.evidence import Evidence, Signature, Weights
+from workbench.diagnosis.signatures.evidence import Evidence, Misread, Signature, Weights
 from workbench.diagnosis.signatures.linear import LINEAR, factor
+from workbench.diagnosis.signatures.loading import LOADING
 from workbench.diagnosis.signatures.output import OUTPUT
 from workbench.diagnosis.signatures.rope import ROPE
 from workbench.views.golden_event import Cause, Divergence
 
 #: Tap kind -> the signatures that can explain a divergence there.
-_CAUSES: Mapping[str, tuple[Signature, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT}
+_CAUSES: Mapping[str, tuple[Signature, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT, **LOADING}
 
 
 def explain(
@@ -30,16 +31,18 @@ def explain(
     *,
     branch: int = 0,
     weights: Weights | None = None,
+    misread: Misread | None = None,
 ) -> list[Cause]:
     """The causes that fit the first divergence of the engine's `branch`, best first; empty where none does.
 
-    `weights` reads the checkpoint and lets causes be told that show in the weights' own numbers.
+    `weights` reads the checkpoint and lets causes be told that show in the weights' own numbers; `misread` reads it as
+    loaders do that are wrong.
     """
     if first is None:
         return []
     ranks = first.ranks if len(first.ranks) < engine.ranks else ()
     sides = Recording(engine, branch), Recording(golden)
-    evidence = Evidence(*sides, first.tap, first.step, first.seq, ranks, weights, golden.meta)
+    evidence = Evidence(*sides, first.tap, first.step, first.seq, ranks, weights, golden.meta, misread)
     known = _CAUSES.get(evidence.kind) if is_known(first.tap) else None
     found = [signature(evidence) for signature in known or (factor,)]
     return sorted(filter(None, found), key=lambda cause: cause.residual)

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.checkpoint.files import gguf_file
+from engine.checkpoint.gguf.source import GgufSource
 from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
 from sessions.dtypes import widen
+from workbench.diagnosis.misreadings import Misreading, misreadings
 
 #: How the file's dtypes lie in numpy, which has no bfloat16.
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
@@ -52,3 +54,17 @@ def _dequantised(path: Path, name: str) -> NDArray[Any] | None:
         if name == "lm_head.weight" and model.tie_embeddings:
             name = "model.embed_tokens.weight"
         return source.read(name).float().numpy() if name in source.names() else None
+
+
+def checkpoint_misreadings(path: Path) -> Callable[[str], list[tuple[Misreading, NDArray[Any]]]]:
+    """What single weights become under the known mistakes of loaders, by their checkpoint names. None of safetensors,
+    which hold what is used."""
+
+    def read(name: str) -> list[tuple[Misreading, NDArray[Any]]]:
+        model, source = open_checkpoint(path)
+        with source:
+            if not isinstance(source, GgufSource) or name not in source.names():
+                return []
+            return list(misreadings(source, model, name))
+
+    return read

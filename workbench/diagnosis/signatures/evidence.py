@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from engine.taps.names import layer_of, local_name
 from sessions.meta import SessionMeta
 from workbench.diagnosis.dataflow import inputs_of
+from workbench.diagnosis.misreadings import Misreading
 from workbench.diagnosis.recording import Array, Recording
 from workbench.views.golden_event import Cause
 
 #: Reads a weight of the checkpoint by its name, whole; None where there is no such weight.
 Weights = Callable[[str], NDArray[Any] | None]
+
+#: Gives what a weight of the checkpoint becomes under each known mistake of loaders, whole, by the weight's name.
+Misread = Callable[[str], Sequence[tuple[Misreading, NDArray[Any]]]]
 
 #: Root-mean-square error, relative to the tensor's own, up to which a remainder is rounding.
 NOISE = {"float64": 1e-6, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -41,6 +45,7 @@ class Evidence:
     ranks: tuple[int, ...] = ()
     weights: Weights | None = None
     meta: SessionMeta = field(default_factory=SessionMeta)
+    misread: Misread | None = None
 
     @property
     def kind(self) -> str:

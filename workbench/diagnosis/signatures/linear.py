@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
 from workbench.diagnosis.signatures.evidence import Evidence, Signature
+from workbench.diagnosis.signatures.loading import misread
 from workbench.diagnosis.signatures.shards import (
     FEW_TOKENS,
     columns_moved,
@@ -62,7 +63,7 @@ def bias_of_other_rank(e: Evidence) -> Cause | None:
 def constant_row(e: Evidence) -> Cause | None:
     """The same vector is missing at every token, and it is not a known bias."""
     pair = e.wrong_pair()
-    if pair is None or len(pair[0]) < 2 or bias(e) or bias_of_other_rank(e):
+    if pair is None or len(pair[0]) < 2 or bias(e) or bias_of_other_rank(e) or misread(e):
         return None
     seen, right = pair
     row = (seen - right).mean(0)
@@ -139,6 +140,7 @@ def token_factor(e: Evidence) -> Cause | None:
 
 
 _PROJECTION: tuple[Signature, ...] = (
+    misread,
     bias,
     bias_of_other_rank,
     constant_row,
@@ -148,7 +150,15 @@ _PROJECTION: tuple[Signature, ...] = (
     transposed,
     factor,
 )
-_ROW: tuple[Signature, ...] = (bias, not_reduced, residual_repeated, factor, product_factor, constant_row)
+_ROW: tuple[Signature, ...] = (
+    misread,
+    bias,
+    not_reduced,
+    residual_repeated,
+    factor,
+    product_factor,
+    constant_row,
+)
 _NORM: tuple[Signature, ...] = (factor, channel_factor, token_factor)
 
 LINEAR: Mapping[str, tuple[Signature, ...]] = {

@@ -10,6 +10,7 @@ import numpy as np
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.signatures.evidence import Evidence, Signature
 from workbench.diagnosis.signatures.linear import factor
+from workbench.diagnosis.signatures.loading import head_misread
 from workbench.views.golden_event import Cause
 
 
@@ -97,5 +98,5 @@ def _gelu_tanh(x: Array) -> Array:
 
 OUTPUT: Mapping[str, tuple[Signature, ...]] = {
     "mlp.act": (other_activation, factor),
-    "logits": (head_untrained, head_is_hidden, head_from_embedding, factor),
+    "logits": (head_misread, head_untrained, head_is_hidden, head_from_embedding, factor),
 }

@@ -9,6 +9,7 @@ import numpy as np
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.signatures.evidence import Evidence
+from workbench.diagnosis.signatures.loading import misread
 from workbench.views.golden_event import Cause
 
 #: Tokens below which columns cannot be told apart by their values.
@@ -20,7 +21,7 @@ def columns_moved(e: Evidence) -> Cause | None:
     pack = QKV if e.kind in QKV else GATE_UP
     pair = e.wrong_pair()
     golden = [e.right(kind) for kind in pack]
-    if pair is None or len(pair[0]) < FEW_TOKENS or any(part is None for part in golden):
+    if pair is None or len(pair[0]) < FEW_TOKENS or any(part is None for part in golden) or misread(e):
         return None
     seen, right = pair
     source = np.concatenate([part for part in golden if part is not None], axis=1)
@@ -105,14 +106,23 @@ def sharded_on_in_features(e: Evidence) -> Cause | None:
 
 
 def transposed(e: Evidence) -> Cause | None:
-    """A square weight was used as it lies, not transposed: x @ W instead of x @ W.T."""
+    """The numbers of a weight [out, in] were taken for [in, out]: of a square one, x @ W instead of x @ W.T. Before the
+    ranks cut it, or by each rank."""
     pair, x = e.wrong_pair(), e.seen("attn_norm" if e.kind in QKV else "mlp_norm")
     weight, vector = e.weight(MODULES[e.kind], "weight"), e.bias(MODULES[e.kind])
-    if pair is None or x is None or weight is None or weight.shape[0] != weight.shape[1]:
+    if pair is None or x is None or weight is None:
         return None
-    predicted = x @ weight + (0 if vector is None else vector)
     name = e.weight_name(MODULES[e.kind], "weight")
-    return e.explains("transposed", f"{name} is used transposed", {"weight": name}, predicted, *pair)
+    whole = [slice(0, len(weight))]
+    for cut in (whole, e.spans() or whole):
+        parts = [weight[rows].reshape(weight.shape[1], -1) for rows in cut]
+        predicted = np.concatenate([x @ part for part in parts], axis=1) + (0 if vector is None else vector)
+        found = predicted.shape == pair[0].shape and e.explains(
+            "transposed", f"{name} is used transposed", {"weight": name}, predicted, *pair
+        )
+        if found:
+            return found
+    return None
 
 
 def not_reduced(e: Evidence) -> Cause | None:
