@@ -19,8 +19,8 @@ from engine.text import bytes_text
 from sessions.text import clean
 from workbench.exit_codes import UsageError
 from workbench.export.json import dumps
-from workbench.export.numbers import number
 from workbench.models.opening import OpenedModel, open_model
+from workbench.views.numbers import number
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

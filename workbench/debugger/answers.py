@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.text import clean
+from workbench.views import numbers
 
 #: What programs are told: free in its form, a kind at a time.
 JsonObject = dict[str, Any]
@@ -158,11 +159,12 @@ class TensorValue(Result):
         tap = clean(self.tap)
         head = f"{tap}{self.index}{who}, step {self.step}: {shape} {self.array.dtype}"
         if self.array.ndim == 0:
-            head = f"{tap}{self.index}{who}, step {self.step} = {number(float(self.array))}"
+            head = f"{tap}{self.index}{who}, step {self.step} = {numbers.scalar(float(self.array))}"
         else:
-            shown = np.array2string(
-                self.array, threshold=_SHOWN, edgeitems=3, max_line_width=100, precision=6
-            )
+            with np.printoptions(nanstr=numbers.number(math.nan), infstr=numbers.number(math.inf)):
+                shown = np.array2string(
+                    self.array, threshold=_SHOWN, edgeitems=3, max_line_width=100, precision=6
+                )
             head += f"\n{shown}"
         return f"{head}\n{self.note}" if self.note else head
 
@@ -203,11 +205,6 @@ class Failure(Result):
         return self.message
 
 
-def number(value: float) -> str:
-    """A float as debuggers show it: six significant digits."""
-    return "nan" if math.isnan(value) else f"{value:.6g}"
-
-
 def cell(value: Any) -> str:
     """One value of a table."""
     if value is None:
@@ -215,7 +212,7 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return "nan" if math.isnan(value) else f"{value:.4g}"
+        return numbers.cell(value)
     return str(value)
 
 

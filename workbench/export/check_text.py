@@ -12,8 +12,8 @@ from rich.text import Text
 from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.diagnosis.judgement import TapVerdict
-from workbench.export.numbers import number
 from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss
+from workbench.views.numbers import number
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {

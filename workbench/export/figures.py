@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.export.heatmap_svg import heatmap, scale_bar
-from workbench.export.numbers import fixed, number
 from workbench.export.plots import sparkline
 from workbench.export.svg import Picture, el
 from workbench.views.attention import AttentionHead, LayerAttention
 from workbench.views.biases import Bias
+from workbench.views.numbers import fixed, number
 from workbench.views.series import STATISTIC, TapSeries
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.export.numbers import number
+from workbench.views.numbers import number
 from workbench.views.plain_text import plural
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged

@@ -9,10 +9,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from workbench.export.colormap import SHADES, Scale, shades
-from workbench.export.numbers import number
 from workbench.export.png import data_uri, indexed_png
 from workbench.export.pooling import FINITE, NAN, pool
 from workbench.export.svg import el
+from workbench.views.numbers import number
 
 #: Beyond the shades of the map: NaN, Inf, and nothing there.
 _NAN, _INF, _NOTHING = SHADES, SHADES + 1, SHADES + 2

@@ -9,9 +9,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from workbench.export.numbers import number
 from workbench.export.palette import RANK_HUES
 from workbench.export.svg import Picture, el, path_of
+from workbench.views.numbers import number
 from workbench.views.verdicts import Judged
 
 _WIDTH, _HEIGHT = 960.0, 250.0

@@ -19,12 +19,12 @@ from sessions.state import STATE_WORDS
 from workbench.export.colormap import SHADES, shades
 from workbench.export.figures import bias_figure, head_figures, history_figure
 from workbench.export.headline import headline
-from workbench.export.numbers import chance, number
 from workbench.export.palette import css_variables
 from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import token_class, token_data, token_title
+from workbench.views.numbers import chance, number
 from workbench.views.plain_text import plural
 from workbench.views.rank_weights import shape_text
 from workbench.views.request import Limits

@@ -8,7 +8,7 @@ import math
 from markupsafe import Markup
 
 from workbench.export.json import jsonable
-from workbench.export.numbers import chance, number
+from workbench.views.numbers import chance, number
 from workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
 
 

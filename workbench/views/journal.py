@@ -14,6 +14,8 @@ from workbench.views.where import Where
 
 #: The newest events that are kept on screen.
 _MOST = 5000
+#: The characters of an event's text that are shown.
+_LONGEST = 20_000
 #: The tokens that stand beside a branch, and how deep the tree may be.
 _LAST_TOKENS, _DEEPEST = 6, 32
 
@@ -64,7 +66,7 @@ def journal_entries(session: Session, events: list[Event]) -> tuple[JournalEntry
             names.get(event.branch, f"branch {event.branch}"),
             event.step,
             clean(event.kind, limit=20),
-            clean(event.text, limit=500),
+            clean(event.text, newlines=True, limit=_LONGEST),
             is_stop(event),
         )
         for event in events

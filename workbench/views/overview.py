@@ -63,6 +63,7 @@ class Present:
     absent: str = ""  # why the step did not feed the chosen sequence
     damage: str = ""  # why nothing else is known of it
     alarm: str = ""  # the gravest thing wrong in the step, and where it begins
+    alarm_name: str = ""  # the same in a word or two
 
 
 def overview(source: SessionSource) -> Overview:
@@ -115,36 +116,38 @@ def present(source: SessionSource, where: Where) -> Present | None:
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
-        alarm=_recorded_alarm(source, where, record),
+        alarm=(alarmed := _recorded_alarm(source, where, record))[1],
+        alarm_name=alarmed[0],
     )
 
 
-def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> str:
+def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> tuple[str, str]:
     try:
         stats = source.stats(where.step, where.branch)
         checksums = source.session.checksums(where.step, where.branch)
     except SessionDamaged:  # the panes say what is damaged
         stats = checksums = None
-    return _alarm(source, stats, checksums, record.sequences)
+    return _alarm(source, where.step, stats, checksums, record.sequences)
 
 
 def _alarm(
     source: SessionSource,
+    step: int,
     stats: NDArray[np.float32] | None,
     checksums: NDArray[np.uint64] | None,
     sequences: Sequence[SequenceStep] = (),
-) -> str:
+) -> tuple[str, str]:
+    """Its name, and the whole; both "" for none."""
     found = alarm(source.session, stats, checksums, sequences)
     if found is None:
-        return ""
+        return "", ""
     kind, one = found
     if one.tap is None:
-        return f"{NAMES[kind]}: {one.words}"
+        return NAMES[kind], f"{NAMES[kind]}: {one.words}"
     ranks = " ".join(map(str, one.ranks))
     at = clean(source.session.taps[one.tap].name, limit=120)
-    return (
-        f"{NAMES[kind]} first at {at}{f', rank {ranks}' if ranks else ''}{f': {one.why}' if one.why else ''}"
-    )
+    where = f"{f', rank {ranks}' if ranks else ''}, step {step}{f': {one.why}' if one.why else ''}"
+    return NAMES[kind], f"{NAMES[kind]} first at {at}{where}"
 
 
 def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:
@@ -160,6 +163,7 @@ def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Pre
         verdict=None,
         first_wrong=None,
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
-        alarm=_alarm(source, flight.stats, flight.checksums),
+        alarm=(alarmed := _alarm(source, where.step, flight.stats, flight.checksums))[1],
+        alarm_name=alarmed[0],
         stopped_at=clean(source.session.taps[flight.place].name, limit=120),
     )

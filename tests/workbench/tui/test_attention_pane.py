@@ -13,10 +13,10 @@ from sessions import Session, SessionWriter
 from sessions.records import SequenceStep, StepInFlight
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import PROMPT, TEXTS, build
-from workbench.export.numbers import number
 from workbench.tui.panes.attention import AttentionPane
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.multiples import Multiples
+from workbench.views.numbers import number
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

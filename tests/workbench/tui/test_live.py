@@ -18,7 +18,6 @@ from sessions.records import STATISTICS
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of
 from workbench.debugger.host import client
-from workbench.export.numbers import number
 from workbench.tui import routes
 from workbench.tui.app import LockstepApp
 from workbench.tui.drivers.live import LiveDriver
@@ -28,6 +27,7 @@ from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings, load
 from workbench.views.attention import attention
+from workbench.views.numbers import number
 from workbench.views.operations import operations
 
 
@@ -449,7 +449,7 @@ async def test_nan_is_caught_where_it_begins_without_asking_and_once(model: Path
         at = _driver(pilot).at
         assert (at.branch, at.step, at.tap) == (1, step, "layers.0.attn.scores")
         lines = text_of(pilot)
-        assert "● NaN first at layers.0.attn.scores, rank 0 1: 0 × -inf in the mask" in lines[1]
+        assert f"● NaN first at layers.0.attn.scores, rank 0 1, step {step}: 0 × -inf in the mask" in lines[1]
         assert any(f"catch 1, nan: step {step}, at layers.0.attn.scores" in line for line in lines)
         await enter(pilot, "colon", "next 4")
         at = _driver(pilot).at

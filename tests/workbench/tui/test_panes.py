@@ -116,7 +116,7 @@ async def test_a_candidate_is_followed_over_the_steps(bench: Bench, size: tuple[
 async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "6")
-        row = next(line for line in text_of(pilot) if "NaN" in line and "●" in line)
+        row = next(line for line in text_of(pilot)[2:] if "NaN" in line and "●" in line)
         assert "layers.0.attn.scores" in row
         await press(pilot, "enter")
         assert _screen(pilot).where.step == 6
@@ -417,3 +417,18 @@ async def test_empty_panes_of_a_replay_offer_no_key_that_needs_a_model(bench: Be
             pane.again()
             await settle(pilot)
             assert fills in str(pane.query_one(".empty", Static).render())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 12)])
+async def test_no_size_hides_the_alarm(bench: Bench, size: tuple[int, int]) -> None:
+    """In the first line, in the colour of warnings; with the place and the cause where there is a second one."""
+    async with bench(size=size) as pilot:
+        assert "● NaN" in text_of(pilot)[0]
+        strip = pilot.app.screen._compositor.render_strips()[0]
+        styles = {segment.style.bgcolor for segment in strip if "● NaN" in segment.text}
+        assert styles == {_screen(pilot).frame.status.paint.alarm.bgcolor}
+        told = "● NaN first at layers.0.attn.scores, rank 0 1, step 11: 0 × -inf in the mask"
+        assert (told in text_of(pilot)[1]) is (size[0] >= 120)
+        await press(pilot, *"[" * 6)
+        assert _screen(pilot).where.step == 5
+        assert "NaN" not in text_of(pilot)[0]

@@ -11,7 +11,7 @@ import numpy as np
 from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.text import clean
-from workbench.debugger.answers import Result, TableResult, number
+from workbench.debugger.answers import Result, TableResult
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
@@ -20,6 +20,7 @@ from workbench.debugger.errors import DebuggerError
 from workbench.paths import find_session
 from workbench.settings import session_limits
 from workbench.views.moved import most_moved
+from workbench.views.numbers import scalar
 from workbench.views.plain_text import plural
 
 
@@ -110,7 +111,7 @@ def _moved(a: Session, branch_a: int, b: Session, branch_b: int, one: TapDiff) -
     if found.share == 0:
         return ""
     on = f" on rank {found.rank}" if a.ranks > 1 else ""
-    return f"{found.name} {number(found.ours)} → {number(found.theirs)}{on}"
+    return f"{found.name} {scalar(found.ours)} → {scalar(found.theirs)}{on}"
 
 
 def _common_steps(a: Session, branch_a: int, b: Session, branch_b: int) -> list[int]:

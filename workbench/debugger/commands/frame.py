@@ -16,6 +16,7 @@ from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, wh
 from workbench.debugger.errors import CommandError
 from workbench.views.attention import row_figures
 from workbench.views.candidates import candidates
+from workbench.views.numbers import cell, scalar
 from workbench.views.plain_text import plural
 from workbench.views.sequences import of_all
 
@@ -121,8 +122,8 @@ def attn(debugger: Debugger, layer: int, head: int, what: str | None) -> Result:
     rows = [[int(p), float(row[p]), texts[p] if p < len(texts) else None] for p in strongest]
     title = titled(debugger, f"layer {layer} head {head}, step {debugger.position.step}", seq)
     title = (
-        f"{title}: row sum {found.total:.6g}, "
-        f"entropy {found.entropy:.4g}, attends to {found.attended} of {len(row)} positions"
+        f"{title}: row sum {scalar(found.total)}, "
+        f"entropy {cell(found.entropy)}, attends to {found.attended} of {len(row)} positions"
     )
     return TableResult(
         f"{title}; {note}" if note and "only" not in note else title,

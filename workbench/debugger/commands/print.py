@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from sessions.text import clean
-from workbench.debugger.answers import Group, Message, Result, TableResult, TensorValue, number
+from workbench.debugger.answers import Group, Message, Result, TableResult, TensorValue
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command, find
 from workbench.debugger.core.tensors import check_rank, parts_of, select, whole_of
 from workbench.debugger.errors import CommandError
 from workbench.debugger.language import expressions
 from workbench.debugger.language.operands import evaluate_fact
+from workbench.views.numbers import scalar
 
 _WHICH = re.compile(r"^(?:(?:rank\s+(\d+)|seq\s+(\d+)|step\s+(\d+)|branch\s+(\S+))\s*)*$")
 _REFERENCE = "TAP[index] [rank R] [seq S] [step K] [branch B]"
@@ -120,7 +121,7 @@ def _tensor(debugger: Debugger, tap: str, index: list[Any] | None, which: re.Mat
 
 def _value(debugger: Debugger, what: str) -> Result:
     value = _plain(evaluate_fact(debugger, expressions.parse(what), what))
-    shown = number(value) if isinstance(value, float) else clean(str(value))
+    shown = scalar(value) if isinstance(value, float) else clean(str(value))
     return Message(f"{what} = {shown}", {"value": value})
 
 

@@ -13,7 +13,7 @@ import msgspec
 from engine.run.sampling import Sampling
 from sessions.meta import SessionMeta
 from sessions.text import clean
-from workbench.debugger.answers import Expectation, Group, Message, Result, number
+from workbench.debugger.answers import Expectation, Group, Message, Result
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import CommandError
@@ -22,6 +22,7 @@ from workbench.debugger.language.operands import evaluate_fact
 from workbench.debugger.language.scripts import read_script, run_script
 from workbench.models.capture import words_of
 from workbench.models.opening import DEMO
+from workbench.views.numbers import scalar
 
 
 @command(
@@ -45,13 +46,13 @@ def _operands(debugger: Debugger, tree: Any, line: str) -> list[str]:
         return []
     if tree[0] in ("tap", "statistic"):
         value = evaluate_fact(debugger, tree, line)
-        return [f"{expressions.show(tree)} = {number(value) if isinstance(value, float) else value}"]
+        return [f"{expressions.show(tree)} = {scalar(value) if isinstance(value, float) else value}"]
     if tree[0] == "name":
         try:
             value = evaluate_fact(debugger, tree, line)
         except CommandError:
             return []  # the word that a fact is compared with
-        shown = number(value) if isinstance(value, float) else clean(str(value), limit=200)
+        shown = scalar(value) if isinstance(value, float) else clean(str(value), limit=200)
         return [f"{tree[1]} = {shown}"]
     if tree[0] in ("==", "!=", "contains") and isinstance(tree[2], list) and tree[2][0] == "name":
         return _operands(debugger, tree[1], line)

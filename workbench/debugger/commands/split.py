@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 
-from workbench.debugger.answers import Result, number
+from workbench.debugger.answers import Result
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import CommandError, DebuggerError
 from workbench.views.compared_logits import compared_logits
 from workbench.views.compared_step import compared_step
+from workbench.views.numbers import scalar
 from workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides, usual_side
 from workbench.views.source import SessionSource
 from workbench.views.token_line import TokenLine
@@ -51,7 +52,7 @@ class SplitResult(Result):
         lines.append(f"step {self.step}: {self.headline}")
         if self.divergence is not None:
             lines.append(
-                f"D({self.names[0]}‖{self.names[1]}) of the next token ≥ {number(self.divergence)} nats"
+                f"D({self.names[0]}‖{self.names[1]}) of the next token ≥ {scalar(self.divergence)} nats"
             )
         return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from workbench.debugger.core.goal import Goal
 from workbench.debugger.core.motion import forward
 from workbench.debugger.core.step_end import eos_ids
 from workbench.debugger.core.timeline import Timeline
+from workbench.views.numbers import number
 from workbench.views.plain_text import plural
 
 #: Steps that a branch and its parent go beyond the fork, at least.
@@ -119,7 +120,7 @@ def _words(
         return f"differs from {other} at step {found.step}{which}: {one} instead of {two}"
     end = min(timeline.last(ours), timeline.last(theirs)) + 1
     farthest = _farthest_logits(timeline, ours, theirs, range(end))
-    by = "" if farthest is None else f", the likeliest tokens' logits differ by at most {farthest:.3g}"
+    by = "" if farthest is None else f", the likeliest tokens' logits differ by at most {number(farthest)}"
     if end <= begin:
         return f"no step after the fork to compare with {other}: toggle at an earlier step{by}"
     return f"same tokens as {other} for {plural(end - max(begin, 0), 'step')}{by}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from sessions import Session
 from workbench.debugger.core.timeline import Timeline
 from workbench.views import sentinels
+from workbench.views.numbers import number
 from workbench.views.sentinels import SentinelFinding
 from workbench.views.verdicts import judged_at
 
@@ -72,7 +73,7 @@ def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> S
         )
         scale = max(map(abs, other.topk_logits))
         if ours.topk_ids[0] != other.topk_ids[0] or off > LOGIT_TOLERANCE * max(scale, 1.0):
-            return SentinelFinding(f"logits are off by {off:.3g} (golden token {other.topk_ids[0]})")
+            return SentinelFinding(f"logits are off by {number(off)} (golden token {other.topk_ids[0]})")
     return None
 
 

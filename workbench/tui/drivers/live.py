@@ -152,7 +152,8 @@ class LiveDriver:
 
     def _take(self, event: HostEvent) -> None:
         if self.at is None:  # not started: how that ends, `ready` tells
-            self.warning = clean(event.text, limit=300) if isinstance(event, OutputEvent) else self.warning
+            if isinstance(event, OutputEvent):
+                self.warning = clean(event.text, newlines=True, limit=2000)
             return
         match event:
             case StepEvent(branch=branch, step=step):
@@ -160,14 +161,16 @@ class LiveDriver:
                     self.at = structs.replace(self.at, branch=branch, step=step)
                     self._post(Progressed())
             case OutputEvent(text=text):
-                self._post(Said(clean(text, limit=300), wrong=False))
+                self._post(Said(clean(text, newlines=True), wrong=False))
             case RankLostEvent(message=message):
                 self.at = structs.replace(self.at, lost=message or "a rank was lost")
-                told = f"{clean(message, limit=300)}   the session is kept; :restart starts the ranks again"
+                told = (
+                    f"{clean(message, newlines=True)}   the session is kept; :restart starts the ranks again"
+                )
                 self._post(Said(told, wrong=True))
             case ClosedEvent(message=message):
                 self.at = structs.replace(self.at, live=False)
-                told = clean(message or "the engine has ended", limit=300)
+                told = clean(message or "the engine has ended", newlines=True)
                 self._post(Said(f"{told}; the session is kept and can still be looked at", wrong=True))
 
     def _post(self, message: Message) -> None:

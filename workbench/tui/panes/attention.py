@@ -98,7 +98,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         yield Horizontal(
             Multiples(id="tiles", classes="-shown"), Grid(_COLUMNS, id="heads"), Heatmap(id="map"), id="maps"
         )
-        yield TextBlock(id="under")
+        yield TextBlock(fold=True, id="under")
 
     def question(self) -> tuple[Callable[..., LayerAttention], Sequence[object]]:
         """The layer of the present operation, or the one that has just passed."""

@@ -17,6 +17,7 @@ from sessions.errors import SessionError
 from sessions.text import clean
 from workbench.export.table import Table
 from workbench.tui.marks import Marks
+from workbench.tui.message_log import MessageLog
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.painted import PaintedWidget
@@ -114,6 +115,7 @@ class Pane(PaintedWidget):
         super().__init__(id=f"pane-{self.NUMBER}")
         self.reader = reader
         self.live = True  # whether there is a model to run
+        self.said: MessageLog | None = None  # what the message line has said
         self._empty = Static("", classes="empty", markup=False)
         self.border_title = self.TITLE
 
@@ -190,10 +192,10 @@ class Pane(PaintedWidget):
                 return
             self.answer(await self.reader.ask(function, where, *arguments))
         except SessionError as error:
-            self.empty(clean(str(error), limit=400))
+            self.empty(clean(str(error), newlines=True, limit=2000))
         except Exception as error:
             # What was shown before is of another place. The outer net tells of the rest.
-            self.empty(f"This cannot be shown: {clean(f'{type(error).__name__}: {error}', limit=200)}")
+            self.empty(f"This cannot be shown: {clean(f'{type(error).__name__}: {error}', limit=2000)}")
             raise
 
     def shows(self, step: int) -> None:

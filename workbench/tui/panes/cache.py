@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.cache_lengths import layered, length_lines
@@ -20,6 +19,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.kv_cache import Cache, CachedSequence, cache
+from workbench.views.numbers import number
 
 #: The widest pool bar.
 _BAR = 60
@@ -56,7 +56,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
     ]
     DEFAULT_CSS = """
     CachePane > TextBlock { max-height: 50%; }
-    CachePane > #about-norms { height: auto; max-height: 3; padding: 1 1 0 1; }
+    CachePane > #about-norms { height: auto; max-height: 5; padding: 1 1 0 1; }
     CachePane > Heatmap { padding: 0; margin: 0 1; }
     """
 
@@ -70,7 +70,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
     def content(self) -> Iterable[Widget]:
         """The sequences, and the norms."""
         yield TextBlock(id="sequences")
-        yield TextBlock(id="about-norms")
+        yield TextBlock(fold=True, id="about-norms")
         yield Heatmap(id="norms")
 
     def question(self) -> tuple[Callable[..., Cache | None], Sequence[object]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workbench.export.numbers import chance
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextLine
 from workbench.views.candidate_history import CandidateHistory, CandidatePoint
 from workbench.views.logits import Figures
+from workbench.views.numbers import chance
 from workbench.views.plain_text import finite, plural
 
 #: Cells that a step's numbers take, and those before the first.

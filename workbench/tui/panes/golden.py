@@ -12,13 +12,13 @@ from textual.containers import Container, Vertical
 from textual.widget import Widget
 
 from engine.taps.names import count_layers, layer_of, local_name
-from workbench.export.numbers import number, power
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars, curve, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
+from workbench.views.numbers import number, power
 from workbench.views.sequences import of_all
 from workbench.views.step_verdicts import GoldenTap, JudgedStep, judged_step, operations_of
 from workbench.views.verdicts import Judged
@@ -68,7 +68,7 @@ floor that it is held against; × is an error without a number, such as NaN.
 
     def content(self) -> Iterable[Widget]:
         """The verdict, the map, the depth, the tap under the cursor."""
-        yield TextBlock(id="verdict")
+        yield TextBlock(fold=True, id="verdict")
         yield Container(
             VerdictMap(id="map"),
             Vertical(TextBlock(id="depth"), TextBlock(id="detail"), id="beside"),

@@ -12,7 +12,8 @@ from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.views.journal import Journal, journal
+from workbench.tui.widgets.text_block import TextBlock, TextLine
+from workbench.views.journal import Journal, JournalEntry, journal
 
 _ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
 
@@ -25,7 +26,8 @@ class JournalPane(Pane):
     TITLE = "Journal"
     HELP = """\
 The branches as a tree, each with the rules in which it differs and its last tokens; below, every command,
-stop and note in order. The commands are the script that makes this session again.
+stop and note in order, and what was said about them; what the cursor is on stands in full under them. The commands are
+the script that makes this session again.
 
   enter  go to that branch, or to that event's step
 """
@@ -33,16 +35,19 @@ stop and note in order. The commands are the script that makes this session agai
     DEFAULT_CSS = """
     JournalPane > #branches { height: auto; max-height: 40%; min-height: 3; margin-bottom: 1; }
     JournalPane > #events { height: 1fr; }
+    JournalPane > #entry { height: auto; max-height: 40%; padding: 1 1 0 1; }
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Journal | None = None
+        self.entries: tuple[JournalEntry, ...] = ()
 
     def content(self) -> Iterable[Widget]:
-        """The tree, and the events."""
+        """The tree, the events, and the one under the cursor in full."""
         yield Grid(_BRANCHES, id="branches")
         yield Grid(_EVENTS, id="events")
+        yield TextBlock(fold=True, id="entry")
 
     def question(self) -> tuple[Callable[..., Journal], Sequence[object]]:
         """The whole journal."""
@@ -50,17 +55,29 @@ stop and note in order. The commands are the script that makes this session agai
 
     def answer(self, snapshot: Journal) -> None:
         """Show it; a journal that grew is followed if its end was in view."""
-        grown = self.snapshot is not None and len(snapshot.entries) > len(self.snapshot.entries)
-        first = self.snapshot is None
-        self.snapshot = snapshot
+        names = {node.line.id: node.line.name for node in snapshot.branches}
+        entries = tuple(self.said.among(snapshot.entries, names)) if self.said else snapshot.entries
+        first, grown = self.snapshot is None, len(entries) > len(self.entries)
+        self.snapshot, self.entries = snapshot, entries
         self.filled()
         branches, events = self.query_one("#branches", Grid), self.query_one("#events", Grid)
         at_end = events.cursor >= events.count - 1
         branches.styles.height = len(snapshot.branches) + 1
         branches.show(len(snapshot.branches), self._branch)
-        events.show(len(snapshot.entries), self._event)
+        events.show(len(entries), self._event)
         if first or (grown and at_end):
             events.cursor = events.count - 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """The event under the cursor, all of it."""
+        cursor = self.query_one("#events", Grid).cursor
+        lines: list[TextLine] = []
+        if cursor < len(self.entries):
+            entry = self.entries[cursor]
+            role = _ROLES.get(entry.kind, "text")
+            lines = [[(line, role)] for line in entry.text.split("\n")]
+        self.query_one("#entry", TextBlock).show(lines)
 
     def _branch(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -78,14 +95,14 @@ stop and note in order. The commands are the script that makes this session agai
         ]
 
     def _event(self, index: int) -> list[GridCell]:
-        assert self.snapshot is not None
-        entry = self.snapshot.entries[index]
+        entry = self.entries[index]
         here = entry.branch == self.where.branch and entry.step == self.where.step
+        role = "accent" if entry.stop and entry.kind == "stop" else _ROLES.get(entry.kind, "text")
         return [
             ("▸" if here else "", "accent"),
             (str(entry.step), "quiet"),
             (entry.kind, "quiet"),
-            (entry.text, "accent" if entry.stop and entry.kind == "stop" else _ROLES.get(entry.kind, "text")),
+            (entry.text.replace("\n", " ⏎ "), role),
             (entry.branch_name, "quiet"),
         ]
 
@@ -96,18 +113,19 @@ stop and note in order. The commands are the script that makes this session agai
         if event.grid.id == "branches":
             self.post_message(self.Go(branch=self.snapshot.branches[event.row].line.id, move=True))
         else:
-            entry = self.snapshot.entries[event.row]
+            entry = self.entries[event.row]
             self.post_message(self.Go(branch=entry.branch, step=entry.step, move=True))
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()
+        self._tell()
 
     def table(self) -> Table | None:
         """The events."""
         if self.snapshot is None:
             return None
-        rows = tuple((e.id, e.branch_name, e.step, e.kind, e.text) for e in self.snapshot.entries)
+        rows = tuple((e.id, e.branch_name, e.step, e.kind, e.text) for e in self.entries)
         return Table("journal", ("id", "branch", "step", "kind", "text"), rows)
 
 

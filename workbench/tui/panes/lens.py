@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from workbench.export.numbers import chance, fixed
 from workbench.export.table import Table
 from workbench.tui.theme import Paint, mix
 from workbench.tui.widgets.grid import GridCell, GridColumn
 from workbench.views.candidates import Candidate
 from workbench.views.lens import Lens, LensLayer
 from workbench.views.logits import Logits
+from workbench.views.numbers import chance, fixed
 from workbench.views.plain_text import finite
 
 LENS_COLUMNS = (

@@ -12,7 +12,6 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.numbers import chance, fixed, number
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.followed import history_lines, move, recent_lines
@@ -24,6 +23,7 @@ from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.candidate_history import CandidateHistory, candidate_history
 from workbench.views.lens import Lens, lens
 from workbench.views.logits import Logits, logits
+from workbench.views.numbers import chance, fixed, number
 from workbench.views.plain_text import finite
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
@@ -61,7 +61,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         Binding("escape", "unfollow", "Follow the candidate no more"),
     ]
     DEFAULT_CSS = """
-    LogitsPane > #choice { height: 2; padding: 0 1 1 1; }
+    LogitsPane > #choice { height: auto; min-height: 2; max-height: 5; padding: 0 1 1 1; }
     LogitsPane > #both { height: 1fr; }
     LogitsPane #lens { display: none; margin-left: 2; }
     LogitsPane.-lens #lens, LogitsPane.-both #lens { display: block; }
@@ -80,7 +80,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
 
     def content(self) -> Iterable[Widget]:
         """The choice, the candidates, the layers, the last steps."""
-        yield TextBlock(id="choice")
+        yield TextBlock(fold=True, id="choice")
         yield Horizontal(Grid((), id="candidates"), Grid(LENS_COLUMNS, id="lens"), id="both")
         yield TextBlock(id="history")
 

@@ -16,7 +16,6 @@ from engine.taps.names import layer_of, local_name
 from sessions.errors import LayoutError
 from sessions.layouts import parse as parse_layout
 from sessions.records import STATISTICS
-from workbench.export.numbers import count, number
 from workbench.export.table import Table
 from workbench.tui.marks import STANDS
 from workbench.tui.panes.filtered import FilteredPane
@@ -24,6 +23,7 @@ from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.status_line import Fact
+from workbench.views.numbers import count, number
 from workbench.views.operations import INF, NAN, Operations, operations
 from workbench.views.sequences import of_all
 from workbench.views.verdicts import Judged

@@ -6,6 +6,7 @@ import asyncio
 
 from textual.widgets import ContentSwitcher
 
+from workbench.tui.message_log import MessageLog
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
@@ -15,9 +16,9 @@ from workbench.tui.widgets.painted import PaintedWidget
 class PaneSwitcher(ContentSwitcher, PaintedWidget):
     """Holds the panes by their numbers, from 1."""
 
-    def __init__(self, reader: Reader, *, live: bool, id: str | None = None) -> None:
+    def __init__(self, reader: Reader, said: MessageLog, *, live: bool, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.reader, self.live = reader, live
+        self.reader, self.said, self.live = reader, said, live
         self.front: Pane | None = None
         self._made: dict[int, Pane] = {}
         self._making = asyncio.Lock()
@@ -27,7 +28,7 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         async with self._making:  # two may ask for the same one
             if number not in self._made:
                 made = PANES[number - 1](self.reader)
-                made.live = self.live
+                made.live, made.said = self.live, self.said
                 await self.add_content(made)
                 self._made[number] = made
         self.current = f"pane-{number}"

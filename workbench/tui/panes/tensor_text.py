@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.export.numbers import count, number
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextLine
+from workbench.views.numbers import count, number
 from workbench.views.rank_weights import shape_text
 from workbench.views.sheet import Coordinates, Sheet, Strong
 from workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFigures

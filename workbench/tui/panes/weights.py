@@ -12,7 +12,6 @@ from textual.containers import Vertical
 from textual.widget import Widget
 
 from sessions.meta import WeightShare
-from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.filtered import FilteredPane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -21,6 +20,7 @@ from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.plot import bars
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.numbers import number
 from workbench.views.rank_weights import shape_text
 from workbench.views.weights import Parameter, ParameterValues, Weights, parameter_values, weights
 
@@ -52,7 +52,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         Binding("u", "next_different", "Next that differs"),
     ]
     DEFAULT_CSS = """
-    WeightsPane > #held { height: 1; }
+    WeightsPane > #held { height: auto; max-height: 3; }
     WeightsPane > Grid { height: 2fr; }
     WeightsPane > #values { height: 3fr; }
     WeightsPane #figures { height: auto; padding: 1 1 0 1; }
@@ -68,7 +68,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
 
     def content(self) -> Iterable[Widget]:
         """The list, and the values of the selected parameter."""
-        yield TextBlock(id="held")
+        yield TextBlock(fold=True, id="held")
         yield self.filter_field("k_proj.bias")
         yield Grid((), id="parameters")
         yield Vertical(TextBlock(id="figures"), Heatmap(id="strip"), TextBlock(id="extremes"), id="values")

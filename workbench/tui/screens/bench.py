@@ -41,8 +41,8 @@ class Bench(Protocol):
     def look(self, where: Where) -> None:
         """Look at a place; at the same one again, where more is known of it now."""
 
-    def tell(self, text: str, wrong: bool = False) -> None:
-        """Say something in the message line."""
+    def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
+        """Say something in the message line, and in the Journal if it is to be kept."""
 
     def show_pane(self, number: int) -> Coroutine[Any, Any, None]:
         """Bring a pane to the front."""

@@ -58,7 +58,7 @@ class CommandDispatcher:
         elif isinstance(shown, AsSheet):
             self.bench.app.push_screen(OutputScreen(line, shown.text))
         elif shown.text:
-            self.bench.tell(shown.text, shown.wrong)
+            self.bench.tell(shown.text, shown.wrong, keep=not (shown.recorded and self.runner.driver.live))
 
     async def key(self, name: str) -> None:
         """The key of a command: the command, with what it needs to know."""

@@ -82,7 +82,8 @@ class Frame:
     def show_state(self, state: Fact | None) -> None:
         """What the engine does, while nothing else has changed."""
         if state is not None and self.status.right:
-            self.status.right = (state, *self.status.right[1:])
+            *before, _, branch = self.status.right
+            self.status.right = (*before, state, branch)
 
     def _show_message(self) -> None:
         self.message.show_step(step_facts(self.present), self.tokens.difference)

@@ -79,8 +79,8 @@ class HomeScreen(Guarded, Screen[None]):
         with Vertical(id="home"):
             yield TextBlock(id="wordmark")
             yield Grid(_COLUMNS, header=False, id="menu")
-            yield TextBlock(id="machine")
-        yield TextBlock(id="check")
+            yield TextBlock(fold=True, id="machine")
+        yield TextBlock(fold=True, id="check")
         yield OpenLine(_completions, id="open")
         yield KeyBar(id="keys")
 

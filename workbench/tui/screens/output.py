@@ -16,7 +16,8 @@ from workbench.tui.guard import Guarded
 
 
 class OutputScreen(Guarded, ModalScreen[None]):
-    """Text under the command that gave it. Escape closes it, y copies."""
+    """Text under the command that gave it; `prose` is broken between words, anything else scrolls sideways. Escape
+    closes it, y copies."""
 
     CSS_PATH = "../styles/help.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -24,13 +25,14 @@ class OutputScreen(Guarded, ModalScreen[None]):
         Binding("y", "copy", "Copy"),
     ]
 
-    def __init__(self, command: str, text: str) -> None:
+    def __init__(self, command: str, text: str, *, prose: bool = False) -> None:
         super().__init__()
+        self._prose = prose
         self._command, self._text = clean(command, limit=80), clean(text, newlines=True)
 
     def compose(self) -> ComposeResult:
         """The sheet."""
-        with VerticalScroll(id="sheet", classes="output") as sheet:
+        with VerticalScroll(id="sheet", classes="output prose" if self._prose else "output") as sheet:
             sheet.border_title = Content(self._command)
             sheet.border_subtitle = "esc closes   y copies"
             yield Static(self._text, markup=False)

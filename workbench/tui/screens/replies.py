@@ -28,10 +28,11 @@ class AsSheet:
 
 @dataclass(frozen=True, slots=True)
 class AsMessage:
-    """In the message line; "" is nothing to say."""
+    """In the message line; "" is nothing to say. `recorded`: the session's journal has it already."""
 
     text: str
     wrong: bool = False
+    recorded: bool = False
 
 
 def shown_as(reply: Reply, taps: Sequence[str]) -> AsTensor | AsSheet | AsMessage:
@@ -42,8 +43,8 @@ def shown_as(reply: Reply, taps: Sequence[str]) -> AsTensor | AsSheet | AsMessag
     if result.kind in ("origin", "golden"):
         # The cause is the last line of what golden says, and the first that anybody wants.
         lines = text.splitlines()[:: -1 if result.kind == "golden" else 1]
-        return AsMessage("; ".join(clean(line, limit=200) for line in lines), result.verdict != "match")
+        return AsMessage("; ".join(map(clean, lines)), result.verdict != "match")
     if "\n" in text and result.kind != "stopped":
         return AsSheet(text)
     wrong = result.reason in _WRONG or result.holds is False
-    return AsMessage(clean(text.splitlines()[0], limit=300) if text else "", wrong)
+    return AsMessage(clean(text, newlines=True), wrong, recorded=result.kind == "stopped")

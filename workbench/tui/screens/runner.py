@@ -80,7 +80,7 @@ class CommandRunner:
             reply = await self.driver.run(line, sent)
         except CommandFailed as error:
             await self._arrived(None)
-            self.tell(clean(str(error), limit=300), True)
+            self.tell(clean(str(error), newlines=True), True)
             return None
         at = self.driver.at
         await self._arrived(at.sequence if at is not None and at.sequence != sent.seq else None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sessions.state import STATE_WORDS
-from workbench.export.numbers import chance, fixed, number
 from workbench.tui.widgets.status_line import Fact
+from workbench.views.numbers import chance, fixed, number
 from workbench.views.overview import Overview, Present
 from workbench.views.where import Where
 
@@ -31,10 +31,9 @@ def status_facts(
         Fact(f"{number(speed)} tok/s" if speed else "", "quiet", drop=7, width=11),
     )
     branch = overview.branch(where.branch)
-    right = (
-        state or _recording(overview),
-        Fact(f"branch {branch.name}", "text", drop=5),
-    )
+    # In the first line too, which every size has.
+    short = (Fact(f"● {present.alarm_name}", "alarm"),) if present and present.alarm_name else ()
+    right = (*short, state or _recording(overview), Fact(f"branch {branch.name}", "text", drop=5))
     rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
     rule_facts = (
         (Fact(f"rules  {rules}", "wrong"), Fact("← differs from correct", "quiet", drop=3))

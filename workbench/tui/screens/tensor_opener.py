@@ -36,7 +36,7 @@ class TensorOpener:
             try:
                 parameter = HeldParameter(name, await self.runner.driver.shares(name))
             except CommandFailed as error:
-                self.runner.tell(clean(str(error), limit=300), True)
+                self.runner.tell(clean(str(error), newlines=True), True)
         await self._show(parameter)
 
     async def _show(self, parameter: HeldParameter | None) -> None:

@@ -86,7 +86,7 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
             box.border_title = "toggles"
             box.border_subtitle = "enter switches   esc closes"
             yield Grid(_COLUMNS, id="faults")
-            yield TextBlock(id="fault")
+            yield TextBlock(fold=True, id="fault")
 
     def on_mount(self) -> None:
         """Stand on the first fault."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from textual.actions import SkipAction
+
 from workbench.export.table import Table
 from workbench.tui import keys, screenshots
 from workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
@@ -12,10 +14,12 @@ from workbench.tui.screens.exporter import Exporter
 from workbench.tui.screens.follower import Follower
 from workbench.tui.screens.help import HelpScreen
 from workbench.tui.screens.keymap import Keymap
+from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.token_rows import COLOURS, TokenRows
 from workbench.tui.screenshots import Screenshot
 from workbench.tui.settings import SettingChosen
 from workbench.tui.widgets.command_line import CommandLine
+from workbench.tui.widgets.message_line import MessageLine
 
 
 class ViewActions:
@@ -110,6 +114,19 @@ class ViewActions:
         if pane is not None:
             sheet = HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference(self.keymap.keys))
             self.bench.app.push_screen(sheet)
+
+    def read_message(self) -> None:
+        """The message that has no room on screen; where there is none, or a line is typed, enter is for others."""
+        message = self.bench.screen.query_one(MessageLine)
+        if not message.is_cut or isinstance(self.bench.screen.focused, CommandLine):
+            raise SkipAction
+        self.open_message()
+
+    def open_message(self) -> None:
+        """All of what the message line says."""
+        message = self.bench.screen.query_one(MessageLine)
+        message.read = True
+        self.bench.app.push_screen(OutputScreen("message", message.full, prose=True))
 
     def command_line(self, text: str = "") -> None:
         """The colon, with what is typed already."""

@@ -18,6 +18,7 @@ from workbench.tui import keys
 from workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
 from workbench.tui.guard import Guarded
 from workbench.tui.marks import Marks
+from workbench.tui.message_log import MessageLog
 from workbench.tui.navigator import Navigator
 from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
@@ -32,6 +33,7 @@ from workbench.tui.screens.view_actions import ViewActions
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.key_bar import KeyBar
+from workbench.tui.widgets.message_line import MessageLine
 from workbench.tui.widgets.model_tree import ModelTree
 from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact
@@ -51,6 +53,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key.press, key.action, key.what, show=False) for key in keys.VIEW_KEYS),
+        Binding("enter", "view('read_message')", "The whole message", show=False, priority=True),
         *(Binding(str(i), f"view('pane', {i})", title, show=False) for i, title in enumerate(TITLES, 1)),
     ]
 
@@ -62,7 +65,8 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.reader, self.driver = reader, driver
         self.overview: Overview | None = None
         self.frame = Frame(reader, token_colour)
-        self.panes = PaneSwitcher(reader, live=driver.live, id="panes")
+        self.said = MessageLog(reader)
+        self.panes = PaneSwitcher(reader, self.said, live=driver.live, id="panes")
         self.navigator = Navigator(reader)
         self.keymap = Keymap(self, driver)
         self.follower = Follower(self, reader, driver, self.navigator)
@@ -80,7 +84,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
-        tabs = self.query_one(PaneTabs)
+        tabs = self.frame.tabs
         tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
         self.set_interval(0.1, self._tick)
         self.open()
@@ -151,7 +155,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self._before = self.pane if self.pane != number else self._before
         pane = await self.panes.bring(number)
         self.frame.message.forget_story()
-        self.pane = self.query_one(PaneTabs).active = number
+        self.pane = self.frame.tabs.active = number
         if self.overview is not None:
             pane.line = self.frame.tokens.line
             pane.look(self.overview, self.where, self._marks())
@@ -162,9 +166,15 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if self.front is not None:
             self.query_one(KeyBar).show(self.keymap.hints(self.front.HINTS), keys.PINNED)
 
-    def tell(self, text: str, wrong: bool = False) -> None:
-        """Say something in the message line."""
+    def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
+        """Say something in the message line, and in the Journal if it is to be kept."""
         self.frame.message.tell(text, wrong)
+        if keep:
+            self.run_worker(self.said.add(self.where, text, wrong), group="said")
+
+    @on(MessageLine.Opened)
+    def _message(self) -> None:
+        self.actions.open_message()
 
     # --- the debugger --------------------------------------------------------------------------------
 
@@ -183,7 +193,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
             self.tell("the host answers again")
         elif self.runner.busy:
             self.frame.show_state(self._state())
-            self.tell(self.runner.progress)
+            self.tell(self.runner.progress, keep=False)
         self._unresponsive = bool(why)
 
     def _state(self) -> Fact | None:

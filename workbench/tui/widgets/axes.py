@@ -12,10 +12,10 @@ from rich.segment import Segment
 from rich.style import Style
 
 from workbench.export.colormap import SHADES, Scale, shades
-from workbench.export.numbers import number
 from workbench.export.pooling import INF, NAN, Pixels
 from workbench.tui.theme import Paint
 from workbench.tui.widgets.fit import fit
+from workbench.views.numbers import number
 
 #: Below this many cells a map has no room for labels.
 _NARROW, _LOW = 24, 5

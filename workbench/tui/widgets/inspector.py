@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sessions.records import STATISTICS
-from workbench.export.numbers import count, number
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextBlock, TextLine
+from workbench.views.numbers import count, number
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
 from workbench.views.sequences import of_all

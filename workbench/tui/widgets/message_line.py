@@ -1,16 +1,35 @@
-"""The line above the keys: what an action had to say, else what the pane in front tells, else what the step did."""
+"""The lines above the keys: what an action had to say, else what the pane in front tells, else what the step did."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from textual import events
+from textual.geometry import Size
+from textual.message import Message
+from textual.strip import Strip
+
 from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.text_block import TextLine, cut, folded
 
 Facts = tuple[Fact, ...]
 
+#: The most lines that a message takes; the rest of a longer one opens.
+_MOST = 3
+#: Stands at the end of what was cut.
+_OPENS = " … enter: all of it"
+
 
 class MessageLine(StatusLine):
-    """The most urgent of its messages on the left; where two branches differ, or the step's figures, on the right."""
+    """The most urgent of its messages on the left; where two branches differ, or the step's figures, on the right. A
+    message that is longer than a line goes on in the next ones."""
 
-    DEFAULT_CSS = "MessageLine { height: 1; width: 1fr; }"
+    DEFAULT_CSS = "MessageLine { height: auto; width: 1fr; }"
+
+    @dataclass
+    class Opened(Message):
+        """A message was clicked: show it in full."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -18,11 +37,14 @@ class MessageLine(StatusLine):
         self._story: Facts = ()
         self._step: tuple[Facts, Facts] = ((), ())
         self._difference: Facts = ()
+        self._height = 1
+        self.read = False  # it was opened
 
     def tell(self, text: str, wrong: bool = False) -> None:
         """Say something about the last action, until the next place or pane."""
         mark = (Fact("✗", "wrong"),) if wrong else ()
         self._said = (*mark, Fact(text, "text"))
+        self.read = False
         self._show()
 
     def forget(self) -> None:
@@ -43,6 +65,55 @@ class MessageLine(StatusLine):
         self._step, self._difference = step, difference
         self._show()
 
+    @property
+    def full(self) -> str:
+        """The message on screen, all of it."""
+        return "  ".join(fact.text for fact in self.left)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there is more of it than is on screen, and nobody has opened it yet."""
+        return not self.read and len(self._rows(self.size.width)) > self._height
+
     def _show(self) -> None:
         left, right = self._step
         self.show(self._said or self._story or left, self._difference or right)
+        if self.is_attached and self._room_for(self.size.width) != self._height:
+            self.refresh(layout=True)
+
+    def _rows(self, width: int) -> list[TextLine]:
+        """The message folded to the width."""
+        paragraphs: list[list[tuple[str, str]]] = [[]]
+        for index, fact in enumerate(self.left):
+            first, *rest = fact.text.split("\n")
+            paragraphs[-1].append(("  " * (index > 0) + first, fact.role))
+            paragraphs += [[(line, fact.role)] for line in rest]
+        return [row for line in paragraphs for row in folded(line, max(10, width - 2))]
+
+    def _room_for(self, width: int) -> int:
+        most = max(1, min(_MOST, self.screen.size.height // 8))
+        return max(1, min(most, len(self._rows(width)))) if self._said or self._story else 1
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As many lines as the message takes."""
+        return self._room_for(width)
+
+    def line(self, y: int) -> Strip:
+        """One line of a message; what the step did takes one alone."""
+        width = self.size.width
+        self._height = self.size.height
+        rows = self._rows(width)
+        if len(rows) == 1:
+            return super().line(y)
+        if y >= len(rows):
+            return Strip.blank(width)
+        row: TextLine = rows[y]
+        if y == self._height - 1 and len(rows) > self._height:
+            shown = cut(row, max(4, width - 2 - len(_OPENS)))
+            row = [*((text.removesuffix("…"), role) for text, role in shown), (_OPENS, "accent")]
+        segments = [Segment(text, self.paint.style(role)) for text, role in row]
+        return Strip([Segment(" "), *segments]).adjust_cell_length(width)
+
+    def on_click(self, event: events.Click) -> None:
+        """Open it."""
+        self.post_message(self.Opened())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -46,24 +46,34 @@ class StatusLine(LineWidget):
         self.left, self.right = tuple(left), tuple(right)
 
     def line(self, y: int) -> Strip:
-        """The line; facts leave whole, none is cut unless even the needed ones have no room."""
+        """The line; facts leave whole, and only where even the needed ones have no room are they cut, with …."""
         width = self.size.width
         if y:
             return Strip.blank(width)
-        left, right = list(self.left), list(self.right)
-        while self._length(left) + self._length(right) + 1 > width:
-            droppable = [fact for fact in (*left, *right) if fact.drop]
-            if not droppable:
-                break
-            worst = max(droppable, key=lambda fact: fact.drop)
-            (left if worst in left else right).remove(worst)
+        left, right = self.placed(self.left, self.right, width)
         segments = self._segments(left)
         gap = max(1, width - self._length(left) - self._length(right))
         segments += [Segment(" " * gap), *self._segments(right)]
         return Strip(segments).adjust_cell_length(width)
 
-    def _length(self, facts: Sequence[Fact]) -> int:
-        return sum(fact.cells for fact in facts) + self.GAP * max(0, len(facts) - 1) + (1 if facts else 0)
+    @classmethod
+    def placed(cls, first: Sequence[Fact], last: Sequence[Fact], width: int) -> tuple[list[Fact], list[Fact]]:
+        """What of both sides is shown at a width."""
+        left, right = list(first), list(last)
+        while cls._length(left) + cls._length(right) + 1 > width:
+            droppable = [fact for fact in (*left, *right) if fact.drop]
+            if not droppable:
+                break
+            worst = max(droppable, key=lambda fact: fact.drop)
+            (left if worst in left else right).remove(worst)
+        over = cls._length(left) + cls._length(right) + (1 if left and right else 0) - width
+        for facts in (left, right) if over > 0 else ():
+            facts[:], over = _shortened(facts, over)
+        return left, right
+
+    @classmethod
+    def _length(cls, facts: Sequence[Fact]) -> int:
+        return sum(fact.cells for fact in facts) + cls.GAP * max(0, len(facts) - 1) + (1 if facts else 0)
 
     def _segments(self, facts: Sequence[Fact]) -> list[Segment]:
         segments: list[Segment] = [Segment(" ")] if facts is not None and facts else []
@@ -72,3 +82,17 @@ class StatusLine(LineWidget):
                 segments.append(Segment(" " * self.GAP))
             segments.append(Segment(fit(fact.text, fact.cells), self.paint.style(fact.role)))
         return segments
+
+
+def _shortened(facts: Sequence[Fact], over: int) -> tuple[list[Fact], int]:
+    """The longest of the facts as much shorter as is asked for, as far as it goes; and what is left to ask for."""
+    shortest = 6
+    kept = [replace(fact, width=0) for fact in facts]
+    over -= sum(fact.cells - bare.cells for fact, bare in zip(facts, kept, strict=True))
+    while over > 0 and (longest := max(kept, key=lambda fact: fact.cells, default=None)) is not None:
+        room = max(shortest, longest.cells - over)
+        if room >= longest.cells or longest.role == "alarm":
+            break
+        over -= longest.cells - room
+        kept[kept.index(longest)] = replace(longest, text=fit(longest.text, room))
+    return kept, over

@@ -1,4 +1,5 @@
-"""Numbers as short text of even width: the eye compares columns, not formats."""
+"""Numbers as text, on screen, in reports and in what commands print: of even width in columns, NaN and ∞ the same
+everywhere."""
 
 from __future__ import annotations
 
@@ -22,6 +23,17 @@ def number(value: float | None, digits: int = 3) -> str:
     if digits <= 4 <= size < 1e5 and float(value).is_integer():
         return f"{value:.0f}"
     return power(value, digits - 2)
+
+
+def scalar(value: float) -> str:
+    """A number that stands alone, to six significant digits; what is no finite number as `number` has it."""
+    return f"{value:.6g}" if math.isfinite(value) else number(value)
+
+
+def cell(value: float) -> str:
+    """A number in a table of which nobody knows whether it counts or measures: four digits, none after a whole one."""
+    whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
+    return f"{value:.0f}" if whole else number(value, 4)
 
 
 def fixed(value: float | None, decimals: int) -> str:

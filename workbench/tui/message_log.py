@@ -1,0 +1,60 @@
+"""What the message line has said of late: it stands in the Journal too."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sessions.text import clean
+from workbench.tui.reader import Reader
+from workbench.views.journal import JournalEntry
+from workbench.views.source import SessionSource
+from workbench.views.where import Where
+
+#: The messages that are kept, and the characters of each.
+_MOST, _LONGEST = 500, 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """A message. `after`: the newest event of the session when it was said."""
+
+    after: int
+    where: Where
+    text: str
+    wrong: bool
+
+
+class MessageLog:
+    """The newest messages in order; the same one again is not kept twice."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._messages: deque[LoggedMessage] = deque(maxlen=_MOST)
+        self._newest = 0
+
+    async def add(self, where: Where, text: str, wrong: bool) -> None:
+        """Keep a message that was said at a place."""
+        said = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), wrong)
+        self._newest = await self.reader.ask(_newest, self._newest)
+        if not self._messages or self._messages[-1].text != said.text:
+            self._messages.append(replace(said, after=self._newest))
+
+    def among(self, entries: tuple[JournalEntry, ...], names: dict[int, str]) -> Iterator[JournalEntry]:
+        """The events with the messages where they were said. `names` of the branches."""
+        waiting = deque(self._messages)
+        for entry in entries:
+            while waiting and waiting[0].after < entry.id:
+                yield _entry(waiting.popleft(), names)
+            yield entry
+        yield from (_entry(one, names) for one in waiting)
+
+
+def _entry(one: LoggedMessage, names: dict[int, str]) -> JournalEntry:
+    at, kind = one.where, "error" if one.wrong else "said"
+    return JournalEntry(0, at.branch, names.get(at.branch, ""), at.step, kind, one.text)
+
+
+def _newest(source: SessionSource, known: int) -> int:
+    return max((event.id for event in source.session.events(after=known)), default=known)
