@@ -306,9 +306,6 @@ class WorkbenchScreen(Guarded, Screen[None]):
         await self.commands.enter(event.text)
 
     @on(CommandLine.Closed)
-    def _line_closed(self) -> None:
-        self.on_screen_resume()
-
     def on_screen_resume(self) -> None:
         """Back from another screen, or from the line: the keys go to the pane."""
         if self.overview is not None and self.front is not None:
