@@ -118,6 +118,7 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         fault = row.fault
         why = row.why_not or self._why_not
         lines: list[TextLine] = [
+            [(fault.title, "strong")],
             [(fault.symptom, "text")],
             [
                 ("shows first at ", "quiet"),

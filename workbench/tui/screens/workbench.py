@@ -33,7 +33,6 @@ from workbench.tui.screens.view_actions import ViewActions
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.key_bar import KeyBar
-from workbench.tui.widgets.message_line import MessageLine
 from workbench.tui.widgets.model_tree import ModelTree
 from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact
@@ -172,10 +171,6 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if keep:
             self.run_worker(self.said.add(self.where, text, wrong), group="said")
 
-    @on(MessageLine.Opened)
-    def _message(self) -> None:
-        self.actions.open_message()
-
     # --- the debugger --------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
@@ -185,15 +180,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
             return  # a timer outlives the screen's widgets by a moment when the app quits
         if self.follower.behind:
             await self.follower.follow()
-        if why := self.driver.unresponsive:
+        why, before = self.driver.unresponsive, self._unresponsive
+        if why or before or self.runner.busy:
             self.frame.show_state(self._state())
-            self.tell(why, wrong=True)
-        elif self._unresponsive:
-            self.frame.show_state(self._state())
-            self.tell("the host answers again")
-        elif self.runner.busy:
-            self.frame.show_state(self._state())
-            self.tell(self.runner.progress, keep=False)
+            told = why or ("the host answers again" if before else self.runner.progress)
+            self.tell(told, bool(why), keep=bool(why) is not before)
         self._unresponsive = bool(why)
 
     def _state(self) -> Fact | None:

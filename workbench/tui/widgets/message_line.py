@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.segment import Segment
-from textual import events
 from textual.geometry import Size
-from textual.message import Message
 from textual.strip import Strip
 
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -26,10 +22,6 @@ class MessageLine(StatusLine):
     message that is longer than a line goes on in the next ones."""
 
     DEFAULT_CSS = "MessageLine { height: auto; width: 1fr; }"
-
-    @dataclass
-    class Opened(Message):
-        """A message was clicked: show it in full."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -114,6 +106,6 @@ class MessageLine(StatusLine):
         segments = [Segment(text, self.paint.style(role)) for text, role in row]
         return Strip([Segment(" "), *segments]).adjust_cell_length(width)
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self) -> None:
         """Open it."""
-        self.post_message(self.Opened())
+        await self.run_action("screen.view('open_message')")
