@@ -41,6 +41,13 @@ class Overview:
     state: State
     losses: tuple[str, ...]  # what is missing or damaged, each in a sentence
 
+    @property
+    def lost(self) -> str:
+        """The first loss, and how many more there are; "" for none."""
+        if len(self.losses) < 2:
+            return "".join(self.losses)
+        return f"{self.losses[0]} {len(self.losses) - 1} more: `lockstep sessions verify`."
+
     def branch(self, branch: int) -> BranchLine:
         """The branch of that id."""
         return next(line for line in self.branches if line.id == branch)

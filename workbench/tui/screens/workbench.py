@@ -96,9 +96,8 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if last is not None:
             self.look(last)
             await self.show_pane(self.pane)
-        if losses := self.overview.losses:
-            more = f" {len(losses) - 1} more: `lockstep sessions verify`." if len(losses) > 1 else ""
-            self.tell(losses[0] + more, True)
+        if lost := self.overview.lost:
+            self.tell(lost, True)
         try:
             await self.keymap.load()
         except CommandFailed as error:
@@ -229,10 +228,8 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     @on(KeyBar.Pressed)
     def _pressed(self, event: KeyBar.Pressed) -> None:
-        if event.hint.why_not:
-            self.tell(f"{event.hint.label}: {event.hint.why_not}")
-        else:
-            self.app.simulate_key(event.hint.press)
+        hint = event.hint
+        self.tell(f"{hint.label}: {hint.why_not}") if hint.why_not else self.app.simulate_key(hint.press)
 
     # --- messages of the widgets ---------------------------------------------------------------------
 
