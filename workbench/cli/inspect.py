@@ -17,7 +17,8 @@ from engine.parallel import shards
 from engine.parallel.shards import Shard
 from engine.text import bytes_text
 from sessions.text import clean
-from workbench.exit_codes import UsageError
+from workbench.cli.inspect_pair import inspect_pair
+from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.models.opening import OpenedModel, open_model
 from workbench.views.numbers import number
@@ -33,6 +34,10 @@ def inspect(
     path: Annotated[
         str, typer.Argument(metavar="MODEL", help="A checkpoint, a hub id, or `demo`.", show_default=False)
     ],
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[B]", help="Another of the same model, to compare with.", show_default=False),
+    ] = None,
     tensor: Annotated[
         str, typer.Option("--tensor", metavar="GLOB", help="Only these: 'model.layers.0.*bias'.")
     ] = "*",
@@ -44,9 +49,14 @@ def inspect(
 ) -> None:
     """Names, shapes, dtypes, ranks' parts, statistics and outliers of a checkpoint's tensors.
 
-    What stands out is shown as what it is, and never changed.
+    What stands out is shown as what it is, and never changed. With a second checkpoint (safetensors or GGUF): how each
+    of its tensors is made from the first's. Exit code 1: not all that separates them is what their types can do.
     """
     model = open_model(path)
+    if other is not None:
+        compared, within = inspect_pair(model, open_model(other), tensor, as_json)
+        _need_some(range(compared), tensor)
+        raise typer.Exit(Exit.OK if within else Exit.DIVERGED)
     check_fit(model.config, EngineConfig(tp=tp))
     _, source = open_checkpoint(model.path)
     with source:

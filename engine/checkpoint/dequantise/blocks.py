@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.checkpoint.block_types import BlockType
 from engine.checkpoint.dequantise.encodings import ENCODINGS, FLOATS, SUPPORTED, Encoding
+from engine.checkpoint.dequantise.iq4 import WIDEST_GAP
 
 #: Elements at a time: few enough that intermediate results stay in the cache, enough to hide the cost of a call.
 CHUNK = 1 << 20
@@ -37,6 +38,17 @@ def dequantise(raw: Tensor, type: BlockType) -> Tensor:
     for part, out in zip(blocks.split(count), flat.split(count), strict=True):
         _decode(_aligned(part, 2), ENCODINGS[type.name], out)
     return values
+
+
+def steps(raw: Tensor, type: BlockType) -> Tensor:
+    """The distance between two neighbouring values that a group can hold (of unevenly spaced ones the widest), float32:
+    uint8 [..., bytes] -> [..., groups]. ValueError for a type that is not stored in blocks."""
+    if type.name not in ENCODINGS:
+        raise ValueError(f"{type.name} has no steps: supported are {', '.join(ENCODINGS)}")
+    blocks = _aligned(raw.reshape(-1, type.nbytes), 2)
+    scale, _ = ENCODINGS[type.name].scales(blocks)
+    widest = WIDEST_GAP if type.name.startswith("IQ4") else 1
+    return scale.abs().mul(widest).reshape(*raw.shape[:-1], -1)
 
 
 def _decode(blocks: Tensor, encoding: Encoding, out: Tensor) -> None:

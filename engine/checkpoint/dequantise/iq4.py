@@ -5,6 +5,8 @@ Source: ggml-quants.c, `dequantize_row_iq4_nl` and `dequantize_row_iq4_xs`; the 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from engine.checkpoint.dequantise.bits import Scales, half
 from engine.checkpoint.dequantise.legacy import nibbles
 
 _VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+#: The largest distance between two of them.
+WIDEST_GAP = max(high - low for low, high in pairwise(_VALUES))
 
 
 def nl_codes(blocks: Tensor) -> Tensor:

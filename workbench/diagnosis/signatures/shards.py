@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.recording import Array
+from workbench.diagnosis.nearest import nearest_columns
 from workbench.diagnosis.signatures.evidence import Evidence
 from workbench.diagnosis.signatures.loading import misread
 from workbench.views.golden_event import Cause
@@ -28,7 +28,7 @@ def columns_moved(e: Evidence) -> Cause | None:
     owner = [(kind, i) for kind, part in zip(pack, golden, strict=True) if part is not None
              for i in range(part.shape[1])]  # fmt: skip
     wrong = np.flatnonzero(e.wrong_columns(seen.shape[1]))
-    nearest = _nearest_columns(seen[:, wrong], source)
+    nearest = nearest_columns(seen[:, wrong], source)
     predicted = right.copy()
     predicted[:, wrong] = source[:, nearest]
     origins = {int(i): owner[j] for i, j in zip(wrong, nearest, strict=True)}
@@ -42,12 +42,6 @@ def columns_moved(e: Evidence) -> Cause | None:
         text = f"ranks {list(e.ranks)} compute with rank {shard}'s shard"
     fitted = {"moved": len(moves), "example": {"column": column, "is": [kind, origin]}, "shard_of": shard}
     return e.explains("columns_moved", text, fitted, predicted, seen, right)
-
-
-def _nearest_columns(columns: Array, source: Array) -> list[int]:
-    """For each of `columns` [T, M] the index of the nearest column of `source` [T, N]."""
-    distances = (source**2).sum(0)[None, :] - 2 * columns.T @ source  # + |column|², the same for all
-    return [int(j) for j in np.argmin(distances, axis=1)]
 
 
 def _same_shard_of(e: Evidence, moves: Mapping[int, tuple[str, int]]) -> int | None:

@@ -1,0 +1,53 @@
+"""`inspect A B` as a stranger reads it: is this bias corrupt, or is it Qwen?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tests.checkpoints import tiny_checkpoint
+from tests.gguf_twins import gguf_twin
+from workbench.cli.inspect import app
+from workbench.demo import GGUF_DIR
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stdout
+
+
+def test_a_large_bias_that_the_original_has_too_is_qwens() -> None:
+    code, said = run(
+        "demo", str(GGUF_DIR / "demo-q8_0.gguf"), "--tensor", "model.layers.0.self_attn.k_proj.*"
+    )
+    assert code == 0
+    assert "BF16 → Q8_0  quantised, within the type: at most 0.5" in said
+    assert "stands out: [0] = -33.0" in said
+    assert "; the first has the same" in said
+    assert said.rstrip().endswith("the same numbers, as far as their types can hold them")
+    assert "!" not in said.split("model.layers")[0]  # 1e-6 is 1e-6 in float32 as well
+
+
+def test_another_model_is_none_and_the_code_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = tiny_checkpoint(tmp_path / "a", "qwen2")
+    other = gguf_twin(
+        tiny_checkpoint(tmp_path / "b", "qwen2", seed=5, rms_norm_eps=1e-6), tmp_path / "b.gguf"
+    )
+    code, said = run(str(one), str(other), "--tensor", "*norm.weight")
+    assert code == 1
+    assert "! rms_eps: 1e-05 in A" in said
+    assert "not one model: model.layers.0.input_layernorm.weight" in said
+    code, said = run(str(one), str(other), "--tensor", "model.norm.weight", "--json")
+    assert code == 1
+    told = json.loads(said)
+    assert told["within"] is False
+    assert told["tensors"][0]["kind"] == "different"
+
+
+def test_no_tensor_of_that_name_is_a_wrong_request() -> None:
+    result = CliRunner().invoke(app, ["demo", str(GGUF_DIR / "demo-q8_0.gguf"), "--tensor", "nothing.*"])
+    assert "no tensor matches 'nothing.*'" in str(result.exception)
