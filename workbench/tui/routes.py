@@ -35,7 +35,7 @@ def session(path: Path) -> Route:
 
         reader = Reader.open(path)
         settings.remember(path)
-        return lambda: WorkbenchScreen(reader, ReplayDriver(path), token_colour=chosen.token_colour)
+        return lambda: WorkbenchScreen(reader, ReplayDriver(path), chosen)
 
     return lambda chosen: OpeningScreen(path.name, lambda: opened(chosen))
 
@@ -49,7 +49,7 @@ def running(words: Sequence[str], what: str) -> Route:
         from workbench.tui.screens.workbench import WorkbenchScreen
 
         def started(reader: Reader, driver: LiveDriver) -> Screen[None]:
-            return WorkbenchScreen(reader, driver, token_colour=chosen.token_colour)
+            return WorkbenchScreen(reader, driver, chosen)
 
         return StartingScreen(LiveDriver([*chosen.host_words, *words]), what, started)
 

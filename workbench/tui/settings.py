@@ -49,6 +49,7 @@ class UserSettings:
         return [*seconds, *(word for sentinel in self.catch for word in ("--catch", sentinel))]
 
 
+DEFAULTS = UserSettings()
 #: What the tokens may be coloured by.
 TOKEN_COLOURS = ("probability", "entropy", "divergence")
 #: What may be caught from the beginning: every sentinel that needs no reference.

@@ -58,9 +58,7 @@ async def enter(pilot: Pilot[int], opener: str, text: str) -> None:
 
 def replaying(reader: Reader) -> Route:
     """The workbench on a session that is open already."""
-    return lambda chosen: WorkbenchScreen(
-        reader, ReplayDriver(reader.source.path), token_colour=chosen.token_colour
-    )
+    return lambda chosen: WorkbenchScreen(reader, ReplayDriver(reader.source.path), chosen)
 
 
 @pytest.fixture

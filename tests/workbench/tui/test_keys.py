@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from tests.workbench.tui.conftest import Bench, enter, press, text_of
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.workbench.tui.conftest import Bench, enter, press, replaying, settle, text_of
 from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
 from workbench.debugger.core.registry import commands, parse_line
-from workbench.tui import keys
+from workbench.tui import keys, settings
+from workbench.tui.app import LockstepApp
+from workbench.tui.reader import Reader
 from workbench.tui.screens.view_actions import ViewActions
 from workbench.tui.screens.workbench import WorkbenchScreen
+
+_SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
 
 
 def test_every_key_means_one_thing() -> None:
@@ -105,3 +114,105 @@ async def test_a_key_typed_before_the_commands_are_known_acts_later(bench: Bench
                 break
             await pilot.pause(0.05)
         assert fresh.where.step == 9
+
+
+def test_every_action_has_a_name_of_its_own() -> None:
+    found = keys.keys_of(commands().values())
+    assert len({key.name for key in found}) == len(found)
+    assert not {key.name for key in keys.VIEW_KEYS} & {
+        word for one in commands().values() for word in (one.name, *one.aliases)
+    }
+
+
+def test_user_keys_replace_an_actions_own_and_say_what_cannot_be() -> None:
+    made = keys.user_keys(
+        list(commands().values()),
+        {
+            "next": ("space", "f5"), "zoom": ("Z",), "info kv": ("K",), "lens": (), "step": ("i",), "nxt": ("u",),
+            "golden": ("t",), "copy-pane": ("Z",),
+        },
+        {"t": "the Operations pane"},
+    )  # fmt: skip
+    by_press = {key.press: key.name for key in made.keys}
+    assert (by_press["space"], by_press["f5"], by_press["Z"], by_press["K"]) == (
+        "next",
+        "next",
+        "zoom",
+        "info kv",
+    )
+    assert "n" not in by_press, "in place of its own"
+    assert by_press["i"] == "step", "what the user says goes before what is usual"
+    assert len(by_press) == len(made.keys), "no key means two things"
+    assert [problem.partition(":")[0] for problem in made.problems] == ["nxt", "golden", "copy-pane", "step"]
+    assert "no such action or command" in made.problems[0]
+    assert "the Operations pane already" in made.problems[1]
+    assert "key of zoom already" in made.problems[2]
+    assert "was the key of stepi" in made.problems[3]
+
+
+def test_without_settings_the_keys_are_the_usual_ones() -> None:
+    made = keys.user_keys(list(commands().values()), {}, {})
+    assert (made.keys, made.problems, made.moved) == (keys.keys_of(commands().values()), (), {})
+
+
+async def test_the_users_keys_act_and_are_shown(session: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[keys]\nreverse-next = "ctrl+b"\n"info taps" = "f6"\nhelp-pane = "!"\nnxt = "u"\n')
+    reader = Reader.open(session)
+    app = LockstepApp(replaying(reader), settings.load(file))
+    async with app.run_test(size=(120, 60)) as pilot:
+        await settle(pilot)
+        assert any("nxt: no such action or command" in notice.message for notice in app._notifications)
+        assert any("config.toml, [keys]" in notice.message for notice in app._notifications)
+        foot = text_of(pilot)[-1]
+        assert "^b back" in foot
+        assert "! help" in foot
+        await press(pilot, "N")
+        assert app.screen.where.step == 11, "its own key does nothing any more"
+        await press(pilot, "ctrl+b")
+        assert app.screen.where.step == 10
+        await press(pilot, "exclamation_mark")
+        sheet = "\n".join(text_of(pilot))
+        assert "^b  previous token" in sheet
+        await press(pilot, "escape", "f6")
+        assert any("layers.0.attn.q_proj" in line for line in text_of(pilot))
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('keys = "n"', r"config\.toml: keys = 'n': must be a table"),
+        ("[keys]\nnext = 5", r"config\.toml: \[keys\] next = 5: 5 is no key"),
+        ('[keys]\nnext = ["n", "spcae"]', r"config\.toml: \[keys\] next = .*'spcae' is no key"),
+        ('[keys]\nnext = "ctrl-n"', r"'ctrl-n' is no key"),
+    ],
+)
+def test_what_is_no_key_is_refused_with_key_and_file(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(settings.SettingsError, match=told):
+        settings.load(file)
+
+
+def test_a_theme_that_is_kept_leaves_the_keys_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[keys]\ntheme = "F"\nnext = "space"\n')
+    settings.save("theme", "lockstep-light", file)
+    found = settings.load(file)
+    assert (found.theme, found.keys) == ("lockstep-light", {"theme": ("F",), "next": ("space",)})
+
+
+def test_the_documentation_lists_every_action_with_its_key() -> None:
+    listed = re.findall(r"^\| `(.+?)` \| `(.+?)` \|", _SETTINGS.read_text(encoding="utf-8"), re.M)
+    assert [(name, key.removeprefix("\\")) for name, key in listed] == [
+        (key.name, key.shown) for key in keys.keys_of(commands().values())
+    ]
+
+
+def test_the_settings_of_the_documentation_hold(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(re.search(r"```toml\n(.+?)```", _SETTINGS.read_text(encoding="utf-8"), re.S)[1])
+    found = settings.load(file)
+    assert keys.user_keys(list(commands().values()), found.keys, {}).problems == ()
+    assert found.catch == settings.DEFAULTS.catch

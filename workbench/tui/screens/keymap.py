@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from textual import events
 from textual.app import SystemCommand
+from textual.binding import Binding
 from textual.screen import Screen
 
 from engine.faults.catalogue import FAULTS
 from workbench.debugger.core.registry import Command
+from workbench.settings import config_file
 from workbench.tui import keys
 from workbench.tui.drivers.port import Driver
-from workbench.tui.panes import TITLES
+from workbench.tui.panes import PANES, TITLES
 from workbench.tui.widgets.key_bar import KeyHint
 
 
 class Keymap:
     """Binds the keys on a screen, which has an action of each."""
 
-    def __init__(self, screen: Screen[None], driver: Driver) -> None:
+    def __init__(self, screen: Screen[None], driver: Driver, chosen: Mapping[str, Sequence[str]]) -> None:
         self.screen, self.driver = screen, driver
         self.commands: Sequence[Command] = ()
-        self.keys = keys.keys_of(())
+        self._chosen = chosen  # by action, the user's keys
+        self._bound: set[str] = set()
         self._early: list[str] = []
+        self._bind()
+
+    @property
+    def keys(self) -> tuple[keys.ScreenKey, ...]:
+        """All keys of the workbench."""
+        return self.user.keys
+
+    def _bind(self) -> None:
+        """Bind the keys of what is known."""
+        self.user = keys.user_keys(self.commands, self._chosen, _taken() if self._chosen else {})
+        bindings = self.screen._bindings
+        for press in self._bound:
+            bindings.key_to_bindings.pop(press, None)
+        for key in self.keys:
+            bindings.bind(key.press, key.action, key.what, show=False, priority=key.name == "interrupt")
+        self._bound = {key.press for key in self.keys}
 
     async def load(self) -> None:
         """Learn the commands and bind their keys; those that were pressed meanwhile act now. CommandFailed."""
         self.commands = await self.driver.commands()
-        self.keys, known = keys.keys_of(self.commands), self.keys
-        for key in self.keys:
-            if key not in known:
-                self.screen._bindings.bind(
-                    key.press, key.action, key.what, show=False, priority=key.press == "ctrl+c"
-                )
+        self._bind()
+        if problems := self.user.problems:
+            told = "\n".join((f"{config_file()}, [keys]", *problems))
+            self.screen.notify(told, severity="warning", timeout=20)
         early, self._early = self._early, []
         for press in early:
             self.screen.app.simulate_key(press)
@@ -51,10 +68,15 @@ class Keymap:
 
     def hints(self, own: Iterable[KeyHint]) -> list[KeyHint]:
         """The footer: a pane's own hints, then the ones that every pane has."""
-        own = tuple(own)
+        own = tuple(self.moved(hint) for hint in own)
         taken = {hint.press for hint in own}
         rest = (hint for hint in keys.footer(self.keys) if hint.press not in taken)
         return [replace(hint, why_not=self.why_not(hint.press)) for hint in (*own, *rest)]
+
+    def moved(self, hint: KeyHint) -> KeyHint:
+        """A hint of an action of the workbench with the key that the user has given it."""
+        key = self.user.moved.get(hint.press)
+        return hint if key is None else replace(hint, key=key.shown, press=key.press)
 
     def palette(self) -> Iterator[SystemCommand]:
         """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
@@ -82,3 +104,26 @@ class Keymap:
     def _act(self, action: str) -> None:
         """Carry out an action of the screen, once what is open over it has closed."""
         self.screen.app.call_later(self.screen.run_action, action)
+
+
+def _taken() -> dict[str, str]:
+    """The keys that the user cannot give to anything else: those of the panes, of tables and of the program."""
+    of_all = (
+        "enter",
+        "escape",
+        "tab",
+        "shift+tab",
+        "up",
+        "down",
+        "left",
+        "right",
+        "pageup",
+        "pagedown",
+        "home",
+        "end",
+    )
+    found = dict.fromkeys((*of_all, *map(str, range(1, 10)), "ctrl+q", "ctrl+p", "ctrl+z"), "the program")
+    for pane in PANES:
+        for binding in Binding.make_bindings(pane.BINDINGS):
+            found.setdefault(binding.key, f"the {pane.TITLE} pane")
+    return found

@@ -30,7 +30,7 @@ from workbench.tui.screens.frame import Frame
 from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.runner import CommandRunner
 from workbench.tui.screens.view_actions import ViewActions
-from workbench.tui.settings import TOKEN_COLOURS
+from workbench.tui.settings import DEFAULTS, UserSettings
 from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.model_tree import ModelTree
@@ -51,7 +51,6 @@ class WorkbenchScreen(Guarded, Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-tree"), (160, "-inspector")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key.press, key.action, key.what, show=False) for key in keys.VIEW_KEYS),
         Binding("enter", "view('read_message')", "The whole message", show=False, priority=True),
         *(Binding(str(i), f"view('pane', {i})", title, show=False) for i, title in enumerate(TITLES, 1)),
     ]
@@ -59,15 +58,15 @@ class WorkbenchScreen(Guarded, Screen[None]):
     pane: var[int] = var(1)
     where: var[Where] = var(Where())
 
-    def __init__(self, reader: Reader, driver: Driver, *, token_colour: str = TOKEN_COLOURS[0]) -> None:
+    def __init__(self, reader: Reader, driver: Driver, chosen: UserSettings = DEFAULTS) -> None:
         super().__init__()
         self.reader, self.driver = reader, driver
         self.overview: Overview | None = None
-        self.frame = Frame(reader, token_colour)
+        self.frame = Frame(reader, chosen.token_colour)
         self.said = MessageLog(reader)
         self.panes = PaneSwitcher(reader, self.said, live=driver.live, id="panes")
         self.navigator = Navigator(reader)
-        self.keymap = Keymap(self, driver)
+        self.keymap = Keymap(self, driver, chosen.keys)
         self.follower = Follower(self, reader, driver, self.navigator)
         self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap, self.follower)
@@ -162,7 +161,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     def _show_keys(self) -> None:
         if self.front is not None:
-            self.query_one(KeyBar).show(self.keymap.hints(self.front.HINTS), keys.PINNED)
+            self.query_one(KeyBar).show(
+                self.keymap.hints(self.front.HINTS), list(map(self.keymap.moved, keys.PINNED))
+            )
 
     def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
         """Say something in the message line, and in the Journal if it is to be kept."""
@@ -173,8 +174,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
     # --- the debugger --------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Long work shows that it goes on. However fast the engine runs, it is looked at this often: nobody reads
-        faster, and the ranks need the processor more."""
+        """Long work shows that it goes on. However fast the engine runs, it is looked at only this often."""
         if not self.frame.status.is_attached:
             return  # a timer outlives the screen's widgets by a moment when the app quits
         if self.follower.behind:
