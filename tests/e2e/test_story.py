@@ -84,6 +84,44 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     _the_recording_shows_the_same(here)
 
 
+def test_a_toggle_is_seen_beside_what_it_changed(terminals: Callable[..., Terminal]) -> None:
+    """The split view, live: the token strips under each other, the first operation that differs, both stepped."""
+    here = terminals()
+    here.start("lockstep tui demo --tp 2")
+    here.wait("● stopped", "step 0/0")
+    here.enter(":toggle load_bias false")
+    here.wait("branch load_bias=false", "differs from main at step 2")
+    here.type("|")
+    shown = here.wait("step 2: first difference, “⏎” and “ on”", "● layers.0.attn.q_proj")
+    lines = shown.splitlines()
+    assert lines[1].startswith(" load_bias=false ")
+    assert lines[2].startswith(" main ")
+    tokens = [re.sub(r" +│", "│", line) for line in lines[1:3]]
+    assert _BROKEN[:16] in tokens[0]
+    assert _HAIKU[:20] in tokens[1]
+    assert lines[3].index("▲") == lines[1].rindex("│ rain│") + len("│ rain│"), (
+        "under the first different token"
+    )
+    assert "operations differ beyond rounding, the first: layers.0.attn.q_proj" in shown
+    # A tensor that neither side has is computed again on both.
+    here.press("Enter")
+    here.wait(
+        "layers.0.attn.q_proj 1×", "rel L2", re.compile(r"load_bias=false -?\d.* main -?\d.* difference -?\d")
+    )
+    # Both are stepped, and the shorter one is run on.
+    here.type("1")
+    for _ in range(8):
+        here.type("n")
+    here.wait("step 10  of 10", "different tokens went in from step 3 on")
+    here.type("o")
+    here.wait("● layers.0.attn.q_proj")
+    here.press("Escape")
+    here.wait("step 2/10", "8 Journal")
+    here.press("C-q")
+    here.back_in_shell()
+    here.nothing_is_left()
+
+
 def _the_recording_shows_the_same(here: Terminal) -> None:
     here.start("lockstep tui story.session")
     here.wait("replay  branch main", "8 Journal")

@@ -67,7 +67,7 @@ VIEW_KEYS = (
 )
 
 #: The order in the footer, the help sheet and the palette; keys that are not named here follow.
-_ORDER = "nNsSiIcCf[]{}=(),.RwTxbBgoazye:?"
+_ORDER = "nNsSiIcCf[]{}=(),.Rw|TxbBgoazye:?"
 
 
 def keys_of(commands: Iterable[Command]) -> tuple[ScreenKey, ...]:

@@ -66,12 +66,7 @@ def compared_tensor(
     lacking = tuple(name for name, one in pairs if one is not None and one.array is None)
     difference = found = None
     if lacking:
-        notes = (
-            f"{name}: {one.note or 'not captured'}"
-            for name, one in pairs
-            if one is not None and one.array is None
-        )
-        why_not = why_not or "; ".join(notes)
+        why_not = why_not or f"no tensor of it in {' nor in '.join(lacking)}"
     elif theirs is not None and not why_not:
         difference, found, why_not = _subtracted(both, ours, theirs, name)
     return ComparedTensor(ours.tap, where.step, both.names, ours, theirs, difference, found, why_not, lacking)

@@ -52,6 +52,11 @@ class SidesTokens:
     parted: int | None
     complete: bool
 
+    def covers(self, step: int) -> bool:
+        """Whether it is known if different tokens went into a step."""
+        read = all(line.at(step) is not None for line in (self.pair.ours, self.pair.theirs))
+        return read or (self.parted is not None and self.parted < step)
+
 
 def other_sides(source: SessionSource, branch: int) -> tuple[OtherSide, ...]:
     """Every other branch, and the golden reference of this one where there is one."""
@@ -91,7 +96,7 @@ def sides(source: SessionSource, where: Where, other: Other, parted: int | None 
     if parted is not None and where.step > parted and other != GOLDEN:
         return replace(
             both,
-            why_not=f"the two read different tokens from step {parted + 1} on: step {parted} is the last to compare",
+            why_not=f"different tokens went in from step {parted + 1} on: step {parted} is the last to compare",
         )
     told = source.sequence(where.step, where.branch, where.seq)
     counterpart = theirs.sequence(where.step, branch, where.seq)

@@ -39,6 +39,10 @@ SHOTS = {
     "journal": (USUAL, DARK, "8"),
     "branches": (USUAL, DARK, "8 down enter"),
     "help": (USUAL, DARK, "question_mark"),
+    "split": (USUAL, DARK, "vertical_line o"),
+    "split-small": (SMALL, DARK, "vertical_line o 3"),
+    "split-light": (USUAL, LIGHT, "vertical_line o 2"),
+    "split-large": (LARGE, DARK, "vertical_line o 2 down"),
 }
 
 

@@ -53,7 +53,7 @@ def test_steps_that_read_different_tokens_are_not_compared() -> None:
     tokens = SidesReader().all_tokens(source, Where(branch=0), 1)
     assert tokens.parted == 0
     found = compared_step(source, Where(branch=0, step=1), 1, tokens.parted)
-    assert found.headline == "the two read different tokens from step 1 on: step 0 is the last to compare"
+    assert found.headline == "different tokens went in from step 1 on: step 0 is the last to compare"
     assert found.first is None
     assert compared_logits(source, Where(branch=0, step=1), 1, 0).divergence is None
     # Even where the history is not asked about, the ids that go in tell.
@@ -163,7 +163,7 @@ def test_a_tensor_that_one_side_lacks_names_that_side(tmp_path: Path) -> None:
         _step(3, {}, [1] * 4),
     )
     both = compared_tensor(source, Where(tap=1), 1)
-    assert (both.lacking, both.why_not) == (("other",), "other: nothing captured on ranks 0, 1")
+    assert (both.lacking, both.why_not) == (("other",), "no tensor of it in other")
     assert both.ours.array is not None
     assert compared_attention(source, Where(), 1, None, 0, "probs").lacking == ("main", "other")
 

@@ -13,24 +13,25 @@ from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from workbench.export.colormap import Scale
 from workbench.export.table import Table
 from workbench.paths import file_stem
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.tensor_text import (
     SIDE,
-    coordinate,
     figure_lines,
     number_lines,
+    place_words,
     pointed_lines,
+    sheet_axes,
     strongest_lines,
     title_lines,
 )
-from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, wrapped
-from workbench.views.sheet import Coordinates, Sheet
+from workbench.views.sheet import Coordinates
 from workbench.views.tensor import DIFFERENCE
 from workbench.views.tensor_look import HeldParameter, TensorLook, tensor_look
 from workbench.views.where import Where
@@ -153,25 +154,15 @@ values with their places (u goes from one to the next).
         self._index = laid.index
         signed = bool((laid.elements[np.isfinite(laid.elements)] < 0).any())
         masked = laid.masked or laid.count < laid.values.size
-        scale = "difference" if signed or found.view.startswith(DIFFERENCE) else "magnitude"
-        self.query_one(Heatmap).matrix = Matrix(laid.values, scale, masked=masked, axes=self._axes(laid))  # type: ignore[arg-type]
+        scale: Scale = "difference" if signed or found.view.startswith(DIFFERENCE) else "magnitude"
+        axes = sheet_axes(laid, self.label)
+        self.query_one(Heatmap).matrix = Matrix(laid.values, scale, masked=masked, axes=axes)
         self.call_after_refresh(self._tell)  # its parts have their sizes by then
 
-    def _axes(self, laid: Sheet) -> Axes:
-        """Every row and column by its place; what they count stands in the title."""
-        if laid.folded:
-            return Axes(lambda r: self._words(laid.first_of(r)), lambda c: f"+{c}" if c else "")
-        return Axes(lambda r: self._words(laid.row(r)), lambda c: self._words(laid.column(c)))
-
     def _words(self, place: Coordinates) -> str:
-        """A row's or a column's place: of axes with a single element nothing is said."""
-        assert self.snapshot is not None
-        laid = self.snapshot.sheet
-        single = {axis.name for axis in laid.axes if len(axis) == 1} if laid is not None else set()
-        told = [(name, number) for name, number in place if name not in single]
-        if len(told) == 1:
-            return coordinate(*told[0], self.label)
-        return "·".join(str(number) for _, number in told)
+        """A row's or a column's place."""
+        laid = self.snapshot.sheet if self.snapshot is not None else None
+        return "" if laid is None else place_words(laid, place, self.label)
 
     # --- words and numbers ---------------------------------------------------------------------------
 
@@ -216,7 +207,7 @@ values with their places (u goes from one to the next).
         if look is not None and look.sheet is not None and not self.has_class("-empty"):
             heatmap = self.query_one(Heatmap)
             if heatmap.matrix is not None:
-                heatmap.matrix = replace(heatmap.matrix, axes=self._axes(look.sheet))
+                heatmap.matrix = replace(heatmap.matrix, axes=sheet_axes(look.sheet, self.label))
             self._tell()
 
     def on_resize(self, event: events.Resize) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.plot import bars, squeeze
 from workbench.tui.widgets.text_block import TextLine
@@ -30,6 +31,24 @@ def coordinate(name: str, number_: int, label: Label) -> str:
     if name in ("token", "query", "key"):
         return f"{number_} {label(number_)}".rstrip()
     return str(number_) if name in ("channel", "input", "output", "id") else f"{name} {number_}"
+
+
+def place_words(laid: Sheet, place: Coordinates, label: Label) -> str:
+    """A row's or a column's place: of axes with a single element nothing is said."""
+    single = {axis.name for axis in laid.axes if len(axis) == 1}
+    told = [(name, number_) for name, number_ in place if name not in single]
+    if len(told) == 1:
+        return coordinate(*told[0], label)
+    return "·".join(str(number_) for _, number_ in told)
+
+
+def sheet_axes(laid: Sheet, label: Label) -> Axes:
+    """Every row and column by its place; what they count stands in the title."""
+    if laid.folded:
+        return Axes(lambda r: place_words(laid, laid.first_of(r), label), lambda c: f"+{c}" if c else "")
+    return Axes(
+        lambda r: place_words(laid, laid.row(r), label), lambda c: place_words(laid, laid.column(c), label)
+    )
 
 
 def title_lines(look: TensorLook, parameter: bool, way: int, label: Label) -> list[TextLine]:

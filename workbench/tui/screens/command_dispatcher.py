@@ -12,10 +12,17 @@ from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.replies import AsSheet, AsTensor, shown_as
 from workbench.tui.screens.runner import CommandRunner
+from workbench.tui.screens.side_chooser import SideChooser
+from workbench.tui.screens.split import SplitScreen
 from workbench.tui.screens.tensor_opener import TensorOpener
 from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.screens.view_actions import ViewActions
+from workbench.tui.split import ATTENTION, LOGITS, OPERATIONS, TENSOR
+from workbench.views.sides import Other, other_sides, usual_side
 from workbench.views.where import Where
+
+#: The part of the split view that opens from a pane, where it is not the operations.
+SPLIT_PARTS = {2: ATTENTION, 5: LOGITS, 9: TENSOR}
 
 
 class CommandDispatcher:
@@ -69,6 +76,8 @@ class CommandDispatcher:
             await self._choose_toggle()
         elif name == "break":
             self.toggle_break(self.bench.place.tap)
+        elif name == "split":
+            await self.split()
         elif name == "golden":
             await self.bench.show_pane(GOLDEN)
             if self.runner.driver.live:
@@ -83,6 +92,46 @@ class CommandDispatcher:
         if tap < len(taps):
             there = [one for one in (at.breakpoints if at else ()) if list(one.places) == [tap]]
             self.run(f"delete {there[-1].id}" if there else f"break {taps[tap]}")
+
+    async def split(self, name: str = "") -> None:
+        """The branch beside another one, or beside golden: the one of that name, the one whose tokens are beside it
+        already, the usual one; else that is asked."""
+        bench = self.bench
+        if bench.overview is None:
+            return
+        place = bench.place
+        found = await self.reader.ask(other_sides, place.branch)
+        shown = self.actions.tokens.against(bench.overview, place)
+        usual = await self.reader.ask(usual_side, place.branch)
+        if not found:
+            bench.tell(
+                "there is nothing to put beside this branch: x forks another, g records a golden reference"
+            )
+        elif name:
+            named = next((side.other for side in found if name in (side.name, str(side.other))), None)
+            if named is None:
+                there = ", ".join(side.name for side in found)
+                bench.tell(f"there is no {name!r} to put beside this branch: there are {there}", True)
+            else:
+                self._open_split(named)
+        elif any(side.other == shown for side in found):
+            self._open_split(shown)
+        elif usual is not None:
+            self._open_split(usual)
+        else:
+            title = f"{bench.overview.branch(place.branch).name} beside"
+            bench.app.push_screen(SideChooser(title, found), self._open_split)
+
+    def _open_split(self, other: Other | None) -> None:
+        if other is None or self.bench.front is None:
+            return
+        part = SPLIT_PARTS.get(self.bench.front.NUMBER, OPERATIONS)
+
+        def closed(where: Where | None) -> None:
+            if where is not None:
+                self.bench.look(where)
+
+        self.bench.app.push_screen(SplitScreen(self.bench, self.reader, self.runner, other, part), closed)
 
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""
@@ -110,6 +159,8 @@ class CommandDispatcher:
             await self.bench.show_pane(act.number)
         elif act.do == "export":
             self.actions.exporter.write(act.argument)
+        elif act.do == "split":
+            await self.split(act.argument)
         elif act.do == "theme":
             self._theme(act.argument)
         elif act.do == "help":

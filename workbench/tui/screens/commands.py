@@ -26,7 +26,7 @@ class CommandProblem(ValueError):
 class Act:
     """What one of the screen's own lines asks for."""
 
-    do: str  # pane | export | theme | help | quit
+    do: str  # pane | export | split | theme | help | quit
     argument: str = ""
     number: int = 0
 
@@ -41,6 +41,8 @@ def parse_own(line: str, panes: Sequence[str]) -> Act | None:
         return Act("quit")
     if word == "help" and not rest:
         return Act("help")
+    if word == "split":
+        return Act("split", rest)
     if word == "theme":
         return Act("theme", rest)
     # `export script FILE` is the debugger's; a lone file name asks for the pane.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from textual.screen import Screen
 
@@ -20,7 +21,7 @@ class Exporter:
     """Exports from one screen. `picture` gives what is shown and a file's name for it without the ending, `table` its
     data; both None while there is nothing. `tell(text, wrong)` says what was done."""
 
-    screen: Screen[None]
+    screen: Screen[Any]
     picture: Callable[[], tuple[Screenshot, str] | None]
     table: Callable[[], Table | None]
     tell: Callable[[str, bool], None]

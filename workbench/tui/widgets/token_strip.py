@@ -81,6 +81,15 @@ class TokenStrip(LineWidget):
             return 0
         return _TITLE if any(line.led for line in self.lines) else min(_TITLE, longest + 3)
 
+    def place_of(self, index: int) -> tuple[int, bool]:
+        """The column at which a cell of the first line begins, and whether it is in view; 0 or the width where not."""
+        line, room = self.lines[0], self._title_width
+        width = self.size.width - room
+        self._scroll_to_cursor(line, width)
+        x = line.tokens.starts[min(index, len(line.tokens.starts) - 1)] - self._left.get(line.seq, 0)
+        seen = 0 <= x < width
+        return (x + room if seen else 0 if x < 0 else self.size.width), seen
+
     def line(self, y: int) -> Strip:
         """The title, then the cells that are in view."""
         if y >= len(self.lines):

@@ -1,0 +1,300 @@
+"""Two branches, or a branch and its golden reference, beside each other; one key steps both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+
+from sessions.errors import SessionError
+from workbench.export.table import Table
+from workbench.paths import file_stem
+from workbench.tui import screenshots
+from workbench.tui.guard import Guarded
+from workbench.tui.marks import Marks
+from workbench.tui.navigator import clamped, same_operation
+from workbench.tui.panes.base import Pane
+from workbench.tui.reader import Reader
+from workbench.tui.screens.bench import Bench
+from workbench.tui.screens.exporter import Exporter
+from workbench.tui.screens.help import HelpScreen
+from workbench.tui.screens.runner import CommandRunner
+from workbench.tui.screens.side_commands import SideCommands
+from workbench.tui.screenshots import Screenshot
+from workbench.tui.split import OPERATIONS, PARTS, TENSOR
+from workbench.tui.split.header import SplitHeader
+from workbench.tui.split.keys import FILL, HINTS, KEYS, OTHER_SIDE, PINNED
+from workbench.tui.split.operations import SplitOperations
+from workbench.tui.split.part import SplitPart
+from workbench.tui.widgets.divider import Divider
+from workbench.tui.widgets.key_bar import KeyBar
+from workbench.tui.widgets.pane_tabs import PaneTabs
+from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.token_strip import TokenStrip
+from workbench.views.compared_tensors import compared_tensor
+from workbench.views.overview import Overview
+from workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides
+from workbench.views.source import SessionSource
+from workbench.views.where import Where
+
+
+class SplitScreen(Guarded, Screen[Where | None]):
+    """Looks at the branch of a place beside `other`; closes with the place to look at where it went elsewhere."""
+
+    CSS_PATH = "../styles/split.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,vertical_line", "close", "Back"),
+        Binding("n", "go(1)", "Both a token on"),
+        Binding("N", "go(-1)", "Both a token back"),
+        Binding("right_square_bracket", "scrub(1)", "Look a step ahead"),
+        Binding("left_square_bracket", "scrub(-1)", "Look a step back"),
+        Binding("full_stop", "neighbour(1)", "Next layer"),
+        Binding("comma", "neighbour(-1)", "Layer before"),
+        Binding("o", "parting", "First different token"),
+        Binding("w", "other", "Another other side"),
+        Binding("a", "fill", "What a side lacks"),
+        Binding("y", "copy", "Copy"),
+        Binding("e", "export", "Export"),
+        Binding("question_mark", "help", "Help"),
+        Binding("ctrl+c", "interrupt", "Interrupt", priority=True),
+        *(Binding(str(i), f"part({i})", part.TITLE) for i, part in enumerate(PARTS, 1)),
+    ]
+
+    def __init__(
+        self, bench: Bench, reader: Reader, runner: CommandRunner, other: Other, part: int = OPERATIONS
+    ) -> None:
+        super().__init__()
+        self.bench, self.reader, self.runner = bench, reader, runner
+        self.where, self.other = bench.place, other
+        self.tokens: SidesTokens | None = None
+        self.operations = SplitOperations(reader)
+        self.parts: Sequence[SplitPart] = [self.operations, *(made(reader) for made in PARTS[1:])]
+        self.active = part
+        self.head = SplitHeader()
+        self.commands = SideCommands(bench, reader, runner)
+        self.exporter = Exporter(self, self._picture, self._table, self._say)
+        self._sides = SidesReader()
+        self._strayed = False  # whether it looks elsewhere than the workbench
+        self._tell_before = runner.tell
+
+    def compose(self) -> ComposeResult:
+        """Title, both strips with the arrow under them, the parts, a line that tells, the keys."""
+        yield self.head
+        yield Divider()
+        yield PaneTabs(id="tabs")
+        yield Container(*self.parts, id="parts")
+        yield StatusLine(id="message")
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        """Hear what the commands say, and look."""
+        self.runner.tell = self._say
+        tabs = self.query_one(PaneTabs)
+        tabs.titles, tabs.short_titles = (
+            tuple(p.TITLE for p in PARTS),
+            tuple(p.SHORT or p.TITLE for p in PARTS),
+        )
+        for part in self.parts:
+            part.live = self.runner.driver.live
+        self.set_interval(0.1, self._tick)
+        self._bring(self.active)
+
+    def on_unmount(self) -> None:
+        """The workbench hears the commands again."""
+        self.runner.tell = self._tell_before
+
+    @property
+    def overview(self) -> Overview:
+        """The session."""
+        assert self.bench.overview is not None, "the workbench opens this only when it has read the session"
+        return self.bench.overview
+
+    @property
+    def front(self) -> SplitPart:
+        """The part that is shown."""
+        return self.parts[self.active - 1]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the sides are called."""
+        ours = self.overview.branch(self.where.branch).name
+        return ours, GOLDEN if self.other == GOLDEN else self.overview.branch(int(self.other)).name
+
+    # --- what is shown -------------------------------------------------------------------------------
+
+    def _bring(self, number: int) -> None:
+        """A part to the front."""
+        self.active = self.query_one(PaneTabs).active = number
+        for i, part in enumerate(self.parts, 1):
+            part.display = i == number
+        own = [*self.front.HINTS, *((FILL,) if self.front.live else ())]
+        self.query_one(KeyBar).show([*HINTS, *own, OTHER_SIDE], PINNED)
+        self.front.focus_content()
+        self._show()
+
+    @work(exclusive=True, group="show")
+    async def _show(self) -> None:
+        """Read the tokens, a little at a time, and have the part look as soon as they have come to the step."""
+        looked, complete = False, False
+        try:
+            self.where = await self.reader.ask(SessionSource.passed, self.where)
+            while not complete:
+                tokens = await self.reader.ask(self._sides.tokens, self.where, self.other)
+                self.tokens, complete = tokens, tokens.complete
+                self._show_tokens(tokens)
+                if not looked and (complete or tokens.covers(self.where.step)):
+                    looked = True
+                    part = self.front
+                    part.other, part.names, part.parted = self.other, self.names, tokens.parted
+                    part.line = tokens.pair.ours
+                    part.look(self.overview, self.where, Marks())
+        except SessionError as error:
+            self._say(str(error), True)
+
+    def _show_tokens(self, tokens: SidesTokens) -> None:
+        state = self.runner.driver.state(self.where, self.runner.busy) or Fact("replay", "quiet", drop=1)
+        self.head.show(tokens, self.where.step, self.names, state, golden=self.other == GOLDEN)
+
+    def _say(self, text: str, wrong: bool = False) -> None:
+        mark = [Fact("✗", "wrong")] if wrong else []
+        self.query_one("#message", StatusLine).show([*mark, Fact(text, "text")])
+
+    def _tick(self) -> None:
+        if self.runner.busy and self.is_current:
+            self._say(self.runner.progress)
+
+    # --- where ---------------------------------------------------------------------------------------
+
+    def _look(self, where: Where) -> None:
+        self._strayed = self._strayed or where.step != self.where.step
+        self.where = where
+        self._say("")
+        self._show()
+
+    async def action_scrub(self, by: int) -> None:
+        """Another step on both sides."""
+        steps = await self.reader.ask(lambda source: source.session.steps(self.where.branch))
+        there = clamped(replace(self.where, step=self.where.step + by), steps)
+        if there == self.where:
+            self._say(f"{self.names[0]} has no step {self.where.step + by}")
+        else:
+            self._look(there)
+
+    def action_neighbour(self, by: int) -> None:
+        """The same operation of a neighbouring layer."""
+        self._look(same_operation(self.overview.taps, self.where, by))
+
+    def action_parting(self) -> None:
+        """The step of the first different token."""
+        if self.tokens is None or self.tokens.parted is None:
+            self._say("the tokens are the same as far as both go")
+        else:
+            self._look(replace(self.where, step=self.tokens.parted))
+
+    async def action_other(self) -> None:
+        """The next other side."""
+        found = [side.other for side in await self.reader.ask(other_sides, self.where.branch)]
+        if len(found) < 2:
+            self._say("there is no other side to choose")
+            return
+        self.other = found[(found.index(self.other) + 1) % len(found)] if self.other in found else found[0]
+        self._look(self.where)
+
+    async def action_go(self, by: int) -> None:
+        """Step both; in a replay, and where no engine runs, only look."""
+        if self.commands.idle:
+            await self.action_scrub(by)
+        else:
+            self.run_worker(self.commands.in_turn(lambda: self._step_both(by)), group="command")
+
+    async def _step_both(self, by: int) -> None:
+        self.where, self._strayed = await self.commands.step(self.where, self.other, by), False
+        self._show()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def action_part(self, number: int) -> None:
+        """Bring a part to the front; the tensor that of the operation under the cursor."""
+        row = self.operations.chosen if self.active == OPERATIONS else None
+        if number == TENSOR and row is not None:
+            self.post_message(Pane.OpenTensor(row.tap))
+        else:
+            self._bring(number)
+
+    @on(PaneTabs.Picked)
+    def _tab(self, event: PaneTabs.Picked) -> None:
+        self.action_part(event.number)
+
+    @on(TokenStrip.Picked)
+    def _token(self, event: TokenStrip.Picked) -> None:
+        if event.step is not None:
+            self._look(replace(self.where, step=event.step))
+
+    @on(Pane.Go)
+    def _go_to(self, event: Pane.Go) -> None:
+        self.where = event.applied_to(self.where)
+
+    @on(Pane.OpenTensor)
+    def _open_tensor(self, event: Pane.OpenTensor) -> None:
+        self.where = replace(self.where, tap=event.tap)
+        self.run_worker(self.commands.in_turn(self._open), group="command")
+
+    async def _open(self) -> None:
+        """The tensor of the tap; a running model is asked for what a side lacks."""
+        if self.tokens is not None:
+            found = await self.reader.ask(compared_tensor, self.where, self.other, self.tokens.parted)
+            await self.commands.fetch(found, self.where, self.other)
+        self._bring(TENSOR)
+
+    def action_fill(self) -> None:
+        """Have what a side lacks computed again."""
+        self.front.action_fill()
+
+    @on(Pane.Command)
+    def _command(self, event: Pane.Command) -> None:
+        self.run_worker(self.commands.in_turn(lambda: self._fill(event.line)), group="command")
+
+    async def _fill(self, line: str) -> None:
+        await self.commands.fill(line)
+        self._show()
+
+    # --- the rest ------------------------------------------------------------------------------------
+
+    def action_interrupt(self) -> None:
+        """Stop what runs."""
+        self.commands.interrupt()
+
+    def action_close(self) -> None:
+        """Back to the workbench, at the step that is looked at."""
+        self.dismiss(self.where if self._strayed else None)
+
+    def action_help(self) -> None:
+        """What the part shows, and the keys."""
+        self.app.push_screen(HelpScreen(f"{self.active}  {self.front.TITLE}", self.front.HELP, KEYS))
+
+    def action_copy(self) -> None:
+        """The part's data to the clipboard."""
+        self.exporter.copy()
+
+    def action_export(self) -> None:
+        """The part to a file."""
+        self.exporter.ask()
+
+    def _table(self) -> Table | None:
+        return self.front.table()
+
+    def _picture(self) -> tuple[Screenshot, str] | None:
+        ours, theirs = self.names
+        title = f"{self.overview.model}: {ours} beside {theirs}, {self.front.TITLE.lower()}, step {self.where.step}"
+        stem = f"{file_stem(f'{ours}-{theirs}'.replace('=', '-'))}-step{self.where.step}"
+        return screenshots.taken(self, self.query_one("#parts").region, title, self._table()), stem
+
+    def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
+        """A clicked hint is its key."""
+        self.app.simulate_key(event.hint.press)

@@ -1,0 +1,286 @@
+"""Part 2 of the split view: one layer's attention on both sides, and the difference, a head at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.taps.names import layer_of
+from workbench.export.numbers import fixed, number
+from workbench.export.table import Table
+from workbench.tui.split.maps import SideMap, SideMaps, strongest, under_cursor
+from workbench.tui.split.part import SplitPart
+from workbench.tui.widgets.axes import Axes
+from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.key_bar import KeyHint
+from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.text_block import TextBlock, TextLine
+from workbench.views.attention import LayerAttention
+from workbench.views.compared_tensors import ComparedAttention, compared_attention
+
+
+class SplitAttention(SplitPart):
+    """Heads in a list, the maps of the one under the cursor."""
+
+    NUMBER = 2
+    TITLE = "Attention"
+    SHORT = "Attn"
+    HELP = """\
+One layer's attention on both sides, and ours less theirs on the diverging scale (blue below, orange above).
+
+The list gives each head's largest difference and the entropy of its last row on both sides; the maps are of the
+head under the cursor. Both sides share a scale. Where it is narrow one map stands alone.
+
+  d    the next map              v    probabilities or scores
+  z    one map alone, or all     , .  previous, next layer
+  a    has missing attention computed again
+"""
+    HINTS = (
+        KeyHint("d", "next map", "d"),
+        KeyHint("z", "one or all", "z"),
+        KeyHint("v", "scores", "v"),
+        KeyHint(", .", "layer", "full_stop"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d", "map", "Next map"),
+        Binding("z", "alone", "One map or all"),
+        Binding("v", "kind", "Probabilities or scores"),
+    ]
+    DEFAULT_CSS = """
+    SplitAttention > Horizontal { height: 1fr; }
+    SplitAttention Grid { width: 29; }
+    SplitAttention > TextBlock { height: 3; }
+    """
+
+    kind: reactive[str] = reactive("probs")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.snapshot: ComparedAttention | None = None
+
+    def content(self) -> Iterable[Widget]:
+        """The heads, the maps, and what is under the cursor."""
+        yield Horizontal(Grid(_COLUMNS, id="split-heads"), SideMaps(id="attention-maps"))
+        yield TextBlock(id="under")
+
+    def compared(self) -> tuple[Callable[..., ComparedAttention], Sequence[object]]:
+        """The layer of the operation that is looked at."""
+        return compared_attention, (self.present_layer, self.kind)
+
+    @property
+    def present_layer(self) -> int:
+        """The layer of the operation that is looked at, 0 outside the layers."""
+        taps = self.overview.taps if self.overview else ()
+        return (layer_of(taps[self.where.tap]) or 0) if self.where.tap < len(taps) else 0
+
+    def lacking(self) -> Sequence[tuple[str, str]]:
+        """The sides without the layer's attention."""
+        sides = () if self.snapshot is None else self.snapshot.lacking
+        return [(side, f"layers.{self.present_layer}.attn.{self.kind}") for side in sides]
+
+    def answer(self, snapshot: ComparedAttention) -> None:
+        """Show the layer."""
+        self.snapshot = snapshot
+        if snapshot.ours.values is None and (snapshot.theirs is None or snapshot.theirs.values is None):
+            told = snapshot.why_not or snapshot.ours.missing
+            self.empty(
+                f"Layer {self.present_layer}'s attention {self.kind} at step {snapshot.step}: {told}.",
+                "a  captures them",
+            )
+            return
+        self.filled()
+        self.query_one(Grid).show(len(self._any.heads), self._head_cells)
+        self._draw()
+
+    @property
+    def _any(self) -> LayerAttention:
+        """A side that has attention: both have the same heads."""
+        assert self.snapshot is not None
+        ours, theirs = self.snapshot.ours, self.snapshot.theirs
+        return ours if ours.values is not None or theirs is None else theirs
+
+    @property
+    def head(self) -> int:
+        """The selected head."""
+        return self.query_one(Grid).cursor
+
+    def _head_cells(self, head: int) -> list[GridCell]:
+        found = self.snapshot
+        assert found is not None
+        farthest = None if found.difference is None else _farthest(found.difference[head])
+        entropies = [
+            None
+            if side is None or side.values is None or head >= len(side.heads)
+            else side.heads[head].figures.entropy
+            for side in (found.ours, found.theirs)
+        ]
+        return [
+            (str(head), f"rank{self._any.heads[head].rank % 4}"),
+            (
+                "-" if farthest is None else number(farthest),
+                "text" if farthest and np.isfinite(farthest) else "quiet",
+            ),
+            *(
+                (
+                    fixed(one, 2) if one is not None else "-",
+                    "quiet" if one is None or np.isfinite(one) else "wrong",
+                )
+                for one in entropies
+            ),
+        ]
+
+    def _draw(self) -> None:
+        found = self.snapshot
+        if found is None or (
+            found.ours.values is None and (found.theirs is None or found.theirs.values is None)
+        ):
+            return
+        head = self.head
+        (ours, theirs), sides = found.names, (found.ours, found.theirs)
+        shown = [None if side is None or side.values is None else side.values[head] for side in sides]
+        top = strongest(shown)
+        maps = [
+            SideMap(name, _matrix(one, top, self._axes(one, side)), self._missing(name, side))
+            for name, one, side in zip(found.names, shown, sides, strict=True)
+        ]
+        difference = None if found.difference is None else found.difference[head]
+        axes = self._axes(difference, found.ours)
+        matrix = (
+            None
+            if difference is None
+            else Matrix(np.ascontiguousarray(difference), "difference", masked=True, axes=axes)
+        )
+        maps.append(SideMap(f"{ours} − {theirs}", matrix, [[(found.why_not, "accent")]]))
+        self.query_one(SideMaps).show(maps)
+        self._tell_under()
+
+    def _axes(self, values: NDArray[np.float32] | None, side: LayerAttention | None) -> Axes | None:
+        """Positions and their tokens, queries down and keys across."""
+        if values is None or side is None or side.values is None:
+            return None
+        first = side.first_query + side.values.shape[1] - len(values)
+        return Axes(
+            lambda query: f"{first + query} {self.label(first + query)}",
+            lambda key: self.label(key) or str(key),
+            "q",
+            "k",
+        )
+
+    def _missing(self, name: str, side: LayerAttention | None) -> list[TextLine]:
+        """Why a side has no map, and what brings it."""
+        assert self.snapshot is not None
+        if side is None:
+            return [[(self.snapshot.why_not, "accent")]]
+        return [
+            [(f"{name} at step {self.snapshot.step}: {side.missing}", "quiet")],
+            [
+                (
+                    "a  has the step run again for it"
+                    if self.live
+                    else "record the run with --capture for it",
+                    "text",
+                )
+            ],
+        ]
+
+    def _tell_under(self) -> None:
+        """Three lines: the place, the comparison, and what is under the cursor."""
+        found = self.snapshot
+        assert found is not None
+        query, key = cursor = self.query_one(SideMaps).cursor
+        theirs_values = None if found.theirs is None else found.theirs.values
+        arrays = (found.ours.values, theirs_values, found.difference)
+        planes = [None if values is None else values[self.head] for values in arrays]
+        ours, theirs = found.names
+        position = self._any.first_query + query
+        told = found.why_not or f"{ours} − {theirs}: blue is less, orange more"
+        head: TextLine = [
+            (f"layer {self.present_layer} {self.kind}  head {self.head}  ", "strong"),
+            (f"q {position} “{self.label(position)}”   k {key} “{self.label(key)}”", "text"),
+        ]
+        cells = under_cursor(found.names, planes, cursor)
+        self.query_one("#under", TextBlock).show(
+            [head, [(told, "accent" if found.why_not else "quiet")], cells]
+        )
+
+    @on(Grid.Pointed)
+    def _head_pointed(self, event: Grid.Pointed) -> None:
+        event.stop()
+        self._draw()
+
+    @on(Grid.Chosen)
+    def _head_chosen(self, event: Grid.Chosen) -> None:
+        event.stop()
+        self.query_one(SideMaps).heatmap.focus()
+
+    @on(Heatmap.Pointed)
+    def _cell_pointed(self, event: Heatmap.Pointed) -> None:
+        event.stop()
+        if self.snapshot is not None:
+            self._tell_under()
+
+    def watch_line(self) -> None:
+        """The tokens came in: name them."""
+        self._draw()
+
+    def action_map(self) -> None:
+        """The next of the three maps."""
+        self.query_one(SideMaps).next_map()
+
+    def action_alone(self) -> None:
+        """One map alone, or all."""
+        self.query_one(SideMaps).toggle_alone()
+
+    def action_kind(self) -> None:
+        """Probabilities or scores."""
+        self.kind = "scores" if self.kind == "probs" else "probs"
+        self.again()
+
+    def table(self) -> Table | None:
+        """The last query's row of every head on both sides, and the difference."""
+        found = self.snapshot
+        if found is None or found.difference is None:
+            return None
+        assert found.ours.values is not None
+        assert found.theirs is not None
+        assert found.theirs.values is not None
+        sides = zip(
+            (*found.names, "difference"),
+            (found.ours.values, found.theirs.values, found.difference),
+            strict=True,
+        )
+        rows = tuple(
+            (name, head, *map(float, values[head, -1]))
+            for name, values in sides
+            for head in range(len(values))
+        )
+        columns = ("side", "head", *(f"k{key}" for key in range(found.difference.shape[2])))
+        return Table(f"attention {self.kind}, layer {self.present_layer}, step {found.step}", columns, rows)
+
+
+def _matrix(values: NDArray[np.float32] | None, top: float | None, axes: Axes | None) -> Matrix | None:
+    if values is None:
+        return None
+    return Matrix(np.ascontiguousarray(values), "magnitude", top=top, masked=True, axes=axes)
+
+
+def _farthest(values: NDArray[np.float32]) -> float:
+    """The largest magnitude; NaN where something is. What is hidden on both sides is none."""
+    return float(np.abs(values[~np.isneginf(values)]).max(initial=0.0))
+
+
+_COLUMNS = (
+    GridColumn("h", 2, right=True),
+    GridColumn("max Δ", 7, right=True),
+    GridColumn("H ours", 6, right=True),
+    GridColumn("theirs", 6, right=True),
+)

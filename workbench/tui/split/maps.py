@@ -1,0 +1,163 @@
+"""Ours, theirs and the difference as maps: beside each other, or one at a time where it is narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.reactive import reactive
+
+from workbench.export.numbers import number
+from workbench.tui.widgets.grid import GridCell
+from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.painted import PaintedWidget
+from workbench.tui.widgets.shading import Matrix
+from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+
+#: Cells from which the three stand beside each other.
+_BESIDE = 90
+DIFFERENCE = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SideMap:
+    """One of the three: its title, its matrix, or why there is none."""
+
+    title: str
+    matrix: Matrix | None
+    missing: Sequence[TextLine] = ()
+
+
+def under_cursor(
+    names: Sequence[str], planes: Sequence[NDArray[np.float32] | None], cursor: tuple[int, int]
+) -> TextLine:
+    """The value of each plane at (row, column), after the name of its side; `-` where it has none."""
+    line: list[GridCell] = []
+    for name, values in zip((*names, "difference"), planes, strict=True):
+        inside = values is not None and all(i < size for i, size in zip(cursor, values.shape, strict=True))
+        value = float(values[cursor]) if values is not None and inside else None
+        wrong = value is not None and not np.isfinite(value)
+        line += [(f"{name} ", "quiet"), (f"{number(value, 4)}   ", "wrong" if wrong else "text")]
+    return line
+
+
+def strongest(planes: Sequence[NDArray[np.float32] | None]) -> float | None:
+    """The largest finite magnitude of some planes, for a scale that they share; None for none."""
+    found = [float(np.abs(one[np.isfinite(one)]).max(initial=0)) for one in planes if one is not None]
+    return max(found, default=0.0) or None
+
+
+class SideMaps(PaintedWidget):
+    """Three maps with one cursor. `front` is the one that has it, and the only one where one stands alone."""
+
+    DEFAULT_CSS = """
+    SideMaps { layout: horizontal; height: 1fr; width: 1fr; }
+    SideMaps > Vertical { height: 1fr; width: 1fr; padding: 0 1; }
+    SideMaps > Vertical > TextBlock { display: none; padding: 1 0; }
+    SideMaps > Vertical.-missing > TextBlock { display: block; }
+    SideMaps > Vertical.-missing > Heatmap { display: none; }
+    SideMaps.-alone > Vertical { display: none; }
+    SideMaps.-alone > Vertical.-front { display: block; }
+    """
+
+    front: reactive[int] = reactive(DIFFERENCE)
+    #: What the user asked for; None: as there is room.
+    alone: reactive[bool | None] = reactive(None)
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._maps: Sequence[SideMap] = ()
+
+    def compose(self) -> ComposeResult:
+        """Title, map and what stands in its place, for each."""
+        for _ in range(3):
+            yield Vertical(StatusLine(), Heatmap(), TextBlock())
+
+    @property
+    def columns(self) -> list[Vertical]:
+        """The three, from left to right."""
+        return list(self.query_children(Vertical).results(Vertical))
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The pixels that a map has, about: without its labels."""
+        width = self.size.width if self.has_class("-alone") else self.size.width // 3
+        return max(8, width - 12), max(4, 2 * (self.size.height - 3))
+
+    @property
+    def heatmap(self) -> Heatmap:
+        """The map in front."""
+        return self.columns[self.front].query_one(Heatmap)
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """The element under the cursor."""
+        return self.heatmap.cursor
+
+    def show(self, maps: Sequence[SideMap]) -> None:
+        """Show these three."""
+        self._maps = maps
+        for column, one in zip(self.columns, maps, strict=True):
+            column.set_class(one.matrix is None, "-missing")
+            column.query_one(Heatmap).matrix = one.matrix
+        self._lay_out()
+
+    def next_map(self) -> None:
+        """The next of the three to the front."""
+        self.front = (self.front + 1) % 3
+
+    def toggle_alone(self) -> None:
+        """One alone, or all beside each other."""
+        self.alone = not self.has_class("-alone")
+
+    def watch_front(self) -> None:
+        """The cursor goes along."""
+        if self.is_mounted:
+            had_focus = any(column.query_one(Heatmap).has_focus for column in self.columns)
+            self._lay_out()
+            if had_focus:
+                self.heatmap.focus()
+
+    def watch_alone(self) -> None:
+        """Lay out anew."""
+        if self.is_mounted:
+            self._lay_out()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Where it is narrow one stands alone."""
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        alone = self.size.width < _BESIDE if self.alone is None else self.alone
+        self.set_class(alone, "-alone")
+        width = self.size.width if alone else self.size.width // 3
+        for place, (column, one) in enumerate(zip(self.columns, self._maps, strict=False)):
+            front = place == self.front
+            column.set_class(front, "-front")
+            rest = [other.title for other in self._maps if other is not one] if alone else []
+            facts = [Fact(one.title, "accent" if front else "strong")]
+            column.query_one(StatusLine).show(facts, [Fact("  ".join(rest), "quiet", drop=1)] if rest else ())
+            lines: list[TextLine] = []
+            for line in one.missing:
+                text = "".join(part for part, _ in line)
+                lines += wrapped(text, str(line[0][1]) if line else "quiet", width - 4) or [[]]
+            column.query_one(TextBlock).show(lines)
+
+    @on(Heatmap.Pointed)
+    def _pointed(self, event: Heatmap.Pointed) -> None:
+        """One cursor: the others follow the one that has the keys."""
+        if not event.heatmap.has_focus:
+            event.stop()
+            return
+        for place, column in enumerate(self.columns):
+            other = column.query_one(Heatmap)
+            if other is event.heatmap:
+                self.front = place
+            else:
+                other.cursor = (event.row, event.column)
