@@ -13,8 +13,8 @@ from engine.config import ModelConfig
 from sessions.text import clean
 from workbench.diagnosis.relations import TensorRelation, relations
 from workbench.export.json import dumps
-from workbench.export.numbers import number
 from workbench.models.opening import OpenedModel
+from workbench.views.numbers import number
 
 #: Fields of a configuration that say how it is stored and not what it computes.
 _STORAGE = ("dtype", "notes")

@@ -14,7 +14,6 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.taps.names import layer_of
-from workbench.export.numbers import fixed, number
 from workbench.export.table import Table
 from workbench.tui.split.maps import SideMap, SideMaps, strongest, under_cursor
 from workbench.tui.split.part import SplitPart
@@ -26,6 +25,7 @@ from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.attention import LayerAttention
 from workbench.views.compared_tensors import ComparedAttention, compared_attention
+from workbench.views.numbers import fixed, number
 
 
 class SplitAttention(SplitPart):

@@ -12,13 +12,13 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.reactive import reactive
 
-from workbench.export.numbers import number
 from workbench.tui.widgets.grid import GridCell
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.numbers import number
 
 #: Cells from which the three stand beside each other.
 _BESIDE = 90

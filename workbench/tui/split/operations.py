@@ -8,13 +8,13 @@ from typing import Any
 from textual import on
 from textual.widget import Widget
 
-from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.split.part import SplitPart
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.views.compared_step import ComparedStep, ComparedTap, Difference, compared_step
+from workbench.views.numbers import number
 
 _MARKS: dict[Difference, tuple[str, str]] = {
     "beyond": ("≠", "wrong"),

@@ -12,7 +12,6 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from workbench.export.colormap import Scale
-from workbench.export.numbers import number
 from workbench.export.table import Table
 from workbench.tui.panes.tensor_text import coordinate, sheet_axes
 from workbench.tui.split.maps import SideMap, SideMaps, strongest, under_cursor
@@ -23,6 +22,7 @@ from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.axes import Axis, strides
 from workbench.views.compared_tensors import ComparedTensor, compared_tensor
+from workbench.views.numbers import number
 from workbench.views.rank_weights import shape_text
 from workbench.views.sheet import Sheet, arrangements, sheet
 from workbench.views.tensor import Tensor
