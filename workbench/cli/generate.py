@@ -12,9 +12,13 @@ import typer
 from engine.run.sampling import Sampling
 from sessions.errors import RecordingLost
 from sessions.meta import ModelMeta, SessionMeta
+from workbench.checking.texts import compare_texts
 from workbench.cli import options
+from workbench.cli.comparison import comparison_text
+from workbench.cli.progress import Status
 from workbench.cli.streaming import display
 from workbench.cli.terminal import tell
+from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
@@ -57,6 +61,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    compare: Annotated[
+        str,
+        typer.Option(
+            "--compare",
+            metavar="transformers|llama.cpp",
+            help="Then say where its text would part from this one.",
+            show_default=False,
+        ),
+    ] = "",
     timeout: options.Timeout = 60.0,
     start_timeout: options.StartTimeout = 300.0,
     listen: options.Listen = "",
@@ -64,8 +77,9 @@ def generate(
 ) -> None:
     """Generate text from one or more prompts, under tensor parallelism.
 
-    Tokens go to stdout as they come, speed to stderr.
+    Tokens go to stdout as they come, speed to stderr. Exit code 1: the text parts from that of --compare.
     """
+    reference = options.reference_of(compare, "--compare") if compare else None
     opened = open_model(model)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)
     config = requests.engine_config(
@@ -100,12 +114,24 @@ def generate(
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
         _say_where(inferior)
     done = list(sequences.values())
+    compared = None
+    if reference is not None:
+        with Status() as status:
+            compared = compare_texts(
+                opened.path, sequences, sampling, reference, config.dtype,
+                progress=lambda number, of: status.count(reference, number, of), warn=status.warn,
+            )  # fmt: skip
     if as_json:
-        print(dumps(_report(opened, done, tp, speed)))
+        report = _report(opened, done, tp, speed)
+        print(dumps(report if compared is None else report | {"compared": asdict(compared)}))
+    elif compared is not None:
+        print(comparison_text(compared, opened.tokenizer))
     _say_nan(done)
     _say_speed(done, speed)
     if lost:
         raise lost[0]
+    if compared is not None and compared.partings:
+        raise typer.Exit(Exit.DIVERGED)
 
 
 def _close(recorder: StepRecorder, lost: list[RecordingLost]) -> None:

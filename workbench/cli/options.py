@@ -93,10 +93,10 @@ Reference = Annotated[
 ]
 
 
-def reference_of(word: str) -> ReferenceName:
+def reference_of(word: str, option: str = "--reference") -> ReferenceName:
     """UsageError for a word that is no reference, and where its library is missing."""
     if word not in REFERENCES:
-        raise UsageError(f"--reference is {' or '.join(REFERENCES)}, not {word!r}")
+        raise UsageError(f"{option} is {' or '.join(REFERENCES)}, not {word!r}")
     if word == "llama.cpp":
         need_installed()
     return word

@@ -15,6 +15,9 @@ from workbench.views.sentinels import not_finite
 
 FinishReason = Literal["eos", "length", "nan"]
 
+#: The likeliest tokens with their logits, best first.
+Top = tuple[tuple[int, float], ...]
+
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -33,6 +36,7 @@ class Generated:
 
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)  # of each new token
     finish_reason: FinishReason | None = None
     first_bad_tap: NonFiniteTap | None = None
 
@@ -94,6 +98,7 @@ def run_to_end(
                 sequence.finish_reason, sequence.first_bad_tap = "nan", bad
             else:
                 sequence.ids.append(token)
+                sequence.top.append(tuple(zip(told.topk_ids, told.topk_logits, strict=True)))
                 if token in inferior.model.eos_ids:
                     sequence.finish_reason = "eos"
                 elif len(sequence.ids) >= min(max_tokens, max(1, context - len(sequence.prompt_ids))):

@@ -1,0 +1,62 @@
+"""Where a generated text parts from the reference's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.run.sampling import Sampling
+from sessions import Session
+from sessions.limits import UNLIMITED
+from tests.checkpoints import tiny_variant
+from workbench.checking.texts import compare_texts
+from workbench.cli.comparison import comparison_text
+from workbench.inferior.generation import Generated
+from workbench.references.golden import record_golden
+from workbench.references.request import GoldenSequence
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_variant(tmp_path_factory.mktemp("model"), "qwen2-tied")
+
+
+@pytest.fixture(scope="module")
+def written(model: Path) -> Generated:
+    """Four greedy tokens of transformers."""
+    with Session.open(
+        record_golden(model, [GoldenSequence(tuple(PROMPT))], 3, "float32"), UNLIMITED
+    ) as session:
+        told = [session.step(step).sequences[0] for step in session.steps()]
+    tops = [tuple(zip(one.topk_ids, one.topk_logits, strict=True)) for one in told]
+    return Generated(list(PROMPT), [one.emitted for one in told if one.emitted is not None], tops)
+
+
+def test_the_same_text_does_not_part(model: Path, written: Generated) -> None:
+    found = compare_texts(model, {4: written}, Sampling(), "transformers", "float32")
+    assert (found.tokens, found.partings) == (4, ())
+    assert comparison_text(found, None) == "transformers: the same 4 tokens"
+
+
+def test_the_first_other_token_is_told_with_both_sides(model: Path, written: Generated) -> None:
+    second = written.top[2][1][0]
+    other = replace(written, ids=[*written.ids[:2], second, 9])
+    found = compare_texts(model, {4: other}, Sampling(), "transformers", "float32")
+    (parting,) = found.partings
+    assert (parting.seq, parting.step, parting.position) == (4, 2, len(PROMPT) + 2)
+    assert (parting.engine_token, parting.reference_token) == (second, written.ids[2])
+    assert [token for token, _ in parting.reference_top[:2]] == [written.ids[2], second]
+    said = comparison_text(found, None).splitlines()
+    assert said[0].startswith("sequence 4 parts from transformers at new token 3 (position 6): ")
+    assert said[1].startswith("  lockstep      ")
+    assert said[2].startswith(f"  transformers  {written.ids[2]} ")
+
+
+def test_sampling_is_keyed_alike(model: Path, written: Generated) -> None:
+    """Greedy tokens are not those that this seed draws."""
+    found = compare_texts(model, {0: written}, Sampling(temperature=5.0, seed=1), "transformers", "float32")
+    assert found.partings
