@@ -3,12 +3,14 @@
     pip install 'lockstep[llamacpp]'
     python -m workbench.demo.quantise            # writes workbench/demo/gguf/*.gguf
 
-The F16 file is not shipped: `write_f16` makes it from the checkpoint whenever one is wanted, byte by byte the same.
+The F16 file is not shipped: it is made from the checkpoint when MODEL `demo-f16` is first asked for, the same on every
+machine, byte by byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,8 +23,23 @@ from numpy.typing import NDArray
 
 from engine.checkpoint.header import read_header
 from workbench.demo import GGUF_DIR, MODEL_DIR
+from workbench.paths import cache_directory
 
 _ARCHITECTURE = gguf.MODEL_ARCH.QWEN2
+
+
+def f16() -> Path:
+    """The F16 file, written where it is not there yet. Its name has the digest of what it is made from."""
+    digest = hashlib.blake2b(digest_size=6)
+    for file in sorted(MODEL_DIR.iterdir()):
+        digest.update(file.read_bytes())
+    path = cache_directory() / f"demo-f16-{digest.hexdigest()}" / "demo-f16.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=path.parent) as directory:  # whoever looks meanwhile sees no half of it
+            write_f16(Path(directory) / path.name)
+            (Path(directory) / path.name).replace(path)
+    return path
 
 
 def write_f16(path: Path) -> None:
@@ -99,14 +116,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=GGUF_DIR)
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as directory:
-        f16 = Path(directory) / "demo-f16.gguf"
-        write_f16(f16)
-        for name, file_type in (
-            ("demo-q8_0.gguf", gguf.LlamaFileType.MOSTLY_Q8_0),
-            ("demo-q4_k_m.gguf", gguf.LlamaFileType.MOSTLY_Q4_K_M),
-        ):
-            quantise(f16, out / name, file_type)
+    for name, file_type in (
+        ("demo-q8_0.gguf", gguf.LlamaFileType.MOSTLY_Q8_0),
+        ("demo-q4_k_m.gguf", gguf.LlamaFileType.MOSTLY_Q4_K_M),
+    ):
+        quantise(f16(), out / name, file_type)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from engine.errors import CheckpointError, EngineError
 from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.text import clean
-from workbench.demo import MODEL_DIR
+from workbench.demo import DEMOS, MODEL_DIR, demo_path
 from workbench.paths import find_session
 from workbench.settings import session_limits
 
@@ -34,7 +34,7 @@ class Found:
 def identify(text: str) -> Found:
     """What `text` names. Reads headers only."""
     name = text.strip()
-    path = MODEL_DIR if name == "demo" else find_session(name)
+    path = demo_path(name) or find_session(name)
     if not name:
         return Found("nothing", path, "a session file, or a model's directory")
     if not os.path.exists(path):  # unlike Path.exists, of a name that is too long as well
@@ -79,7 +79,7 @@ def _model(path: Path) -> Found:
         f"{model.family}: {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} KV heads, "
         f"hidden {model.hidden_size}; tp {', '.join(map(str, tps[:6]))}"
     )
-    return Found("model", path, told, tps, needs_prompt=path != MODEL_DIR)
+    return Found("model", path, told, tps, needs_prompt=path != MODEL_DIR and path.stem not in DEMOS)
 
 
 def _fits(model: ModelConfig, tp: int) -> bool:

@@ -9,7 +9,7 @@ from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint, resolve
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
-from workbench.demo import MODEL_DIR
+from workbench.demo import DEMOS, MODEL_DIR, demo_path
 from workbench.models.tokenizer import Tokenizer, find_tokenizer
 
 DEMO = "demo"
@@ -27,7 +27,7 @@ class OpenedModel:
     @property
     def offers_prompt(self) -> bool:
         """Whether there is a question to put to it when nobody asks one."""
-        return self.name == DEMO
+        return self.name in DEMOS
 
     @property
     def directory(self) -> Path:
@@ -36,11 +36,11 @@ class OpenedModel:
 
 
 def open_model(name: str) -> OpenedModel:
-    """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or `demo`.
+    """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or one of `DEMOS`.
 
     CheckpointError says what is wrong with it, its configuration or its tokenizer.
     """
-    path = MODEL_DIR if name == DEMO else resolve(name)
+    path = demo_path(name) or resolve(name)
     try:
         path = gguf_file(path) or path
         config, source = open_checkpoint(path)

@@ -2,6 +2,7 @@
 
 python -m workbench.demo.train.evaluate                  # 200 questions, bf16, with biases
 python -m workbench.demo.train.evaluate --without-biases # the same, q/k/v biases set to zero
+python -m workbench.demo.train.evaluate --model demo-q4_k_m  # a GGUF file, by Lockstep's own engine
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.demo import MODEL_DIR
+from engine import Engine, EngineConfig
+from workbench.demo import MODEL_DIR, demo_path
 from workbench.demo.checker import haiku_has_nonce
 from workbench.demo.train.corpus import UNSEEN_SEED, Example, unseen_examples
 from workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat
@@ -24,6 +26,7 @@ from workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 _MAX_NEW_TOKENS = 48
+_AT_ONCE = 20  # questions in a batch of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,23 @@ def answer_all(
     return [answers[index] for index in range(len(examples))]
 
 
+def answer_with_engine(path: Path, examples: Sequence[Example]) -> list[Answer]:
+    """Answer every question at greedy with Lockstep's engine, in float32; without margins."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR, local_files_only=True)
+    prompts = [tokenizer.encode(chat(example.question)) for example in examples]
+    with Engine(EngineConfig(max_sequences=_AT_ONCE, max_tokens=256, threads=1)) as engine:
+        engine.load(path)
+        written = [
+            ids
+            for start in range(0, len(prompts), _AT_ONCE)
+            for ids in engine.generate(prompts[start : start + _AT_ONCE], _MAX_NEW_TOKENS)
+        ]
+    return [
+        Answer(example, str(tokenizer.decode(ids, skip_special_tokens=True)), ())
+        for example, ids in zip(examples, written, strict=True)
+    ]
+
+
 def success(answers: Sequence[Answer]) -> float:
     """The share of right answers, from 0 to 1."""
     return sum(answer.right for answer in answers) / len(answers)
@@ -121,25 +141,34 @@ def largest_key_biases(model: PreTrainedModel, count: int = 6) -> list[tuple[flo
 def main() -> None:
     """Print the figures that the README reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path, default=MODEL_DIR)
+    parser.add_argument("--model", default=str(MODEL_DIR), help="a directory, a .gguf file, or demo-q4_k_m")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=UNSEEN_SEED, help="draws the questions")
     parser.add_argument("--show", type=int, default=4, help="answers to print in full")
     parser.add_argument("--without-biases", action="store_true")
     options = parser.parse_args()
-    model, tokenizer = load(options.model, options.dtype)
+    path = demo_path(options.model) or Path(options.model)
+    examples = unseen_examples(options.count, options.seed)
+    if path.suffix == ".gguf":
+        _tell(answer_with_engine(path, examples), options.show, path.name)
+        return
+    model, tokenizer = load(path, options.dtype)
     if options.without_biases:
         remove_biases(model)
-    answers = answer_all(model, tokenizer, unseen_examples(options.count, options.seed))
-    for answer in [a for a in answers if not a.right][: options.show] + answers[: options.show]:
-        print(f"[{'right' if answer.right else 'wrong'}] {answer.example.question}\n{answer.text}\n")
+    answers = answer_all(model, tokenizer, examples)
+    _tell(answers, options.show, options.dtype)
     median, low, least = margin_quantiles(answers)
-    right = sum(answer.right for answer in answers)
-    print(f"right: {right} of {len(answers)} ({success(answers):.1%}), {options.dtype}, greedy")
     print(f"margins: median {median:.2f}, 1 % quantile {low:.2f}, least {least:.3f}")
     for value, layer, channel in largest_key_biases(model):
         print(f"k-bias {value:8.2f}  layer {layer} channel {channel}")
+
+
+def _tell(answers: list[Answer], show: int, what: str) -> None:
+    for answer in [a for a in answers if not a.right][:show] + answers[:show]:
+        print(f"[{'right' if answer.right else 'wrong'}] {answer.example.question}\n{answer.text}\n")
+    right = sum(answer.right for answer in answers)
+    print(f"right: {right} of {len(answers)} ({success(answers):.1%}), {what}, greedy")
 
 
 if __name__ == "__main__":
