@@ -23,7 +23,8 @@ Rows = NDArray[np.float32]  # [positions, heads, head_dim] of one layer on one r
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheRows:
     """What was captured of the cache after a step. `values[layers × ranks, positions]`: L2 norms, or the error
-    relative to golden's norm; NaN where a layer was not captured. `findings` are (words, cells of the map)."""
+    relative to golden's norm; -inf where a layer was not captured, or has no row yet. `findings` are (words, cells of
+    the map)."""
 
     values: NDArray[np.float32] | None
     ranks: int
@@ -62,7 +63,7 @@ def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, erro
     theirs = _golden(golden, where, layers, kind, ranks) if golden is not None else {}
     sequence = source.sequence(where.step, where.branch, where.seq)
     written = set(sequence.positions) if sequence is not None else set()
-    values = np.full((layers * ranks, length), np.nan, np.float32)
+    values = np.full((layers * ranks, length), -np.inf, np.float32)
     odd = _Findings()
     for (layer, rank), rows in now.items():
         y = layer * ranks + rank
@@ -73,20 +74,23 @@ def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, erro
         elif not error:
             values[y, : len(rows)] = norms
         _look(odd, layer, y, rows, norms, kind)
-        _compare(odd, layer, y, rows, before.get((layer, rank)), written)
+        if source.passed(where, f"layers.{layer}.attn.{kind}") == where:
+            _compare(odd, layer, y, rows, before.get((layer, rank)), written)
     return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), frozenset(odd.marks))
 
 
 def _captured(source: SessionSource, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:
-    """The whole rows of each layer and rank, as far as they were captured."""
+    """The whole rows of each layer and rank, as far as they were captured: those of the step before, where this one is
+    under way and has not come to a layer."""
     found: dict[tuple[int, int], Rows] = {}
     for layer in range(layers):
+        tap = f"layers.{layer}.attn.{kind}"
+        step = source.passed(where, tap).step
         for rank in range(source.session.ranks):
             try:
                 rows = source.session.tensor(
-                    f"layers.{layer}.attn.{kind}", step=where.step, rank=rank, seq=where.seq, branch=where.branch,
-                    slice="",
-                )  # fmt: skip
+                    tap, step=step, rank=rank, seq=where.seq, branch=where.branch, slice=""
+                )
             except SessionError:
                 return found
             if rows is not None and rows.ndim == 3:

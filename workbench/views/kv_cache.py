@@ -1,10 +1,13 @@
-"""The KV cache after one step: lengths against positions, blocks and slots, the pool, norms by position."""
+"""The KV cache after a step or inside it: lengths against positions, blocks and slots, the pool, norms by position."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sessions.records import StepInFlight
+from workbench.views.block_map import Pool, pool_of
+from workbench.views.cache_history import CacheHistory, cache_history
 from workbench.views.cache_rows import CacheRows, cache_rows
 from workbench.views.cached_lengths import expected_rows
 from workbench.views.source import SessionSource
@@ -36,7 +39,9 @@ class CachedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """The cache after a step. `shared` blocks are in more than one table; `rows` as far as they were captured."""
+    """The cache after `step`. `shared` blocks are in more than one table; `rows` as far as they were captured. Where
+    the step after it is under way, `written` layers of it have written their rows, which are in `rows`; its sequences'
+    positions are those that are being written."""
 
     step: int
     block_size: int
@@ -46,17 +51,22 @@ class Cache:
     shared: frozenset[int]
     rows: CacheRows
     rows_of: str
+    history: CacheHistory | None
+    pool: Pool
+    written: int | None = None
 
 
 def cache(
     source: SessionSource, where: Where, block_size: int, layers: int, kind: str, error: bool
 ) -> Cache | None:
-    """The cache after `where`; None while there is no such step. `kind` is "k_cache" or "v_cache"; `error`: of the
-    rows their difference to golden's, not their norms."""
-    if where.step not in source.session.steps(where.branch):
-        return None
-    record = source.record(where.step, where.branch)
-    earlier = source.record(where.step - 1, where.branch).sequences if where.step else ()
+    """The cache after `where`, or inside its step; None while there is no such step. `kind` is "k_cache" or "v_cache";
+    `error`: of the rows their difference to golden's, not their norms."""
+    flight, recorded = source.under_way(where.branch, where.step), source.passed(where)
+    steps = source.session.steps(where.branch)
+    if recorded.step not in steps:
+        return None if flight is None else _first(source, where, flight, block_size, layers, kind, error)
+    record = source.record(recorded.step, where.branch)
+    earlier = source.record(recorded.step - 1, where.branch).sequences if recorded.step else ()
     before = {s.seq: s.positions[-1] for s in earlier if len(s.positions)}
     sequences = tuple(
         CachedSequence(
@@ -69,9 +79,13 @@ def cache(
         )
         for s in record.sequences
     )
+    if flight is not None:
+        writes = {s.seq: tuple(s.positions) for s in flight.sequences}
+        sequences = tuple(replace(s, positions=writes.get(s.seq, ())) for s in sequences)
     uses = Counter(block for s in sequences for block in s.blocks)
+    total = (record.used_blocks or 0) + (record.free_blocks or 0)
     return Cache(
-        step=where.step,
+        step=recorded.step,
         block_size=block_size,
         sequences=sequences,
         used=record.used_blocks,
@@ -79,7 +93,35 @@ def cache(
         shared=frozenset(block for block, times in uses.items() if times > 1),
         rows=cache_rows(source, where, layers, kind, error),
         rows_of=kind,
+        history=cache_history(source, where, layers),
+        pool=pool_of(source, recorded, record.sequences, total, block_size),
+        written=None if flight is None else written_layers(source, flight, layers),
     )
+
+
+def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:
+    """How many layers, from the first on, have written their rows in the step under way."""
+    names = [f"layers.{layer}.attn.k_cache" for layer in range(layers)]
+    session = source.session
+    return sum(session.has_tap(name) and session.tap(name).index <= flight.place for name in names)
+
+
+def _first(
+    source: SessionSource,
+    where: Where,
+    flight: StepInFlight,
+    block_size: int,
+    layers: int,
+    kind: str,
+    error: bool,
+) -> Cache:
+    """The cache inside the first step: nothing is recorded of it but what has been written so far."""
+    sequences = tuple(CachedSequence(s.seq, tuple(s.positions), 0, (), (), ()) for s in flight.sequences)
+    rows, pool = cache_rows(source, where, layers, kind, error), Pool((), 0, None)
+    return Cache(
+        -1, block_size, sequences, None, None, frozenset(), rows, kind, None, pool,
+        written_layers(source, flight, layers),
+    )  # fmt: skip
 
 
 def _jumps(positions: list[int], before: int | None) -> tuple[str, ...]:

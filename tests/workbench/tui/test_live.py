@@ -384,7 +384,10 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         assert (pane.snapshot.layer, pane.snapshot.step) == (2, 2)
         assert "of step 2: step 3 has not come here yet" in str(pane.border_subtitle)
         await press(pilot, "3")
-        assert "of step 2: step 3 has not come here yet" in str(screen.front.border_subtitle)
+        text = "\n".join(text_of(pilot))
+        assert "step 3 is under way: slot 7" in text
+        assert "written in layers 0–1   layer 2 to come" in text
+        assert str(screen.front.border_subtitle) == ""
         await enter(pilot, "colon", "goto 3")
         await press(pilot, "2")
         attended = await screen.reader.ask(attention, screen.where, 1)

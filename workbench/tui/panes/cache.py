@@ -1,77 +1,90 @@
-"""Pane 3: the KV cache: lengths against positions on every rank, blocks and slots, the pool, norms."""
+"""Pane 3: the KV cache: the pool and its blocks, lengths against positions on every rank and over steps, norms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from textual import on
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import DescendantFocus, Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.cache_blocks import finding_lines, map_lines, pool_lines, table_lines
 from workbench.tui.panes.cache_lengths import layered, length_lines
+from workbench.tui.panes.cache_text import length_facts, norm_facts, progress_lines, row_label
+from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.kv_cache import Cache, CachedSequence, cache
-from workbench.views.numbers import number
+from workbench.tui.widgets.status_line import Fact
+from workbench.tui.widgets.text_block import TextBlock, TextLine, flow
+from workbench.views.kv_cache import Cache, cache
 
-#: The widest pool bar.
-_BAR = 60
+#: From this height on both maps are shown.
+_TALL = 36
 
 
 class CachePane(Pane):
-    """What the cache holds after the present step."""
+    """What the cache holds after the present step, or inside it."""
 
     NUMBER = 3
     TITLE = "KV cache"
     SHORT = "KV"
     HELP = """\
-The KV cache after the present step.
+The KV cache after the present step. Inside a step: which layers have written their rows.
 
-Each sequence: how many rows each rank holds for it, layer by layer where the layers do not agree (a length that
-disagrees with the tokens ✗, or a token at a position that does not follow, is a fault), and its block table in
-order: full blocks, the last one with its free slots, blocks that are in two tables.
+The pool: blocks and bytes used and reserved, and each block with the sequence that it belongs to and how full it is:
+0█ full, 0▄ half, ○ given back, ◆ in two tables. Each sequence: how many rows each rank holds for it, layer by layer
+where the layers do not agree (a length that disagrees with the tokens ✗, or a token at a position that does not
+follow, is a fault), and its block table in order.
 
-Below, the norms of the cached keys (or values): a row a layer and rank, positions across, as far as they were
-captured. Slots that hold nothing, that a later step overwrote, or that hold another slot's or head's row are
-told and marked with a dot. Against golden the map is the error of each row: stale and shifted slots light up.
+Below two maps, a row a layer and rank: the rows held after each step, and the norms of the cached keys (or values) by
+position, as far as they were captured. Slots that hold nothing, that a later step overwrote, or that hold another
+slot's or head's row are told and marked with a dot. Against golden the map is the error of each row: stale and
+shifted slots light up.
 
-  v      keys or values          d      error to golden, or norms
-  a      capture what is missing
+  m      rows over steps, norms  v      keys or values
+  a      capture what is missing d      error to golden, or norms
 """
     HINTS = (
+        KeyHint("m", "map", "m"),
         KeyHint("v", "keys, values", "v"),
         KeyHint("d", "golden error", "d"),
         KeyHint("a", "capture", "a"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("m", "map", "Rows over steps, or norms"),
         Binding("v", "kind", "Keys or values"),
         Binding("d", "error", "Error to golden"),
     ]
     DEFAULT_CSS = """
     CachePane > TextBlock { max-height: 50%; }
-    CachePane > #about-norms { height: auto; max-height: 5; padding: 1 1 0 1; }
-    CachePane > Heatmap { padding: 0; margin: 0 1; }
+    CachePane > #under { height: auto; max-height: 3; }
+    CachePane > #cached { height: 1fr; padding: 0 1; }
+    CachePane > #cached > Heatmap { display: none; height: 1fr; }
+    CachePane > #cached > .-shown { display: block; }
     """
+
+    UNDER_WAY = True
 
     kind: reactive[str] = reactive("k_cache")
     error: reactive[bool] = reactive(False)
+    chosen: reactive[str] = reactive("norms")  # the map that is looked at
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Cache | None = None
 
     def content(self) -> Iterable[Widget]:
-        """The sequences, and the norms."""
+        """The pool and the sequences, the maps, and what is under the cursor."""
         yield TextBlock(id="sequences")
-        yield TextBlock(fold=True, id="about-norms")
-        yield Heatmap(id="norms")
+        yield Vertical(Heatmap(id="lengths", classes="-shown"), Heatmap(id="norms"), id="cached")
+        yield TextBlock(id="under")
 
     def question(self) -> tuple[Callable[..., Cache | None], Sequence[object]]:
         """The cache after the present step."""
@@ -90,71 +103,123 @@ told and marked with a dot. Against golden the map is the error of each row: sta
             self.empty("Nothing is cached yet.", "n  runs a step")
             return
         self.filled()
+        self._draw()
+
+    def on_resize(self, event: Resize) -> None:
+        """The bar and the words are laid out for the width, which is not known before the first layout."""
+        self._draw()
+
+    def watch_line(self) -> None:
+        """The tokens came in: name them."""
+        self._draw()
+
+    def _draw(self) -> None:
+        snapshot = self.snapshot
+        if snapshot is None or not snapshot.sequences:
+            return
+        width, ranks = self.size.width - 4, snapshot.rows.ranks
+        layers = self.overview.layers if self.overview else 0
         self.query_one("#sequences", TextBlock).show(
             [
-                *_pool_lines(snapshot, self.size.width),
-                *self._sequence_lines(snapshot),
-                *_findings(snapshot, self.size.width - 6),
+                *progress_lines(snapshot, self.where, layers, self.label, width),
+                *self._sequence_lines(snapshot, width),
+                *finding_lines(snapshot.rows.findings, width),
+                *pool_lines(snapshot, ranks, width),
+                *map_lines(snapshot, width, 2 if self.size.height < 30 else 6),
             ]
         )
-        rows = snapshot.rows
-        self.query_one(Heatmap).matrix = (
-            None if rows.values is None else Matrix(rows.values, marks=rows.marks)
-        )
+        self._draw_maps(snapshot, ranks)
         self._tell()
 
-    def on_resize(self) -> None:
-        """The bar and the words are laid out for the width, which is not known before the first layout."""
-        if self.snapshot is not None:
-            self.answer(self.snapshot)
+    def _draw_maps(self, snapshot: Cache, ranks: int) -> None:
+        lengths, norms = self.query_one("#lengths", Heatmap), self.query_one("#norms", Heatmap)
+        history, rows = snapshot.history, snapshot.rows
+        both = self.size.height >= _TALL
+        there = history is not None and rows.values is not None
+        norms.set_class(
+            rows.values is not None and (both or history is None or self.chosen == "norms"), "-shown"
+        )
+        lengths.set_class(history is not None and (both or not there or self.chosen == "lengths"), "-shown")
+        if history is not None:
+            steps = Axes(
+                lambda y: row_label(y, ranks),
+                lambda x: str(history.first + x),
+                "layer",
+                "step",
+                "rows cached",
+            )
+            lengths.matrix = Matrix(history.rows, masked=True, marks=history.wrong, axes=steps)
+        if rows.values is not None:
+            what = "keys" if snapshot.rows_of == "k_cache" else "values"
+            unit = f"{'relative error' if rows.against_golden else 'L2 norm'} of the cached {what}"
+            axes = Axes(lambda y: row_label(y, ranks), self._slot_label, "layer", "slot", unit)
+            norms.matrix = Matrix(rows.values, masked=True, marks=rows.marks, axes=axes)
+
+    def _slot_label(self, slot: int) -> str:
+        return f"{slot} {self.label(slot)}".rstrip()
+
+    def _sequence_lines(self, snapshot: Cache, width: int) -> list[TextLine]:
+        found: list[TextLine] = []
+        for sequence in snapshot.sequences if snapshot.step >= 0 else ():
+            found += length_lines(sequence, width)
+            found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
+            found += table_lines(sequence, snapshot, width)
+        return found
 
     def _tell(self) -> None:
-        """What the map shows, and the slot under the cursor."""
+        """What is under the cursor of the map that is looked at, and what is missing."""
         snapshot = self.snapshot
-        if snapshot is None:
+        if snapshot is None or self.overview is None:
             return
-        rows, what = snapshot.rows, "keys" if snapshot.rows_of == "k_cache" else "values"
-        if rows.values is None:
-            told: list[TextLine] = [
-                [
-                    (f"The cached {what} were not captured.  ", "quiet"),
-                    ("a", "strong"),
-                    (f"  captures them (:{self.lacks()})", "quiet"),
-                ]
-            ]
-        else:
-            layers = "layers and ranks down" if rows.ranks > 1 else "layers down"
-            row, slot = self.query_one(Heatmap).cursor
-            value = rows.values[min(row, len(rows.values) - 1), min(slot, rows.values.shape[1] - 1)]
-            kind = "relative error of the cached" if rows.against_golden else "L2 norm of the cached"
-            told = [
-                [(f"{kind} {what}: ", "quiet"), (f"{layers}, positions across", "quiet")],
-                [
-                    (f"layer {row // rows.ranks} ", "strong"),
-                    (f"rank {row % rows.ranks}", f"rank{row % rows.ranks % 4}"),
-                    (f"   slot {slot} “{self.label(slot)}”   ", "text"),
-                    (number(float(value), 4), "text" if np.isfinite(value) else "wrong"),
-                ],
-            ]
-        self.query_one("#about-norms", TextBlock).show(told)
+        facts: list[TextLine] = []
+        for heatmap in self.query(Heatmap).results(Heatmap):
+            if heatmap.matrix is not None and heatmap.has_class("-shown"):
+                row, column = heatmap.cursor
+                tell = length_facts if heatmap.id == "lengths" else norm_facts
+                if heatmap.has_focus or not facts:
+                    value = float(heatmap.matrix.values[row, column])
+                    facts = tell(snapshot, row, column, value, self.label)
+        lines = flow(facts, self.size.width - 2)
+        if snapshot.rows.values is None:
+            what = "keys" if snapshot.rows_of == "k_cache" else "values"
+            lines += flow(
+                [[(f"The cached {what} were not captured.", "quiet")], self._fills()],
+                self.size.width - 2,
+                gap=2,
+            )
+        self.query_one("#under", TextBlock).show(lines)
+
+    def _fills(self) -> TextLine:
+        return [("a", "strong"), (f"  captures them (:{self.lacks()})", "quiet")] if self.live else []
 
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
         self._tell()
 
-    def _sequence_lines(self, snapshot: Cache) -> list[TextLine]:
-        found: list[TextLine] = []
-        for sequence in snapshot.sequences:
-            found.append([])
-            found += length_lines(sequence, self.size.width - 4)
-            found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
-            found += _block_lines(sequence, snapshot, max(20, self.size.width - 14))
-        return found
+    @on(DescendantFocus)
+    def _focused(self) -> None:
+        self._tell()
+
+    def action_map(self) -> None:
+        """The other map."""
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.history is None or snapshot.rows.values is None:
+            self.notify(f"There is only one map here: {self.lacks()} brings the norms.")
+            return
+        shown = next((one.id for one in self.query(Heatmap).results(Heatmap) if one.has_focus), self.chosen)
+        self.chosen = "norms" if shown == "lengths" else "lengths"
+        self._draw()
+        self.query_one(f"#{self.chosen}", Heatmap).focus()
+        self._say("rows cached after each step" if self.chosen == "lengths" else "norms by position")
+
+    def _say(self, text: str) -> None:
+        self.post_message(self.Tell((Fact(text),)))
 
     def action_kind(self) -> None:
         """Keys or values."""
         self.kind = "v_cache" if self.kind == "k_cache" else "k_cache"
+        self._say("cached keys" if self.kind == "k_cache" else "cached values")
         self.again()
 
     def action_error(self) -> None:
@@ -165,6 +230,7 @@ told and marked with a dot. Against golden the map is the error of each row: sta
             )
             return
         self.error = not self.error
+        self._say("error to golden's rows" if self.error else "norms")
         self.again()
 
     def table(self) -> Table | None:
@@ -177,57 +243,3 @@ told and marked with a dot. Against golden the map is the error of each row: sta
         )
         columns = ("sequence", "positions", "rows by rank and layer", "block table", "agrees")
         return Table(f"KV cache after step {self.snapshot.step}", columns, rows)
-
-
-def _findings(snapshot: Cache, width: int) -> list[TextLine]:
-    """What is odd about the cached rows."""
-    found = snapshot.rows.findings
-    lines = [line for words in found[:4] for line in wrapped(f"✗ {words}", "wrong", width)]
-    more: list[TextLine] = [[(f"  and {len(found) - 4} more", "quiet")]] if len(found) > 4 else []
-    return [[], *lines, *more] if lines else []
-
-
-def _pool_lines(snapshot: Cache, width: int) -> list[TextLine]:
-    """The occupancy of the pool."""
-    if snapshot.used is None or snapshot.free is None:
-        return [[("pool   ", "strong"), ("not recorded", "quiet")]]
-    total = snapshot.used + snapshot.free
-    room = max(10, min(_BAR, width - 42))
-    filled = max(round(room * snapshot.used / total) if total else 0, 1 if snapshot.used else 0)
-    share = 100 * snapshot.used / total if total else 0
-    return [
-        [
-            ("pool   ", "strong"),
-            ("█" * filled, "trace"),
-            ("░" * (room - filled), "faint"),
-            (f"  {snapshot.used} of {total} blocks of {snapshot.block_size}, {share:.0f} %", "quiet"),
-        ]
-    ]
-
-
-def _block_lines(sequence: CachedSequence, snapshot: Cache, width: int) -> list[TextLine]:
-    """The block table in order: number of each block, and how full the last one is."""
-    if not sequence.blocks:
-        return [[("   no block table recorded", "quiet")]]
-    pieces: list[tuple[str, str]] = []
-    left = sequence.expected
-    for block in sequence.blocks:
-        held = max(0, min(snapshot.block_size, left))
-        left -= held
-        role = "wrong" if block in snapshot.shared else "text" if held == snapshot.block_size else "accent"
-        pieces.append(
-            (f"{block}" if held == snapshot.block_size else f"{block}({held}/{snapshot.block_size})", role)
-        )
-    rows: list[TextLine] = []
-    line: list[tuple[str, str]] = [("   blocks  ", "quiet")]
-    used = 0
-    for text, role in pieces:
-        if used + len(text) + 1 > width:
-            rows.append(line)
-            line, used = [("           ", "quiet")], 0
-        line.append((text + " ", role))
-        used += len(text) + 1
-    rows.append(line)
-    if left > 0:
-        rows.append([(f"   ✗ {left} rows have no block", "wrong")])
-    return rows

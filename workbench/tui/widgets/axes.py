@@ -51,7 +51,8 @@ def margin(axes: Axes | None, shape: tuple[int, int], width: int, height: int) -
         return Margin()
     if width < _NARROW:
         return Margin(0, 0, 1)
-    return Margin(min(_longest(axes.row, shape[0]), _WIDEST, width // 4) + 1, 1, 1)
+    beside = max(_longest(axes.row, shape[0]), cell_len(_named(axes)))
+    return Margin(min(beside, _WIDEST, width // 4) + 1, 1, 1)
 
 
 def _longest(label: Callable[[int], str], count: int) -> int:
@@ -107,7 +108,11 @@ def middle_cell(edges: NDArray[np.intp], element: int) -> int:
 
 def corner(axes: Axes, width: int) -> str:
     """What rows and columns are, for the corner between their labels."""
-    return fit(f"{axes.rows}↓ {axes.columns}→" if axes.rows or axes.columns else "", width - 1) + " "
+    return fit(_named(axes), width - 1) + " "
+
+
+def _named(axes: Axes) -> str:
+    return f"{axes.rows}↓ {axes.columns}→" if axes.rows or axes.columns else ""
 
 
 def scale_line(

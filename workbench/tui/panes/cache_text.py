@@ -1,0 +1,73 @@
+"""The maps of the KV pane in words: their labels, what is under the cursor, what a step under way has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.tui.widgets.text_block import TextLine, flow
+from workbench.views.cached_lengths import span
+from workbench.views.kv_cache import Cache
+from workbench.views.numbers import number
+from workbench.views.where import Where
+
+#: The token at a position.
+Label = Callable[[int], str]
+
+
+def row_label(row: int, ranks: int) -> str:
+    """ "3 r1": a layer, and the rank where there are several."""
+    return f"{row // ranks} r{row % ranks}" if ranks > 1 else str(row)
+
+
+def _place(row: int, ranks: int) -> TextLine:
+    rank = row % ranks
+    return [(f"layer {row // ranks} ", "strong"), (f"rank {rank}", f"rank{rank % 4}")]
+
+
+def length_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:
+    """A cell of the rows over steps: what it holds, and what it should."""
+    history = snapshot.history
+    assert history is not None
+    expected = history.expected[column]
+    right = value == expected
+    held = "not recorded" if np.isneginf(value) else f"{value:.0f} rows cached"
+    return [
+        _place(row, history.ranks),
+        [(f"after step {history.first + column}: ", "text"), (held, "strong" if right else "wrong")],
+        [("" if right or expected is None else f"its positions ask for {expected}", "wrong")],
+    ]
+
+
+def norm_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:
+    """A cell of the norms: its slot, token and value."""
+    missing = np.isneginf(value)
+    shown = "not there" if missing else number(value, 4)
+    return [
+        _place(row, snapshot.rows.ranks),
+        [(f"slot {column} “{label(column)}”", "text")],
+        [(shown, "quiet" if missing else "strong" if np.isfinite(value) else "wrong")],
+    ]
+
+
+def progress_lines(snapshot: Cache, where: Where, layers: int, label: Label, width: int) -> list[TextLine]:
+    """Inside a step: the slots that it writes, and the layers that have written them by now. None outside."""
+    written = snapshot.written
+    if written is None:
+        return []
+    slots = next((one.positions for one in snapshot.sequences if one.seq == where.seq), ())
+    named = f"{slots[0]}–{slots[-1]}" if len(slots) > 1 else "".join(f"{one} “{label(one)}”" for one in slots)
+    done = (
+        f"written in layer{'s' * (written > 1)} {span(0, written - 1)}"
+        if written
+        else "written in no layer yet"
+    )
+    left = layers - written
+    facts: list[TextLine] = [
+        [(f"step {where.step} is under way: ", "strong"), (f"slot{'s' * (len(slots) > 1)} {named}", "text")],
+        [(done, "accent")],
+        [(f"layer{'s' * (left > 1)} {span(written, layers - 1)} to come" if left else "", "quiet")],
+        [(f"below: after step {snapshot.step}" if snapshot.step >= 0 else "", "quiet")],
+    ]
+    return flow(facts, width)

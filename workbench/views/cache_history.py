@@ -1,0 +1,54 @@
+"""How many rows each layer of each rank held of a sequence, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from workbench.views.cached_lengths import expected_rows
+from workbench.views.source import SessionSource
+from workbench.views.where import Where
+
+#: The most steps that are looked at.
+_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheHistory:
+    """`rows[layers × ranks, steps]` cached after each step from `first` on, -inf where that is not known; `expected`
+    [steps] is what the positions ask for; `wrong` are the cells that hold another number."""
+
+    rows: NDArray[np.float32]
+    expected: tuple[int | None, ...]
+    first: int
+    ranks: int
+    wrong: frozenset[tuple[int, int]]
+
+
+def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHistory | None:
+    """Of the sequence of `where`, up to its step; None where no step tells."""
+    ranks, last = source.session.ranks, source.passed(where).step
+    steps = range(max(source.session.steps(where.branch).start, last - _STEPS + 1), last + 1)
+    if not steps or not layers:
+        return None
+    rows = np.full((layers * ranks, len(steps)), -np.inf, np.float32)
+    expected: list[int | None] = []
+    wrong: set[tuple[int, int]] = set()
+    for column, step in enumerate(steps):
+        try:
+            told = source.sequence(step, where.branch, where.seq)
+        except SessionError:
+            told = None  # the pane of that step says what is damaged
+        wanted = expected_rows(told) if told is not None else None
+        expected.append(wanted)
+        for rank, lengths in enumerate(told.kv_lens if told is not None else ()):
+            for layer, held in enumerate(lengths[:layers]):
+                rows[layer * ranks + rank, column] = held
+                if held != wanted:
+                    wrong.add((layer * ranks + rank, column))
+    if not np.isfinite(rows).any():
+        return None
+    return CacheHistory(rows, tuple(expected), steps.start, ranks, frozenset(wrong))
