@@ -385,7 +385,7 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         assert "of step 2: step 3 has not come here yet" in str(pane.border_subtitle)
         await press(pilot, "3")
         text = "\n".join(text_of(pilot))
-        assert "step 3 is under way: slot 7" in text
+        assert "step 3 is under way: slot 6 " in text
         assert "written in layers 0–1   layer 2 to come" in text
         assert str(screen.front.border_subtitle) == ""
         await enter(pilot, "colon", "goto 3")
