@@ -63,7 +63,7 @@ async def test_the_pool_is_told_in_blocks_and_bytes_and_drawn(bench: Bench, size
         text = re.sub(r"\s+", " ", "\n".join(text_of(pilot)).replace("│", " "))
         assert "5 of 64 blocks of 4, 8 %" in text
         # keys and values, 4 layers, 1 KV head of 32 on a rank, 4 rows of float32: 4096 bytes a block
-        assert "20.0 KiB of 256 KiB reserved on each rank" in text
+        assert "20.0 KiB of 256 KiB per rank" in text
         assert "block 0 0█ 0█ 0█ 0█ 0▆" in text
         assert "59 never used beyond" in text
         assert "sequence 0 rows 19 rank 0 19 rank 1 19 =" in text

@@ -20,7 +20,7 @@ def pool_lines(snapshot: Cache, ranks: int, width: int) -> list[TextLine]:
     if snapshot.used is None or snapshot.free is None:
         return [[("pool   ", "strong"), ("not recorded", "quiet")]]
     used, total, size = snapshot.used, snapshot.used + snapshot.free, snapshot.pool.block_bytes
-    room = max(10, min(_BAR, width - 50))
+    room = max(8, min(_BAR, width - 66))
     filled = max(round(room * used / total) if total else 0, 1 if used else 0)
     bar: TextLine = [("pool   ", "strong"), ("█" * filled, "trace"), ("░" * (room - filled), "faint")]
     share = f"{100 * used / total if total else 0:.0f} %"
@@ -29,8 +29,8 @@ def pool_lines(snapshot: Cache, ranks: int, width: int) -> list[TextLine]:
         [(f"{used} of {total} blocks of {snapshot.block_size}, {share}", "quiet")],
     ]
     if size is not None:
-        each = " on each rank" if ranks > 1 else ""
-        facts.append([(f"{bytes_text(size * used)} of {bytes_text(size * total)} reserved{each}", "quiet")])
+        each = " per rank" if ranks > 1 else ""
+        facts.append([(f"{bytes_text(size * used)} of {bytes_text(size * total)}{each}", "quiet")])
     return flow(facts, width, gap=2)
 
 

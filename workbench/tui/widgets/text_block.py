@@ -60,22 +60,18 @@ def cut(line: TextLine, width: int) -> TextLine:
 
 
 def flow(facts: Iterable[TextLine], width: int, gap: int = 3) -> list[TextLine]:
-    """Facts beside each other on as many lines as they need; a fact stays together, one that is wider than a line is
-    cut and says so. Empty ones are left out."""
+    """Facts beside each other on as many lines as they need; a fact that is wider than a line is folded. Empty ones are
+    left out."""
     lines: list[list[GridCell]] = []
-    used = 0
+    used = width
     for fact in facts:
         length = sum(cell_len(text) for text, _ in fact)
-        if not length:
-            continue
-        if lines and used + gap + length <= width:
+        if lines and length and used + gap + length <= width:
             lines[-1] += [(" " * gap, "quiet"), *fact]
             used += gap + length
-        else:
-            lines.append(
-                [*fact] if length <= width else [(fit("".join(t for t, _ in fact), width), fact[0][1])]
-            )
-            used = length
+        elif length:
+            lines += [[*line] for line in folded(fact, width)]
+            used = sum(cell_len(text) for text, _ in lines[-1])
     return list(lines)
 
 
