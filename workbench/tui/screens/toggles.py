@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from engine.faults.catalogue import DEFAULTS, FAULTS
 from engine.faults.fault import Fault
 from sessions.meta import ModelMeta
 from workbench.tui.guard import Guarded
+from workbench.tui.widgets.field import Field
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 
@@ -72,19 +73,22 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
 
     CSS_PATH = "../styles/toggles.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,x", "close", "Close"),
+        Binding("escape", "leave", "Close"),
+        Binding("q,x", "close", "Close"),
         Binding("space", "switch", "Switch"),
+        Binding("slash", "filter", "Filter"),
     ]
 
     def __init__(self, rows: list[ToggleRow], why_not: str = "") -> None:
         super().__init__()
-        self._rows, self._why_not = rows, why_not
+        self._all, self._rows, self._why_not = rows, rows, why_not
 
     def compose(self) -> ComposeResult:
         """The list, and the fault under the cursor in full."""
         with Vertical(id="toggles") as box:
             box.border_title = "toggles"
-            box.border_subtitle = "enter switches   esc closes"
+            box.border_subtitle = "enter switches   / filters   esc closes"
+            yield Field(placeholder="filter: words of a fault, e.g. bias or rope", compact=True)
             yield Grid(_COLUMNS, id="faults")
             yield TextBlock(fold=True, id="fault")
 
@@ -111,9 +115,10 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         ]
 
     def _describe(self) -> None:
-        row = self._rows[self.query_one(Grid).cursor]
+        row = self._rows[self.query_one(Grid).cursor] if self._rows else ToggleRow(None)
         if row.fault is None:
-            self.query_one(TextBlock).show([[("", "quiet")]])
+            told = "" if self._rows else "No fault has these words: esc shows all."
+            self.query_one(TextBlock).show([[(told, "quiet")]])
             return
         fault = row.fault
         why = row.why_not or self._why_not
@@ -143,16 +148,63 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
 
     def action_switch(self) -> None:
         """Switch the fault under the cursor."""
-        row = self._rows[self.query_one(Grid).cursor]
+        row = self._rows[self.query_one(Grid).cursor] if self._rows else ToggleRow(None)
         if row.fault is None or row.why_not or self._why_not:
             self.app.bell()
             return
         value = DEFAULTS[row.fault.rule] if row.on else row.fault.value
         self.dismiss(Toggled(row.fault.rule, value))
 
+    def action_filter(self) -> None:
+        """Type words of a fault."""
+        field = self.query_one(Field)
+        field.add_class("-open")
+        self.set_focus(field)  # at once, for the keys that are under way
+
+    @on(Field.Changed)
+    def _filtered(self, event: Field.Changed) -> None:
+        """The faults that have every word in what is told of them, under their groups."""
+        event.stop()
+        self._rows = filtered_rows(self._all, event.value)
+        grid = self.query_one(Grid)
+        grid.show(len(self._rows), self._cells)
+        grid.cursor = next((i for i, row in enumerate(self._rows) if row.fault is not None), 0)
+        self._describe()
+
+    @on(Field.Submitted)
+    def _entered(self, event: Field.Submitted) -> None:
+        """The keys go back to the list."""
+        event.stop()
+        self.query_one(Grid).focus()
+
+    def action_leave(self) -> None:
+        """Show all of them again; where that is so already, switch nothing."""
+        field = self.query_one(Field)
+        if not field.has_class("-open"):
+            self.action_close()
+            return
+        field.value = ""
+        field.remove_class("-open")
+        self.query_one(Grid).focus()
+
     def action_close(self) -> None:
         """Switch nothing."""
         self.dismiss(None)
+
+
+def filtered_rows(rows: Sequence[ToggleRow], words: str) -> list[ToggleRow]:
+    """The faults that have every word in their title, symptom, rule or group, with the headings of their groups."""
+    wanted, found, heading = words.casefold().split(), [], None
+    for row in rows:
+        if row.fault is None:
+            heading = row
+            continue
+        fault = row.fault
+        told = f"{fault.title} {fault.symptom} {fault.rule}={fault.value} {fault.group} {fault.first_tap}".casefold()
+        if all(word in told for word in wanted):
+            found += [row] if heading is None else [heading, row]
+            heading = None
+    return found
 
 
 _COLUMNS = (

@@ -1,0 +1,66 @@
+"""The list of toggles: groups once, found by what is typed, and what is told of a fault in full."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engine.faults.catalogue import FAULTS
+from sessions.meta import ModelMeta
+from tests.workbench.tui.conftest import Bench, press, text_of
+from workbench.tui.screens.toggles import TogglesScreen, filtered_rows, toggle_rows
+from workbench.tui.widgets.grid import Grid
+
+
+def test_each_group_has_one_heading_and_no_fault_is_missing() -> None:
+    rows = toggle_rows(ModelMeta(), 2, {})
+    headings = [row.heading for row in rows if row.fault is None]
+    assert len(headings) == len(set(headings)) == len({fault.group for fault in FAULTS})
+    assert {row.fault.id for row in rows if row.fault is not None} == {fault.id for fault in FAULTS}
+
+
+@pytest.mark.parametrize("words", ["bias", "BIAS load", "rope", "gibberish no fault has"])
+def test_a_filter_keeps_what_has_every_word_under_its_group(words: str) -> None:
+    rows = filtered_rows(toggle_rows(ModelMeta(), 2, {}), words)
+    for row, after in zip(rows, [*rows[1:], None], strict=False):
+        if row.fault is None:
+            assert after is not None
+            assert after.fault is not None, "a heading stands over something"
+            assert after.fault.group == row.heading
+    told = [
+        f"{row.fault.title} {row.fault.symptom} {row.fault.rule}" for row in rows if row.fault is not None
+    ]
+    assert bool(told) == (words != "gibberish no fault has")
+    titles = [fault for fault in FAULTS if all(word in fault.title.lower() for word in words.lower().split())]
+    assert len(told) >= len(titles)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_slash_filters_and_escape_shows_all_again(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size) as pilot:
+        await press(pilot, "x", "slash", *"biases")
+        screen = pilot.app.screen
+        assert isinstance(screen, TogglesScreen)
+        grid = screen.query_one(Grid)
+        shown = "\n".join(text_of(pilot))
+        assert "q/k/v biases never loaded" in shown
+        assert grid.count < len(FAULTS)
+        assert grid.cursor == 1, "on the first fault, below its heading"
+        await press(pilot, "enter")
+        assert grid.has_focus
+        # All that is told of the fault is there, whatever the width.
+        fault = next(fault for fault in FAULTS if fault.title == screen._rows[grid.cursor].fault.title)  # type: ignore[union-attr]
+        flat = re.sub(r"\s+", " ", "\n".join(line.strip(" │") for line in text_of(pilot)))
+        assert fault.symptom in flat
+        why = screen._rows[grid.cursor].why_not
+        assert (
+            f"cannot act: {why or 'this is a replay: nothing runs here (lockstep tui MODEL runs one)'}"
+            in flat
+        )
+        await press(pilot, "escape")
+        assert grid.count > len(FAULTS)
+        await press(pilot, "slash", *"zzz")
+        assert "No fault has these words" in "\n".join(text_of(pilot))
+        await press(pilot, "enter", "space", "escape", "escape")
+        assert not isinstance(pilot.app.screen, TogglesScreen)
