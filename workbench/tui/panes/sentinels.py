@@ -15,7 +15,7 @@ from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.plain_text import plural
-from workbench.views.sentinel_scan import Sentinel, SentinelScan, Watch
+from workbench.views.sentinel_scan import Sentinel, Watch
 
 
 class SentinelsPane(Pane):
@@ -44,7 +44,6 @@ golden reference; stops. Enter goes there: the step, and the tap.
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Watch | None = None
-        self._scan = SentinelScan()
 
     def content(self) -> Iterable[Widget]:
         """The sentinels, what the one under the cursor found in full, and where each fired."""
@@ -54,10 +53,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
 
     def question(self) -> tuple[Callable[..., Watch], Sequence[object]]:
         """Go on looking."""
-        return self._scan_on, ()
-
-    def _scan_on(self, source: Any, where: Any) -> Watch:
-        return self._scan.watch(source, where)
+        return self.reader.scan.watch, ()
 
     def answer(self, snapshot: Watch) -> None:
         """Show what was found; go on while there are steps that were not looked at."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sessions.errors import SessionError
 from workbench.tui.reader import Reader
 from workbench.tui.settings import TOKEN_COLOURS
 from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import StripLine, TokenStrip
 from workbench.views.overview import Overview
+from workbench.views.sentinel_scan import Watch
 from workbench.views.token_line import TokenLine, TokenLines, compare
 from workbench.views.where import Where
 
@@ -95,8 +97,19 @@ class TokenRows:
                 at, name = both.theirs.at(where.step), overview.branch(other).name
                 lines.append(StripLine(both.theirs.tokens, at, name, seq, chosen, led=True))
         self.strip.lines, self.strip.colour = tuple(lines), self.colour
-        self.timeline.show(self.line, where, self.colour)
-        return all(line.complete for line in (*read.values(), theirs) if line is not None)
+        watch = await self._watch(where)
+        self.timeline.show(self.line, where, self.colour, watch, overview.batch.label(where.seq))
+        looked = watch is None or watch.scanned >= watch.total
+        return looked and all(line.complete for line in (*read.values(), theirs) if line is not None)
+
+    async def _watch(self, where: Where) -> Watch | None:
+        """The sentinels, a little further; None where nothing shows them, or damage hides them (the pane says so)."""
+        if not self.timeline.display:
+            return None
+        try:
+            return await self.reader.ask(self.reader.scan.watch, where)
+        except SessionError:
+            return None
 
     def _room(self) -> int:
         """How many sequences have a line: what is below them needs the rest."""

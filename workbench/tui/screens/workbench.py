@@ -36,7 +36,6 @@ from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.model_tree import ModelTree
 from workbench.tui.widgets.pane_tabs import PaneTabs
 from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.overview import Overview, Present, overview
 from workbench.views.where import Where
@@ -238,13 +237,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
         await self.show_pane(event.number)
 
     @on(TokenStrip.Picked)
-    async def _token(self, event: TokenStrip.Picked) -> None:
-        there = self.where if event.seq is None else replace(self.where, seq=event.seq)
-        self.where = there if event.step is None else replace(there, step=event.step)
-
-    @on(StepTimeline.Picked)
-    def _step(self, event: StepTimeline.Picked) -> None:
-        self.where = replace(self.where, step=event.step)
+    def _token(self, event: TokenStrip.Picked) -> None:
+        seq = self.where.seq if event.seq is None else event.seq
+        self.where = replace(self.where, seq=seq, step=self.where.step if event.step is None else event.step)
 
     @on(ModelTree.Picked)
     def _tree(self, event: ModelTree.Picked) -> None:
