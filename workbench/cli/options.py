@@ -21,7 +21,9 @@ Model = Annotated[
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", "-p", metavar="TEXT", help="Repeat it for a ragged batch.", show_default=False),
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="Repeat it for a batch of several prompts.", show_default=False
+    ),
 ]
 Ids = Annotated[
     list[str] | None,

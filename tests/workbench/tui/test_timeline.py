@@ -16,7 +16,7 @@ from workbench.tui.widgets.step_timeline import StepTimeline
 
 #: Probabilities of the emitted tokens, by sequence: NaN at step 3 of the second.
 CHANCES = {0: [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], 1: [0.2, 0.2, 0.2, float("nan"), 0.2, 0.2]}
-LABEL = 13
+LABEL, WIDE = 13, 6
 
 
 @pytest.fixture
@@ -52,18 +52,18 @@ async def test_probability_entropy_and_sentinels_over_steps(bench: Bench, batch:
     async with bench(size=(200, 60), path=batch) as pilot:
         lines = _timeline(pilot)
         assert [lines[i].split()[0] for i in (0, 2, 4)] == ["probability", "entropy", "sentinels"]
-        heights = lines[1][LABEL : LABEL + 6]
+        heights = lines[1][LABEL::WIDE][:6]
         assert heights[2] in "▁▂", "one token was unlikely"
         assert set(heights) - {heights[2]} == {"█"}
-        assert lines[4][LABEL : LABEL + 6] == "···××·", "where NaN was, and where not"
+        assert lines[4][LABEL::WIDE][:6] == "···××·", "where NaN was, and where not"
         assert lines[5].lstrip().startswith("▲ step 5   seq 0 of 2")
         assert lines[5].endswith("× NaN"), "what the mark means"
         await press(pilot, "right_parenthesis")
         lines = _timeline(pilot)
         assert "seq 1 of 2" in lines[5]
-        assert [line[LABEL + 3] for line in lines[:4]] == ["×"] * 4, "NaN is seen in both figures"
+        assert [line[LABEL + 3 * WIDE] for line in lines[:4]] == ["×"] * 4, "NaN is seen in both figures"
         assert lines[1][LABEL] in "▂▃▄", "the other sequence's probability"
-        await pilot.click(StepTimeline, offset=(LABEL + 2, 1))
+        await pilot.click(StepTimeline, offset=(LABEL + 2 * WIDE + 1, 1))
         await settle(pilot)
         screen = pilot.app.screen
         assert isinstance(screen, WorkbenchScreen)

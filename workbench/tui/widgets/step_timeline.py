@@ -23,6 +23,7 @@ from workbench.views.where import Where
 
 _LABEL = 13
 _HEIGHT = 2
+_WIDEST = 6
 #: The mark of each sentinel, the gravest first: where several fire in a cell it is the first that is seen.
 _MARKS: dict[SentinelKind, str] = {
     "nan": "×", "desync": "≠", "cache": "!", "inf": "∞", "golden": "✗", "repetition": "↻", "stop": "■",
@@ -70,6 +71,10 @@ class StepTimeline(LineWidget):
         room = max(1, self.size.width - _LABEL - 1)
         return max(1, -(-len(self.steps.chances) // room))
 
+    def _wide(self) -> int:
+        """How many columns a step has where there is room for more than one."""
+        return max(1, min(_WIDEST, (self.size.width - _LABEL - 1) // max(1, len(self.steps.chances))))
+
     def line(self, y: int) -> Strip:
         """A line of bars, the line of marks, or the step's number under them."""
         if y < _HEIGHT:
@@ -84,9 +89,12 @@ class StepTimeline(LineWidget):
         shares = [values[i : i + share] for i in range(0, len(values), share)]
         shown = [_least(each) if least else greatest(each) for each in shares]
         drawn = bars([*shown, 1.0], _HEIGHT)[y][:-1]
-        present = self.steps.at // share
+        present, wide = self.steps.at // share, self._wide()
         cells = [
-            (cell, styles.wrong if cell == "×" else styles.accent if i == present else styles.trace)
+            (
+                (cell * (wide - 1)).ljust(wide) if wide > 1 else cell,
+                styles.wrong if cell == "×" else styles.accent if i == present else styles.trace,
+            )
             for i, cell in enumerate(drawn)
         ]
         return self._joined(label, cells)
@@ -101,14 +109,14 @@ class StepTimeline(LineWidget):
             )
             clear = "·" if first < self.steps.scanned else " "
             mark = next(fired, clear)
-            cells.append((mark, styles.faint if mark == clear else styles.wrong))
+            cells.append((mark.ljust(self._wide()), styles.faint if mark == clear else styles.wrong))
         return self._joined("sentinels", cells)
 
     def _foot(self) -> Strip:
         """The present step under its column, and at the right what the marks mean that are seen."""
         styles, width = self.paint, self.size.width
         marker = f"▲ step {self.steps.at}" + (f"   {self.steps.title}" if self.steps.title else "")
-        left = min(self.steps.at // self._share(), max(0, width - _LABEL - len(marker)))
+        left = min(self.steps.at // self._share() * self._wide(), max(0, width - _LABEL - len(marker)))
         line = Strip([Segment(" " * (_LABEL + left)), Segment(marker, styles.accent)])
         seen = [f"{_MARKS[kind]} {NAMES[kind]}" for kind, steps in self.steps.histories if 1 in steps]
         legend = "   ".join(seen) + " "
@@ -127,7 +135,7 @@ class StepTimeline(LineWidget):
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step."""
-        step = (event.x - _LABEL) * self._share()
+        step = (event.x - _LABEL) // self._wide() * self._share()
         if 0 <= step < len(self.steps.chances):
             self.post_message(TokenStrip.Picked(None, step))
 
