@@ -68,6 +68,12 @@ class _Library:
         self.ggml: Any = _ggml.libggml
         self.ggml.ggml_get_name.restype = self.ggml.ggml_op_desc.restype = ctypes.c_char_p
         self.ggml.ggml_nbytes.restype = ctypes.c_size_t
+        for function in (self.ggml.ggml_get_name, self.ggml.ggml_op_desc, self.ggml.ggml_nbytes):
+            function.argtypes = (ctypes.c_void_p,)
+        self.ggml.ggml_backend_tensor_get.argtypes = (
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+        )  # fmt: skip
+        self.ggml.ggml_backend_tensor_get.restype = None
         self._log = api.llama_log_callback(
             lambda level, text, data: _logged.append(text.decode("utf-8", "replace"))
         )
@@ -76,8 +82,8 @@ class _Library:
 
     def describe(self, tensor: int) -> tuple[str, str]:
         """Name and operation of a tensor."""
-        name = self.ggml.ggml_get_name(ctypes.c_void_p(tensor))
-        return name.decode("utf-8", "replace"), self.ggml.ggml_op_desc(ctypes.c_void_p(tensor)).decode()
+        name: bytes = self.ggml.ggml_get_name(tensor)
+        return name.decode("utf-8", "replace"), self.ggml.ggml_op_desc(tensor).decode()
 
     def read(self, tensor: int) -> Array:
         """A copy of a float32 tensor, whatever its strides, from whichever memory it is in."""
@@ -86,13 +92,9 @@ class _Library:
             raise ReferenceFailure(
                 f"llama.cpp computed {self.describe(tensor)[0]} in ggml type {head.type}, not F32"
             )
-        pointer = ctypes.c_void_p(tensor)
-        raw = np.empty(self.ggml.ggml_nbytes(pointer) // 4, np.float32)
-        self.ggml.ggml_backend_tensor_get(
-            pointer, ctypes.c_void_p(raw.ctypes.data), ctypes.c_size_t(0), ctypes.c_size_t(raw.nbytes)
-        )
-        shape, strides = tuple(head.ne)[::-1], tuple(head.nb)[::-1]
-        return np.lib.stride_tricks.as_strided(raw, shape, strides)
+        raw = np.empty(self.ggml.ggml_nbytes(tensor) // 4, np.float32)
+        self.ggml.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
+        return np.ndarray(head.ne[::-1], np.float32, raw, 0, head.nb[::-1])
 
 
 def _failed(what: str, path: Path) -> ReferenceFailure:
