@@ -85,11 +85,15 @@ class Blocks:
         """The elements, contiguous."""
         import torch
 
-        values = decode(self.raw, self.type)
-        if self.columns.size == values.shape[-1]:
-            return values
-        part = values.narrow(-1, self.columns.start, self.columns.size)
-        return part.clone(memory_format=torch.contiguous_format)
+        covered = self.raw.shape[-1] // self.type.nbytes * self.type.elements
+        if self.columns.size == covered:
+            return decode(self.raw, self.type)
+        # Piece by piece, so that the whole of what covers the slice is never in memory beside it.
+        raw, rows = self.raw.reshape(-1, self.raw.shape[-1]), max(1, PIECE_BYTES // (4 * covered))
+        values = torch.empty(len(raw), self.columns.size)
+        for piece, target in zip(raw.split(rows), values.split(rows), strict=True):
+            target.copy_(decode(piece, self.type).narrow(-1, self.columns.start, self.columns.size))
+        return values.view(*self.raw.shape[:-1], self.columns.size)
 
 
 class GgufSource(FileSource):
