@@ -69,3 +69,8 @@ PLAIN: dict[str, str] = {
 QUANTISED: tuple[str, ...] = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
+
+
+def blocks_of(name: str) -> BlockType | None:
+    """The quantised type of that name; None for one whose elements stand by themselves."""
+    return next((kind for kind in TYPES.values() if kind.name == name and kind.elements > 1), None)

@@ -10,13 +10,16 @@ from typing import Annotated
 
 import typer
 
+from engine.checkpoint.block_types import blocks_of
+from engine.checkpoint.gguf.names import gguf_name
+from engine.checkpoint.gguf.source import GgufSource
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
 from engine.config import EngineConfig, ModelConfig, check_fit
 from engine.parallel import shards
-from engine.parallel.shards import Shard
 from engine.text import bytes_text
 from sessions.text import clean
+from workbench.cli.gguf_head import head_lines, metadata_told
 from workbench.cli.inspect_pair import inspect_pair
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
@@ -49,8 +52,9 @@ def inspect(
 ) -> None:
     """Names, shapes, dtypes, ranks' parts, statistics and outliers of a checkpoint's tensors.
 
-    What stands out is shown as what it is, and never changed. With a second checkpoint (safetensors or GGUF): how each
-    of its tensors is made from the first's. Exit code 1: not all that separates them is what their types can do.
+    Of a GGUF file also the metadata, and values as they are dequantised, in Hugging Face's names and layout. What
+    stands out is shown as what it is, and never changed. With a second checkpoint (safetensors or GGUF): how each of
+    its tensors is made from the first's. Exit code 1: not all that separates them is what their types can do.
     """
     model = open_model(path)
     if other is not None:
@@ -65,9 +69,12 @@ def inspect(
         if as_json:
             tensors = [_told(one) for one in found]
             _need_some(tensors, tensor)
-            print(dumps(asdict(_summary(model, names)) | {"tp": tp, "tensors": tensors}))
+            head = {"metadata": metadata_told(source.headers)} if isinstance(source, GgufSource) else {}
+            print(dumps(asdict(_summary(model, names)) | head | {"tp": tp, "tensors": tensors}))
             return
         print(clean(_headline(model, names), newlines=True))
+        if isinstance(source, GgufSource) and tensor == "*":
+            print("\n".join(head_lines(source.headers)))
         _need_some(list(_print_all(found, model.config, names, tp)), tensor)
 
 
@@ -107,6 +114,7 @@ def _told(one: TensorSurvey) -> dict[str, object]:
         "name": one.name,
         "dtype": one.info.dtype,
         "encoding": one.info.encoding or None,
+        "stored_as": gguf_name(one.name) if one.info.encoding else one.name,
         "shape": one.info.shape,
         "file": one.info.file.name,
         "shards": [
@@ -156,7 +164,7 @@ def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str
     for one in found:
         print(_row(one, longest)[:width].rstrip())
         if tp > 1:
-            print(f"    {_parts(one.shards)}")
+            print(f"    {_parts(one)}")
         if one.statistics is not None and one.not_finite:
             print(f"  ! not finite: {one.statistics.nan} NaN, {one.statistics.inf} Inf")
             notes[NOT_FINITE] = notes.get(NOT_FINITE, 0) + 1
@@ -176,8 +184,9 @@ def _row(one: TensorSurvey, longest: int) -> str:
     return f"{clean(one.name):{longest}}  {dtype:6}  {shape:>12}{cells}  {bytes_text(one.info.nbytes)}"
 
 
-def _parts(parts: tuple[Shard, ...]) -> str:
-    """Which rank holds which part, ranks with the same part together."""
+def _parts(one: TensorSurvey) -> str:
+    """Which rank holds which part, and reads which blocks for it; ranks with the same part together."""
+    parts = one.shards
     if not parts:
         return "no parameter of this model: not loaded"
     if parts[0].dim is None:
@@ -186,6 +195,10 @@ def _parts(parts: tuple[Shard, ...]) -> str:
     spans: dict[str, list[str]] = {}
     for rank, part in enumerate(parts):
         text = f"{what} {part.span.start}-{part.span.stop - 1}" if part.span.size else "nothing"
+        if part.dim == len(part.shape) - 1 and (kind := blocks_of(one.info.encoding)):
+            first, last = part.span.start // kind.elements, -(-part.span.stop // kind.elements) - 1
+            blocks = f"blocks {first}-{last}" if last > first else f"block {first}"
+            text += f" ({blocks} of {part.shape[part.dim] // kind.elements} a row)"
         spans.setdefault(text, []).append(str(rank))
     return " · ".join(
         f"rank{'s' * (len(ranks) > 1)} {','.join(ranks)}: {text}" for text, ranks in spans.items()

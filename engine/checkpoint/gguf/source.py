@@ -104,7 +104,7 @@ class GgufSource(FileSource):
     """
 
     def __init__(self, headers: dict[Path, GgufHeader], model: ModelConfig) -> None:
-        self._headers, self._model = headers, model
+        self.headers, self._model = headers, model
         self.decoding = Decoding()
         self._tensors: dict[str, GgufTensor] = {}
         infos: dict[str, TensorInfo] = {}
@@ -190,7 +190,7 @@ class GgufSource(FileSource):
         """BLAKE2b over each file's metadata and infos and, tensor by tensor, its contents: up to 1 MiB all of them, of
         larger ones 16 evenly spaced blocks of 4 KiB: a change that misses them all goes unseen."""
         hasher = hashlib.blake2b(digest_size=16)
-        for path, header in self._headers.items():
+        for path, header in self.headers.items():
             with path.open("rb") as file:
                 hasher.update(file.read(header.data_start))
                 for tensor in header.tensors.values():

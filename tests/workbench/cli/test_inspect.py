@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints import tiny_checkpoint
 from workbench.cli.main import run
+from workbench.demo import GGUF_DIR
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,34 @@ def test_mistakes(model: Path, capsys: Any, tmp_path: Path) -> None:
         shown = capsys.readouterr()
         assert said in shown.err
         assert shown.err.count("\n") == 1
+
+
+def test_a_gguf_file_shows_its_metadata_its_types_and_the_blocks_of_each_rank(capsys: Any) -> None:
+    file = str(GGUF_DIR / "demo-q4_k_m.gguf")
+    assert run(["inspect", file, "--tp", "2", "--no-statistics"]) == 0
+    out = capsys.readouterr().out
+    assert "demo-q4_k_m.gguf: GGUF version 3, 2.2 MiB, alignment 32" in out
+    assert "50 tensors: 24 Q4_K, 21 F32, 5 Q6_K" in out
+    assert "2003 STRING: '!', '\"', '#'" in out
+    assert (
+        "rank 0: columns 0-383 (blocks 0-1 of 3 a row) · rank 1: columns 384-767 (blocks 1-2 of 3 a row)"
+        in out
+    )
+    assert "columns 0-127 (block 0 of 1 a row)" in out
+    report = told(capsys, file, "--tensor", "*.0.self_attn.k_proj.*")
+    assert report["metadata"]["qwen2.block_count"] == 4
+    assert report["metadata"]["tokenizer.ggml.tokens"] == {
+        "element": "STRING", "count": 2003, "first": ["!", '"', "#", "$", "%", "&"],
+    }  # fmt: skip
+    weight, bias = report["tensors"]
+    assert (weight["encoding"], weight["stored_as"], weight["shape"]) == (
+        "Q4_K",
+        "blk.0.attn_k.weight",
+        [64, 256],
+    )
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}["blk.0.attn_k.weight"]
+    values = gguf.quants.dequantize(reader.data, reader.tensor_type)
+    assert weight["statistics"]["absmax"] == pytest.approx(np.abs(values).max())
+    # What looks corrupt and is not: the k-bias of a Qwen2, as the original checkpoint has it.
+    assert bias["statistics"]["min"] == pytest.approx(-33.0)
+    assert "legitimate in Qwen2" in bias["note"]
