@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
 from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
-from engine.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from engine.checkpoint.gguf.header import GgufHeader, GgufTensor
 from engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
 from engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations
+from engine.checkpoint.gguf.split import read_split
 from engine.checkpoint.source import TensorInfo
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
@@ -196,36 +196,6 @@ class GgufSource(FileSource):
                 for tensor in header.tensors.values():
                     hash_contents(hasher, file, tensor.start, tensor.stop - tensor.start)
         return hasher.hexdigest()
-
-
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-
-
-def read_split(path: Path) -> dict[Path, GgufHeader]:
-    """The headers of a file, or of all the files that it is the first of, in order."""
-    first = read_gguf_header(path)
-    count = first.metadata.get("split.count", 0)
-    if not isinstance(count, int) or count <= 1:
-        return {path: first}
-    match = _SPLIT.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
-        raise CheckpointError(
-            f"{path}: one of {count} files of a split model, but not named as such: "
-            f"expected NAME-00001-of-{count:05}.gguf"
-        )
-    if int(match[2]) != 1:
-        raise CheckpointError(
-            f"{path}: file {int(match[2])} of {count}: open the first, {match[1]}-00001-of-{match[3]}.gguf"
-        )
-    headers = {path: first}
-    for number in range(2, count + 1):
-        part = path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf")
-        if not part.exists():
-            raise CheckpointError(f"{part}: missing, one of {count} files of a split model; download it")
-        headers[part] = header = read_gguf_header(part)
-        if header.metadata.get("split.count") != count or header.metadata.get("split.no") != number - 1:
-            raise CheckpointError(f"{part}: is not file {number} of {count} by its metadata")
-    return headers
 
 
 def _info(file: Path, tensor: GgufTensor) -> TensorInfo:

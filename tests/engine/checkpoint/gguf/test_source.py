@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from engine.checkpoint.block_types import PLAIN, QUANTISED, TYPES
 from engine.checkpoint.dequantise import SUPPORTED
-from engine.checkpoint.gguf.source import GgufSource, open_gguf, read_split
+from engine.checkpoint.gguf.source import GgufSource, open_gguf
+from engine.checkpoint.gguf.split import read_split
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.checkpoint.verify import verify
