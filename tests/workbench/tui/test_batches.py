@@ -54,7 +54,7 @@ def _chosen(pilot: Pilot[int]) -> list[int]:
     return [i for i, line in enumerate(text_of(pilot)[2:5]) if line.startswith(f"▸seq {i} ")]
 
 
-async def test_keys_mouse_and_command_choose_the_sequence(model: Path, tmp_path: Path) -> None:
+async def test_keys_mouse_and_command_choose_the_sequence(model: Path, tmp_path: Path, bench: Bench) -> None:
     async with running(model, tmp_path / "live.session") as pilot:
         driver = _screen(pilot).driver
         assert isinstance(driver, LiveDriver)
@@ -90,6 +90,26 @@ async def test_keys_mouse_and_command_choose_the_sequence(model: Path, tmp_path:
         assert any("seq 1 of 3 reads" in line and "position 3" in line for line in text_of(pilot))
         await press(pilot, "escape")
         assert "pos 3" in text_of(pilot)[0]
+        await press(pilot, "n")
+        await _every_pane_shows_the_chosen_one(pilot)
+    async with bench(path=tmp_path / "live.session") as pilot:
+        await _every_pane_shows_the_chosen_one(pilot)
+
+
+async def _every_pane_shows_the_chosen_one(pilot: Pilot[int]) -> None:
+    """At step 2, whose positions are as many as the prompt's tokens and two more."""
+    screen = _screen(pilot)
+    for _ in PROMPTS:
+        await press(pilot, "right_parenthesis", "2")
+        seq = screen.where.seq
+        length = len(PROMPTS[seq].split(",")) + 2
+        assert any(f"k 0…{length - 1}" in line for line in text_of(pilot)), "attention over its positions"
+        await press(pilot, "3")
+        assert any(f"▸ sequence {seq}   rows {length} " in line for line in text_of(pilot))
+        told = await screen.reader.ask(lambda source, seq=seq: source.sequence(2, 0, seq))
+        await press(pilot, "5")
+        assert any(f"chosen ‹{told.emitted}› " in line for line in text_of(pilot)), "its logits"
+    await press(pilot, "1")
 
 
 @pytest.fixture

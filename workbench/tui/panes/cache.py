@@ -161,7 +161,11 @@ shifted slots light up.
     def _sequence_lines(self, snapshot: Cache, width: int) -> list[TextLine]:
         found: list[TextLine] = []
         for sequence in snapshot.sequences if snapshot.step >= 0 else ():
-            found += length_lines(sequence, width)
+            lines = length_lines(sequence, width)
+            if len(snapshot.sequences) > 1:
+                chosen = sequence.seq == self.where.seq
+                lines[0] = [("▸ " if chosen else "  ", "accent"), *lines[0]]
+            found += lines
             found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
             found += table_lines(sequence, snapshot, width)
         return found
