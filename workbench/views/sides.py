@@ -92,7 +92,8 @@ def sides(source: SessionSource, where: Where, other: Other, parted: int | None 
     steps = theirs.session.steps(branch)
     if where.step not in steps:
         end = f"ends at step {steps.stop - 1}" if steps else "has no steps yet"
-        return replace(both, why_not=f"{name} {end}", lacks_step=True)
+        more = ": `golden` records it up to where the branch stands" if other == GOLDEN else ""
+        return replace(both, why_not=f"{name} {end}{more}", lacks_step=True)
     if parted is not None and where.step > parted and other != GOLDEN:
         return replace(
             both,

@@ -13,8 +13,6 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from sessions.errors import SessionError
-from workbench.export.table import Table
-from workbench.paths import file_stem
 from workbench.tui import screenshots
 from workbench.tui.guard import Guarded
 from workbench.tui.marks import Marks
@@ -30,12 +28,13 @@ from workbench.tui.screenshots import Screenshot
 from workbench.tui.split import OPERATIONS, PARTS, TENSOR
 from workbench.tui.split.header import SplitHeader
 from workbench.tui.split.keys import FILL, HINTS, KEYS, OTHER_SIDE, PINNED
+from workbench.tui.split.message import SplitMessage
 from workbench.tui.split.operations import SplitOperations
 from workbench.tui.split.part import SplitPart
 from workbench.tui.widgets.divider import Divider
 from workbench.tui.widgets.key_bar import KeyBar
 from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.status_line import Fact, StatusLine
+from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.token_strip import TokenStrip
 from workbench.views.compared_tensors import compared_tensor
 from workbench.views.overview import Overview
@@ -56,6 +55,8 @@ class SplitScreen(Guarded, Screen[Where | None]):
         Binding("left_square_bracket", "scrub(-1)", "Look a step back"),
         Binding("full_stop", "neighbour(1)", "Next layer"),
         Binding("comma", "neighbour(-1)", "Layer before"),
+        Binding("right_parenthesis", "sequence(1)", "Next sequence"),
+        Binding("left_parenthesis", "sequence(-1)", "Sequence before"),
         Binding("o", "parting", "First different token"),
         Binding("w", "other", "Another other side"),
         Binding("a", "fill", "What a side lacks"),
@@ -78,7 +79,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         self.active = part
         self.head = SplitHeader()
         self.commands = SideCommands(bench, reader, runner)
-        self.exporter = Exporter(self, self._picture, self._table, self._say)
+        self.exporter = Exporter(self, self._picture, lambda: self.front.table(), self._say)
         self._sides = SidesReader()
         self._strayed = False  # whether it looks elsewhere than the workbench
         self._tell_before = runner.tell
@@ -89,7 +90,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         yield Divider()
         yield PaneTabs(id="tabs")
         yield Container(*self.parts, id="parts")
-        yield StatusLine(id="message")
+        yield SplitMessage(id="message")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
@@ -159,20 +160,20 @@ class SplitScreen(Guarded, Screen[Where | None]):
 
     def _show_tokens(self, tokens: SidesTokens) -> None:
         state = self.runner.driver.state(self.where, self.runner.busy) or Fact("replay", "quiet", drop=1)
-        self.head.show(tokens, self.where.step, self.names, state, golden=self.other == GOLDEN)
+        sequence = Fact(self.overview.batch.label(self.where.seq), "text", drop=1)
+        self.head.show(tokens, self.where.step, self.names, (sequence, state), golden=self.other == GOLDEN)
 
     def _say(self, text: str, wrong: bool = False) -> None:
-        mark = [Fact("✗", "wrong")] if wrong else []
-        self.query_one("#message", StatusLine).show([*mark, Fact(text, "text")])
+        self.query_one(SplitMessage).say(text, wrong)
 
     def _tick(self) -> None:
-        if self.runner.busy and self.is_current:
-            self._say(self.runner.progress)
+        if self.is_current:
+            self.query_one(SplitMessage).progress(self.runner.progress if self.runner.busy else "")
 
     # --- where ---------------------------------------------------------------------------------------
 
     def _look(self, where: Where) -> None:
-        self._strayed = self._strayed or where.step != self.where.step
+        self._strayed |= (where.step, where.seq) != (self.where.step, self.where.seq)
         self.where = where
         self._say("")
         self._show()
@@ -266,6 +267,10 @@ class SplitScreen(Guarded, Screen[Where | None]):
 
     # --- the rest ------------------------------------------------------------------------------------
 
+    def action_sequence(self, by: int) -> None:
+        """Another sequence of a batch."""
+        self._look(replace(self.where, seq=self.overview.batch.beside(self.where.seq, by)))
+
     def action_interrupt(self) -> None:
         """Stop what runs."""
         self.commands.interrupt()
@@ -286,14 +291,9 @@ class SplitScreen(Guarded, Screen[Where | None]):
         """The part to a file."""
         self.exporter.ask()
 
-    def _table(self) -> Table | None:
-        return self.front.table()
-
     def _picture(self) -> tuple[Screenshot, str] | None:
-        ours, theirs = self.names
-        title = f"{self.overview.model}: {ours} beside {theirs}, {self.front.TITLE.lower()}, step {self.where.step}"
-        stem = f"{file_stem(f'{ours}-{theirs}'.replace('=', '-'))}-step{self.where.step}"
-        return screenshots.taken(self, self.query_one("#parts").region, title, self._table()), stem
+        title, stem = self.front.named(self.overview.model)
+        return screenshots.taken(self, self.query_one("#parts").region, title, self.front.table()), stem
 
     def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
         """A clicked hint is its key."""

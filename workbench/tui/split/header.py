@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 
 from workbench.tui.split.mark import DifferenceMark
@@ -26,7 +28,7 @@ class SplitHeader(PaintedWidget):
         yield from (self.title, self.strip, self.mark)
 
     def show(
-        self, tokens: SidesTokens, step: int, names: tuple[str, str], state: Fact, *, golden: bool
+        self, tokens: SidesTokens, step: int, names: tuple[str, str], right: Sequence[Fact], *, golden: bool
     ) -> None:
         """Show both sides at a step. `golden`: theirs are a reference's own choices."""
         lines = (tokens.pair.ours, tokens.pair.theirs)
@@ -45,7 +47,7 @@ class SplitHeader(PaintedWidget):
                 Fact(names[0], "strong"), Fact("beside", "quiet", drop=3), Fact(names[1], "strong"),
                 Fact(f"step {step}", "accent"), Fact(f"of {ends}" if ends else "", "quiet", drop=2),
             ],
-            [state],
+            right,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ KEYS = (
     ("[ ]", "look a step back, ahead"),
     ("o", "the first different token"),
     ("w", "another other side"),
+    ("( )", "another sequence of a batch"),
     ("1 … 4", "the parts"),
     (", .", "layer before, next layer"),
     ("a", "compute what a side lacks"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sessions.errors import SessionError
+from workbench.paths import file_stem
 from workbench.tui.panes.base import Pane
 from workbench.views.sides import GOLDEN, Other
 
@@ -29,6 +30,13 @@ class SplitPart(Pane):
     def lacking(self) -> Sequence[tuple[str, str]]:
         """(side, tap) of the tensors that a side did not capture."""
         return ()
+
+    def named(self, model: str) -> tuple[str, str]:
+        """The title of a picture of it, and a file's name without the ending."""
+        ours, theirs = self.names
+        stem = file_stem(f"{ours}-{theirs}".replace("=", "-"))
+        title = f"{model}: {ours} beside {theirs}, {self.TITLE.lower()}, step {self.where.step}"
+        return title, f"{stem}-step{self.where.step}"
 
     def fetches(self) -> list[str]:
         """The debugger's commands that bring what is lacking. SessionError where none could."""
