@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.segment import Segment
 from textual.app import App, ComposeResult
+from textual.strip import Strip
 
 from workbench.export.colormap import SHADES, shades
 from workbench.export.pooling import pool
 from workbench.tui.theme import DARK, LIGHT
 from workbench.tui.widgets.axes import Axes, column_labels, row_labels
+from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.shading import Matrix
 
@@ -82,9 +85,17 @@ def test_a_map_of_some_size_uses_the_room_of_both_sides(
 @given(st.integers(1, 300), st.integers(12, 150), st.integers(2, 80))
 def test_labels_stand_at_what_they_name(count: int, width: int, height: int) -> None:
     pixels = pool(np.zeros((count, count), np.float32), width, 2 * height)
-    above = column_labels(_axes(), pixels, width)
+    above, cells = column_labels(_axes(), pixels, width)
     assert cell_len(above) == width
     assert above.startswith("0 w"), "the first column is always named"
+    assert not cells
+    pinned = count * 2 // 3
+    with_one, cells = column_labels(_axes(), pixels, width, pinned)
+    assert cell_len(with_one) == width
+    shown = Strip([Segment(with_one)])
+    assert shown.crop(cells.start, cells.stop).text in (word(pinned), fit(word(pinned), width))
+    beside_it = shown.crop(0, cells.start).text[-1:] + shown.crop(cells.stop, width).text[:1]
+    assert not beside_it.strip(), "no other label touches it, or is left in part"
     for found in re.finditer(r"(\d+) \S", above):
         start, named = cell_len(above[: found.start()]), int(found[1])
         assert pixels.columns[start] <= named, "it stands above its column, or the one that stands for it"

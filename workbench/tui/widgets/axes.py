@@ -75,23 +75,31 @@ def row_of_line(rows: NDArray[np.intp], y: int) -> int:
     return lower if y and rows[2 * y - 1] == upper else upper
 
 
-def column_labels(axes: Axes, pixels: Pixels, width: int) -> str:
-    """One line of `width` cells: the labels of as many columns as there is room for, each above its first cell."""
+def column_labels(axes: Axes, pixels: Pixels, width: int, pinned: int | None = None) -> tuple[str, range]:
+    """One line of `width` cells: the labels of as many columns as there is room for, each above its first cell; and the
+    cells of the label of the `pinned` column, which stands whole and for which others make room."""
     columns = pixels.columns
     count = int(columns[-1]) + 1
     longest = min(_longest(axes.column, count) + 1, _LEAST)
-    per_column = len(columns) / count
-    stride = next((one for one in _STRIDES if one * per_column >= longest), count)
-    line, at = "", 0
+    stride = next((one for one in _STRIDES if one * len(columns) / count >= longest), count)
+    labels: list[tuple[int, str]] = []
     starts = [first_cell(columns, column) for column in range(0, count, stride)]
-    for column, start, end in zip(
-        range(0, count, stride), starts, [*starts[1:], max(width, len(columns))], strict=True
-    ):
-        label, room = axes.column(column), end - start - 1
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], max(width, len(columns))], strict=True)):
+        label, room = axes.column(index * stride), end - start - 1
         if room >= min(cell_len(label), _LEAST // 2):
-            line += " " * (start - at) + fit(label, room) + " "
-            at = end
-    return fit(line, width)
+            labels.append((start, fit(label, min(room, cell_len(label)))))
+    cells = range(0)
+    if pinned is not None:
+        label = axes.column(pinned)
+        label = fit(label, min(cell_len(label), width))
+        start = max(0, min(first_cell(columns, pinned), width - cell_len(label)))
+        cells = range(start, start + cell_len(label))
+        others = [one for one in labels if one[0] > cells.stop or one[0] + cell_len(one[1]) < start]
+        labels = sorted([*others, (start, label)])
+    line = ""
+    for start, label in labels:
+        line += " " * (start - cell_len(line)) + label
+    return fit(line, width), cells
 
 
 def first_cell(edges: NDArray[np.intp], element: int) -> int:

@@ -162,7 +162,7 @@ class Heatmap(GuardedWidget, can_focus=True):
         if left:
             beside = [Strip([Segment(label, quiet)], left) for label in row_labels(axes, pixels, left)]
             drawn = [Strip.join([label, line]) for label, line in zip(beside, drawn, strict=True)]
-            above = corner(axes, left) + column_labels(axes, pixels, width - left)
+            above = corner(axes, left) + column_labels(axes, pixels, width - left)[0]
             drawn = [Strip([Segment(above, quiet)], width), *drawn]
         limit = self.matrix.top or strongest(pixels)
         notes = notes_of(pixels, self.matrix.values.shape)
@@ -208,13 +208,14 @@ class Heatmap(GuardedWidget, can_focus=True):
         axes = self.matrix.axes if self.matrix is not None else None
         if axes is not None and left:
             style = Style(bgcolor=paint(self.app).ground) + paint(self.app).accent
-            row, column = axes.row(self.cursor[0]), axes.column(self.cursor[1])
             first = top + first_cell(self._pixels.rows, self.cursor[0]) // 2
-            shown[first] = _over(shown[first], 0, fit(row, left - 1), style)  # where the row begins
-            room = self.size.width - left
-            label = fit(column, min(cell_len(column), room))
-            start = min(first_cell(self._pixels.columns, self.cursor[1]), room - cell_len(label))
-            shown[0] = _over(shown[0], left + start, f"{label} "[: room - start], style)
+            shown[first] = _over(shown[first], 0, fit(axes.row(self.cursor[0]), left - 1), style)
+            above, cells = column_labels(axes, self._pixels, self.size.width - left, self.cursor[1])
+            shown[0] = _over(
+                shown[0], left, above, Style(bgcolor=paint(self.app).ground) + paint(self.app).quiet
+            )
+            label = Strip([Segment(above)]).crop(cells.start, cells.stop).text
+            shown[0] = _over(shown[0], left + cells.start, label, style)
         return shown
 
     @property
