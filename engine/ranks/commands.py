@@ -31,7 +31,7 @@ from engine.taps.pausing import Abandon, Pauser
 Resolve = Callable[[Mapping[str, str]], Rules]
 
 #: What a rank serves while it is paused inside a step.
-WHILE_PAUSED = (m.Ping, m.ReadTap, m.PutPatches, m.ReadWeights, m.ReadWeight, m.ReadCache)
+WHILE_PAUSED = (m.Ping, m.ReadTap, m.WatchTaps, m.PutPatches, m.ReadWeights, m.ReadWeight, m.ReadCache)
 
 
 class Commands:

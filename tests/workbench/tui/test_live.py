@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from textual.pilot import Pilot
 
@@ -26,6 +27,7 @@ from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings, load
+from workbench.tui.widgets.heatmap import Heatmap
 from workbench.views.attention import attention
 from workbench.views.numbers import number
 from workbench.views.operations import operations
@@ -388,6 +390,14 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         assert "step 3 is under way: slot 6 " in text
         assert "written in layers 0–1   layer 2 to come" in text
         assert str(screen.front.border_subtitle) == ""
+        await press(pilot, "a")
+        told = " ".join("\n".join(text_of(pilot)[-5:]).split())
+        assert "2 taps of step 3 added" in told
+        assert _driver(pilot).at.tap == "layers.1.attn.probs", "the step was not finished"
+        norms = screen.front.query_one("#norms", Heatmap).matrix.values
+        assert np.isfinite(norms[:4, 6]).all(), "the rows just written, of layers 0 and 1 on both ranks"
+        assert norms.shape == (6, 7)
+        assert np.isneginf(norms[4:, 6]).all()
         await enter(pilot, "colon", "goto 3")
         await press(pilot, "2")
         attended = await screen.reader.ask(attention, screen.where, 1)

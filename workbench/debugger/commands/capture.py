@@ -15,7 +15,7 @@ from workbench.models.capture import parse_capture
     help="record the whole tensors of these taps too, in this step and in those to come",
     details="`capture layers.*.attn.k_cache` adds to what is recorded; `capture stats` goes back to statistics and the"
     " attention, as far as a step's budget has room for it. The present step is run again, so that it has the tensors"
-    " as well.",
+    " as well; inside a step those that have passed are read, and it goes on from where it stands.",
 )  # fmt: skip
 def capture(debugger: Debugger, what: str | None) -> Message:
     """Another capture policy."""
@@ -25,17 +25,40 @@ def capture(debugger: Debugger, what: str | None) -> Message:
     inferior = engine.inferior
     words = (what or "").split()
     globs = [word for word in words if any(matches(spec.name, [word]) for spec in inferior.specs)]
+    again = 0
     if words:
-        engine.land()
         kept = inferior.capture.full if globs == words else ()
-        inferior.watch(parse_capture([*kept, *words], inferior.specs))
-    again = _again(debugger, globs) if globs else 0
+        wanted = parse_capture([*kept, *words], inferior.specs)
+        inside = debugger.flight is not None and wanted.statistics == inferior.capture.statistics
+        if not inside:
+            engine.land()
+        inferior.watch(wanted)
+        again = _passed(debugger, globs) if inside else _again(debugger, globs)
     now = inferior.capture
     told = ["statistics"] * now.statistics + [f"whole: {' '.join(now.full)}"] * bool(now.full)
     within = "" if now.budget_bytes is None else f" within {now.budget_bytes >> 20} MiB"
     told += [f"{' '.join(now.last)}{within}"] * bool(now.last)
-    added = f"; {again} taps of step {debugger.position.step} added" if again else ""
+    step = debugger.position.step if debugger.flight is None else debugger.flight.step
+    added = f"; {again} taps of step {step} added" if again else ""
     return Message(f"every step records {', '.join(told) or 'nothing'}{added}", {"full": list(now.full)})
+
+
+def _passed(debugger: Debugger, globs: list[str]) -> int:
+    """Read what has passed by now in the step that stands still; how many taps. The rest of it comes by itself."""
+    engine, flight = debugger.engine, debugger.flight
+    assert flight is not None
+    debugger.session.refresh()
+    there = {key.tap for key in debugger.session.captured(flight.step, flight.branch) if not key.slice}
+    names = debugger.timeline.places.names[: flight.stopped.place + 1]
+    places = [i for i, name in enumerate(names) if name not in there and matches(name, globs)]
+    return len(
+        {
+            place
+            for place in places
+            for seq in engine.inferior.sequences
+            if engine.read(place, seq) is not None
+        }
+    )
 
 
 def _again(debugger: Debugger, globs: list[str]) -> int:

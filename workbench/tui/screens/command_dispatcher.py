@@ -10,7 +10,7 @@ from workbench.tui.screens import commands
 from workbench.tui.screens.bench import Bench
 from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.output import OutputScreen
-from workbench.tui.screens.replies import AsSheet, AsTensor, shown_as
+from workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor, shown_as
 from workbench.tui.screens.runner import CommandRunner
 from workbench.tui.screens.side_chooser import SideChooser
 from workbench.tui.screens.split import SplitScreen
@@ -57,9 +57,9 @@ class CommandDispatcher:
         overview = self.bench.overview
         if reply is None or overview is None:
             return
-        if quiet and (self.runner.driver.live or reply.outcome.kind != "message"):
-            return  # a replay says why it brings nothing
         shown = shown_as(reply, overview.taps)
+        if quiet and not isinstance(shown, AsMessage):  # the pane shows it; that it came is said
+            shown = AsMessage(shown.text.splitlines()[0] if isinstance(shown, AsSheet) else "")
         if isinstance(shown, AsTensor):
             await self.opener.open_tap(shown.tap)
         elif isinstance(shown, AsSheet):
