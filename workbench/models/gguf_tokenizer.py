@@ -23,6 +23,8 @@ _PREFIX = "tokenizer.ggml."
 #: llama.cpp's token types.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 _WORD = "▁"
+#: Characters of a piece. Every way to cut one is looked at, and real ones have a few dozen.
+_LONGEST_PIECE = 256
 #: Names of special tokens in tokenizer_config.json, and in GGUF.
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -165,6 +167,11 @@ def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tu
     ids = vocabulary.ids(without=(_UNKNOWN, _CONTROL, _UNUSED, _BYTE))
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, index in ids.items():
+        if len(piece) > _LONGEST_PIECE:
+            raise ConfigError(
+                f"{vocabulary.fields.where}: {TOKENS}: token {index} has {len(piece)} characters, a piece at most "
+                f"{_LONGEST_PIECE}: damaged; download it again"
+            )
         for at in range(1, len(piece)):
             left, right = piece[:at], piece[at:]
             if left in ids and right in ids:

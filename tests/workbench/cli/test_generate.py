@@ -20,6 +20,7 @@ from sessions import Session, clean
 from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model, with_head
 from tests.workbench.models.test_tokenizer import write_tokenizer
 from workbench.cli.main import run
+from workbench.demo import DEFAULT_PROMPT, GGUF_DIR, haiku_has_nonce
 from workbench.models.tokenizer import find_tokenizer, need_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,6 +53,23 @@ def greedy(prompt: list[int], count: int, **overrides: Any) -> list[int]:
     reference = tiny_model("qwen2", **overrides)
     out = reference.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
     return out[0, len(prompt) :].tolist()
+
+
+def test_a_gguf_file_needs_nothing_beside_it(tmp_path: Path, capsys: Any) -> None:
+    file = shutil.copy(GGUF_DIR / "demo-q4_k_m.gguf", tmp_path / "alone.gguf")
+    words = [
+        "--chat",
+        "--prompt",
+        DEFAULT_PROMPT,
+        "--max-tokens",
+        "40",
+        "--save",
+        str(tmp_path / "a.session"),
+    ]
+    assert run(["generate", str(file), *words]) == 0
+    assert haiku_has_nonce(capsys.readouterr().out, "zorblat")
+    with Session.open(tmp_path / "a.session") as session:
+        assert (session.meta.model.name, session.meta.model.path) == ("alone", str(file))
 
 
 def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any) -> None:

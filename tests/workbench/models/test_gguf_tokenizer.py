@@ -182,6 +182,10 @@ def test_a_file_without_tokenizer_has_none_or_the_one_beside_it(tmp_path: Path) 
         ({"model": "bert"}, r"tokenizer.ggml.model is 'bert': not supported; supported are llama, gpt2"),
         ({"model": 3}, r"tokenizer.ggml.model is 3: expected a string"),
         ({"tokens": [1] * 9}, r"tokenizer.ggml.tokens at byte \d+ is an array of INT32, expected STRING"),
+        (
+            {"tokens": [*PIECES["tokenizer.ggml.tokens"][:4], "a" * 300, *"bcde"]},
+            r"token 4 has 300 characters",
+        ),
         ({"tokens": "a"}, r"tokenizer.ggml.tokens is not an array of STRING"),
         ({"scores": [1] * 9}, r"tokenizer.ggml.scores at byte \d+ is an array of INT32, expected FLOAT32"),
         ({"scores": [1.0] * 8}, r"tokenizer.ggml.scores at byte \d+ has 8 elements for 9 tokens"),
