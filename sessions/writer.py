@@ -278,6 +278,7 @@ class SessionWriter:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
+                database.shorten_log(self._connection, self.path)
             except BaseException as error:
                 if self._connection.in_transaction:  # SQLite has rolled back by itself when the disk is full
                     self._connection.execute("ROLLBACK")

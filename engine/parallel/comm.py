@@ -122,13 +122,30 @@ class Comm:
         return self._board is not None and self._board.pause_wanted
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place; returns x."""
+        """Sum over the ranks, in place; returns x.
+
+        On the CPU the order of summation depends on the ranks alone: Gloo's own, from three ranks on, depends on the
+        buffer's size and on an element's place in it, so that a sequence would not compute the same alone and in a
+        batch. NCCL promises no order.
+        """
         if self.size > 1:
             _assert_contiguous(x)
             self._begin(OpKind.ALL_REDUCE)
-            dist.all_reduce(x)
+            if self.size == 2 or x.device.type != "cpu":
+                dist.all_reduce(x)
+            else:
+                self._sum_in_order(x)
             self._end(OpKind.ALL_REDUCE)
         return x
+
+    def _sum_in_order(self, x: Tensor) -> None:
+        """Rank by rank, in float32 at least, rounded once."""
+        parts = x.new_empty(self.size, *x.shape)
+        dist.all_gather(list(parts), x)
+        total = parts[0] if x.dtype in (torch.float32, torch.float64) else parts[0].float()
+        for part in parts[1:]:
+            total += part
+        x.copy_(total)
 
     def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor | None:
         """Rank 0 gets every rank's [S, widths[rank]] side by side, the others None.

@@ -46,7 +46,8 @@ def _draw(row: Tensor, sampling: Sampling, u: float) -> int:
     ordered, ids = torch.sort(row, descending=True, stable=True)
     if sampling.top_k:
         ordered, ids = ordered[: sampling.top_k], ids[: sampling.top_k]
-    probabilities = torch.softmax(ordered / sampling.temperature, 0)
+    # The largest is taken off first: divided by a tiny temperature the logits themselves would be infinite.
+    probabilities = torch.softmax((ordered - ordered[0]) / sampling.temperature, 0)
     before = probabilities.cumsum(0) - probabilities
     kept = probabilities[before < sampling.top_p]  # the token that crosses top_p stays
     cumulative = kept.cumsum(0) / kept.sum()

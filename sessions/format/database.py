@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ ERRORS = (sqlite3.Error, UnicodeError)
 _LONGEST_ROW = 10**9  # bytes: SQLite's own limit
 _SCHEMA_BYTES = 1 << 16  # more than a row of the schema has
 _INSTRUCTIONS = 4000  # of SQLite's machine between two looks at the time: about a millisecond
+_LONG_LOG = 4 << 20  # bytes from which on the log is moved into the file
 _CLOSING_SECONDS = 0.2  # a reader that stays attached is no reason to wait
 
 _PRAGMAS = frozenset(
@@ -87,7 +88,10 @@ def connect_writer(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         # A kill loses nothing that was committed; a power cut may lose the last commits, never the file.
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 256")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `shorten_log`
+        # Of a transaction that spilt into the log before its commit, SQLite rewrites frames that are there: a writer
+        # that is killed meanwhile leaves a log that looks damaged.
+        connection.execute("PRAGMA cache_spill = OFF")
     except BaseException:
         connection.close()
         raise
@@ -115,6 +119,21 @@ def create_file(path: Path, first: Mapping[str, Iterable[rows.Row]]) -> None:
         connection.execute("COMMIT")
     finally:
         connection.close()
+
+
+def shorten_log(connection: sqlite3.Connection, path: Path) -> None:
+    """Move a long log into the file, unless a reader is at it, and cut it to nothing. What was committed stands,
+    whatever becomes of this: an error is met again by the next step.
+
+    By itself SQLite writes a log anew from its beginning, over what is there: a writer that is killed between the head
+    and the page of a commit's last frame leaves a frame that looks damaged. At the end of the file it is cut short.
+    """
+    if files.log_bytes(path) < _LONG_LOG:
+        return
+    connection.execute("PRAGMA busy_timeout = 0")
+    with suppress(sqlite3.Error):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
 def fold(connection: sqlite3.Connection) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model
-from tests.engine.harness import Engine, reference_logits
+from tests.engine.harness import Engine, Pass, reference_logits
 
 STEPS = 33  # the prefill and 32 decode steps
 TOLERANCE = 1e-4
@@ -55,6 +55,23 @@ def test_a_ragged_batch_matches_each_sequence_alone(
         found = np.stack([one.logits(seq) for one in passes])
         assert [one.token(seq) for one in passes] == tokens
         assert np.abs(found - golden.numpy()).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_a_sequence_is_bit_equal_alone_and_in_a_batch(
+    tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
+    engine = engine_of(tp)
+
+    def run(prompts: list[list[int]]) -> list[Pass]:
+        engine.load(variant("qwen2-tied"), dtype="bfloat16")
+        engine.capture("logits")
+        return engine.generate(prompts, 6)
+
+    together = run(RAGGED)
+    for seq, ids in enumerate(RAGGED):
+        for alone, one in zip(run([ids]), together, strict=True):
+            assert np.array_equal(alone.logits(), one.logits(seq)), f"sequence {seq}"
 
 
 def test_more_ranks_than_kv_heads_and_ranks_without_vocabulary(

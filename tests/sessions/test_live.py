@@ -12,6 +12,7 @@ import pytest
 
 from sessions import Session, SessionWriter, StepRecord
 from sessions.format.schema import CHUNK_STEPS
+from sessions.state import state_of
 from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
@@ -61,7 +62,7 @@ def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
             assert session.steps() == range(steps)
             assert all(same(session, step) for step in (0, steps // 2, steps - 1))
             assert session.series("embed", "rms", 0)[0].tolist() == list(range(steps))
-            assert session.growing
+            assert state_of(session) == "recording"
         process.stdin.close()
         process.wait()
     session.refresh()

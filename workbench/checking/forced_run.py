@@ -26,7 +26,7 @@ from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import CheckResult, Reference, check_run
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
-from workbench.models.capture import FULL
+from workbench.models.capture import FULL, Capture
 from workbench.models.opening import OpenedModel
 from workbench.references.golden import Wanted, forced_onto, record_all, record_golden, record_pair
 from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
@@ -144,24 +144,25 @@ class ForcedRun:
         """What the inferior runs."""
         return self.inferior.path
 
-    def record(self, path: Path, corrected: Corrections | None = None) -> None:
+    def record(self, path: Path, corrected: Corrections | None = None, capture: Capture = FULL) -> None:
         """The prefill and the reference's decode steps, teacher-forced."""
         try:
-            self._record(path, corrected)
+            self._record(path, corrected, capture)
         except SessionWriteError as error:
-            if corrected is not None or self.spare is None:
+            if path != self.path or self.spare is None:
                 raise
             self.lost = str(error) if isinstance(error, RecordingLost) else f"the run: {error}"
             self.path = self.spare
-            self._record(self.spare, None)
+            self._record(self.spare, None, capture)
 
-    def _record(self, path: Path, corrected: Corrections | None) -> None:
+    def _record(self, path: Path, corrected: Corrections | None, capture: Capture) -> None:
         inferior, reference = self.inferior, self.reference
         self._start_over()
-        inferior.watch(FULL)
+        inferior.watch(capture)
         inputs = "" if corrected is None else " on golden inputs"
+        inputs += "" if capture == FULL else " without taps"
         what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
-        named = ModelMeta(name="" if self.model is None or corrected is not None else self.model.name)
+        named = ModelMeta(name="" if self.model is None or path != self.path else self.model.name)
         told = SessionMeta(source="lockstep check", model=named)
         with create_session(inferior, path, told, overwrite=True), ExitStack() as stack:
             stack.callback(inferior.recorder.stop)

@@ -2,6 +2,7 @@
 
     record the run on the reference's tokens, every tensor of every tap
       → judge each tap against the noise of its operation
+      → record it again with no tap inside the attention, as `generate` runs, and judge its logits
       → name the causes of the first divergence
       → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,7 @@ from sessions import Session, Verdict
 from sessions.limits import UNLIMITED
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
+from workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
 from workbench.checking.verdicts import summary, verdict_rows
 from workbench.diagnosis.explain import explain
 from workbench.diagnosis.judgement import Judgement
@@ -30,6 +33,7 @@ from workbench.diagnosis.ledger import ledger
 from workbench.diagnosis.quantisation import quantisation_loss
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
+from workbench.models.capture import FULL, Capture
 from workbench.references.request import GoldenSequence
 from workbench.views.golden_event import Cause, GoldenEvent, plain
 
@@ -73,8 +77,8 @@ class CheckedRun(Protocol):
         """Those in force."""
         ...
 
-    def record(self, path: Path, corrected: Corrections | None) -> None:
-        """Run it from the beginning and record every tensor whole, as branch 0 of a new session at `path`;
+    def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
+        """Run it from the beginning and record what `capture` says, as branch 0 of a new session at `path`;
         `corrected(step)` are patches of that step."""
         ...
 
@@ -131,23 +135,31 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         weights = checkpoint_weights(run.checkpoint)
         misread = checkpoint_misreadings(run.checkpoint)
         causes = explain(engine, golden, judgement.first_divergence, weights=weights, misread=misread)
+        without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
+        untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
+        if judgement.verdict != "diverged" and untapped.verdict == "diverged":
+            causes = [FUSED_PATH]
         if judgement.failed:
-            again = stack.enter_context(_corrected(run, engine, golden))
+            patches = partial(corrections, engine, golden)
+            again = stack.enter_context(_again(run, "ledger", patches))
             judgement = ledger(judgement, again, golden, floor=floor)
         quantisation = None
         if reference.stored is not None:
             stored = stack.enter_context(Session.open(reference.stored, UNLIMITED))
             quantisation = quantisation_loss(engine, stored, golden)
-    event = summary(judgement, causes, reference.steps + 1, run.rules, reference.golden.name, quantisation)
-    run.store(verdict_rows(judgement.taps, run.branch), event)
+    steps, name = reference.steps + 1, reference.golden.name
+    event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation)
+    run.store(verdict_rows([*judgement.taps, *failure_of(untapped)], run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
 
 
 @contextmanager
-def _corrected(run: CheckedRun, engine: Session, golden: Session) -> Iterator[Session]:
-    """The same run, each tap replaced by its golden value once it was recorded."""
-    with ScratchFolder.make("ledger") as folder:
-        path = folder.path / "corrected.session"
-        run.record(path, lambda step: corrections(engine, golden, step))
+def _again(
+    run: CheckedRun, name: str, corrected: Corrections | None, capture: Capture = FULL
+) -> Iterator[Session]:
+    """The same run once more, recorded aside."""
+    with ScratchFolder.make(name) as folder:
+        path = folder.path / f"{name}.session"
+        run.record(path, corrected, capture)
         with Session.open(path, UNLIMITED) as session:
             yield session

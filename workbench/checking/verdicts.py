@@ -8,7 +8,7 @@ from sessions import Verdict
 from sessions.records import JSON
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words
-from workbench.views.golden_event import Cause, GoldenEvent, QuantisationLoss, plain
+from workbench.views.golden_event import Cause, GoldenEvent, QuantisationLoss, UntappedRun, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 
@@ -39,6 +39,7 @@ def _detail(one: TapVerdict) -> JSON:
 
 def summary(
     judgement: Judgement,
+    untapped: UntappedRun,
     causes: Sequence[Cause],
     steps: int,
     rules: Mapping[str, str],
@@ -47,16 +48,24 @@ def summary(
 ) -> GoldenEvent:
     """The verdict over `steps` forward passes under `rules`, its first divergence, the causes that explain it, best
     first. What each tap came to are the session's verdicts."""
-    first = judgement.first_divergence
+    verdict, first, notes = judgement.verdict, judgement.first_divergence, judgement.notes
+    if judgement.overflow is not None:
+        notes += (f"this dtype does not carry the model: {judgement.overflow.in_words()}",)
+    if verdict == "diverged" and untapped.verdict == "match":
+        notes += ("without taps the same passes match: what is wrong is in the attention that taps take",)
+    elif untapped.verdict == "diverged" and verdict != "diverged":
+        verdict, first = "diverged", untapped.first
     return GoldenEvent(
-        verdict=judgement.verdict,
+        verdict=verdict,
         max_abs_logits=judgement.max_abs_logits,
         tokens_identical=judgement.tokens_identical,
         first_divergence=first,
         tp=judgement.tp,
         tolerance=judgement.tolerance,
         token_mismatches=judgement.mismatches,
-        notes=judgement.notes,
+        notes=notes,
+        untapped=untapped,
+        overflow=judgement.overflow,
         faulty=judgement.faulty,
         steps=steps,
         words="" if first is None else first.in_words(),

@@ -1,6 +1,6 @@
 """`python -m workbench.cli`."""
 
-from workbench.cli.main import main
+from workbench.cli.entry import main
 
 if __name__ == "__main__":
     main()

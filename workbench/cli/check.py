@@ -96,7 +96,7 @@ def check(
     """Hold the engine against transformers or llama.cpp: prefill and decode, teacher-forced, tap by tap.
 
     Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to
-    be saved could not be.
+    be saved could not be. 6: inconclusive, the reference overflows at this dtype.
     """
     if floor not in ("auto", "fixed"):
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
@@ -149,7 +149,8 @@ def check(
         tell(f"recorded in {target}")
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not result.lost else lost[1:]
-    raise typer.Exit(Exit.DIVERGED if not result.matches else Exit.NOT_SAVED if asked_for else Exit.OK)
+    told = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
+    raise typer.Exit(told.get(result.event.verdict, Exit.NOT_SAVED if asked_for else Exit.OK))
 
 
 def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
@@ -186,7 +187,7 @@ def _csv(out: TextIO, result: CheckResult) -> None:
 
 def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
     """A test for the verdict, whose failure names the first wrong operation and its cause; then one a tap."""
-    first = result.judgement.first_divergence
+    first = result.event.first_divergence
     named = "" if first is None else f"first wrong: {where(first, tp)}"
     causes = "\n".join(cause.text for cause in result.causes)
     verdict = junit.JUnitCase(

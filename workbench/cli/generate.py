@@ -18,7 +18,7 @@ from workbench.cli.comparison import comparison_text
 from workbench.cli.progress import Status
 from workbench.cli.streaming import display
 from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit
+from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
@@ -79,6 +79,8 @@ def generate(
 
     Tokens go to stdout as they come, speed to stderr. Exit code 1: the text parts from that of --compare.
     """
+    if capture and not save:
+        raise UsageError("--capture says what --save records: give --save FILE.session")
     reference = options.reference_of(compare, "--compare") if compare else None
     opened = open_model(model)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)

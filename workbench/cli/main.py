@@ -94,6 +94,8 @@ def main() -> None:
         code = run(sys.argv[1:]) if sys.argv[1:] or no_screens() else open_home()
     except ending.Ended:
         code = 0
+    except KeyboardInterrupt:  # in the imports of a command
+        code = ending.say(signal.SIGINT)
     sys.exit(ending.say(number) if (number := ending.received()) else code)
 
 

@@ -42,12 +42,13 @@ class TapVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on a run. `max_abs_logits` is against the reference at the engine's own dtype where
+    """The verdict on a run: "inconclusive" where nothing is wrong, but the reference itself overflows at the engine's
+    dtype, first at `overflow`. `max_abs_logits` is against the reference at the engine's own dtype where
     there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed". `faulty` are the
     operations that are wrong by themselves, by step and in the order of execution; None: that was not asked.
     `reference` is the library that recorded the golden session."""
 
-    verdict: Literal["match", "diverged"]
+    verdict: Literal["match", "diverged", "inconclusive"]
     max_abs_logits: float
     tokens_identical: bool
     first_divergence: Divergence | None
@@ -58,6 +59,7 @@ class Judgement:
     notes: tuple[str, ...] = ()
     faulty: tuple[Faulty, ...] | None = None
     reference: str = "transformers"
+    overflow: Divergence | None = None
 
     @property
     def failed(self) -> bool:

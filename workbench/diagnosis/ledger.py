@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from engine.taps.names import count_layers, layer_of, local_name
 from sessions.session import Session
@@ -42,7 +43,14 @@ def ledger(
         if found is None or not found.size:  # not replaced: of another shape, or without a golden tensor
             upstream.note(own, spoilt)
         taps.append(_entry(told, own, spoilt))
-    return replace(plain, taps=tuple(taps), faulty=tuple(_faulty(taps)))
+    faulty = tuple(_faulty(taps))
+    judged = replace(plain, taps=tuple(taps), faulty=faulty)
+    if plain.tolerance == "fixed" and not faulty and all(miss.tie for miss in plain.mismatches):
+        # A fixed tolerance does not grow with depth, as noise does.
+        verdict: Literal["match", "inconclusive"] = "inconclusive" if plain.overflow else "match"
+        notes = (*plain.notes, f"beyond the fixed tolerance, but {in_words(judged)}")
+        judged = replace(judged, verdict=verdict, first_divergence=None, notes=notes)
+    return judged
 
 
 def _entry(plain: TapVerdict, own: TapVerdict, spoilt: bool) -> TapVerdict:

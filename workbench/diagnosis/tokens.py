@@ -19,16 +19,20 @@ class TokenComparison:
     mismatches: tuple[TokenMismatch, ...]
 
 
-def compare_tokens(engine: Recording, reference: Recording, golden: Recording) -> TokenComparison:
+def compare_tokens(
+    engine: Recording, reference: Recording, golden: Recording, tolerance: float = 0.0
+) -> TokenComparison:
     """Every step of every sequence. `reference` is at the engine's dtype, `golden` the truth: where those
-    two are as far apart as the reference's margin between two tokens, choosing either is a tie."""
+    two are as far apart as the reference's margin between two tokens, choosing either is a tie. Without a reference at
+    that dtype `tolerance`, relative to the largest logit, stands for their distance. Where the reference's logits are
+    not finite there is no choice to compare."""
     largest, mismatches = math.nan, []
     for step in engine.steps:
         for seq in sorted(engine.sequences(step)):
             ours = engine.whole_or_none("logits", step, seq)
             theirs = reference.whole_or_none("logits", step, seq)
             truth = golden.whole_or_none("logits", step, seq)
-            if theirs is None or truth is None:
+            if theirs is None or truth is None or not np.isfinite(theirs).all():
                 continue
             if ours is not None:
                 largest = max(_apart(ours, theirs), 0.0 if math.isnan(largest) else largest)
@@ -36,7 +40,7 @@ def compare_tokens(engine: Recording, reference: Recording, golden: Recording) -
             # Two likeliest tokens with the very same logit: either is the reference's choice.
             if token is not None and not _is_largest(token, theirs[-1]):
                 right = int(np.argmax(theirs[-1]))
-                mismatches.append(_mismatch(step, seq, token, right, theirs[-1], truth[-1]))
+                mismatches.append(_mismatch(step, seq, token, right, theirs[-1], truth[-1], tolerance))
     return TokenComparison(largest, tuple(mismatches))
 
 
@@ -75,9 +79,11 @@ def _apart(ours: Array | None, theirs: Array) -> float:
     return float(np.abs(ours - theirs).max())
 
 
-def _mismatch(step: int, seq: int, token: int, right: int, logits: Array, truth: Array) -> TokenMismatch:
+def _mismatch(
+    step: int, seq: int, token: int, right: int, logits: Array, truth: Array, tolerance: float
+) -> TokenMismatch:
     if not 0 <= token < logits.size:
         return TokenMismatch(step, seq, token, right, math.inf, tie=False)
     margin = float(logits[right] - logits[token])
-    noise = float(np.abs(logits - truth).max())
+    noise = max(float(np.abs(logits - truth).max()), tolerance * float(np.abs(truth).max()))
     return TokenMismatch(step, seq, token, right, margin, tie=margin <= 2 * noise)

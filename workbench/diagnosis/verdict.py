@@ -44,6 +44,7 @@ from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import compare_tokens
 from workbench.views.golden_event import Divergence, TokenMismatch
+from workbench.views.moved import ROUNDING
 
 #: Error over floor up to which a tap passes, and above which it has failed.
 PASS, FAIL = 1.5, 3.0
@@ -75,11 +76,13 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
     limits = limits_of(sides if apart is None else replace(sides, floor=None), measured)
     verdicts = tuple(_judge_taps(sides, measured, limits))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
-    tokens = compare_tokens(sides.engine, *_references(sides))
+    tolerance = 0.0 if sides.floor else ROUNDING[sides.engine.dtype]
+    tokens = compare_tokens(sides.engine, *_references(sides), tolerance)
     odd = next((miss for miss in tokens.mismatches if not miss.tie), None)
     divergence = _divergence(sides, first) if first else _wrong_choice(sides, odd) if odd else None
+    overflow = next((_overflow(verdict) for verdict in verdicts if math.isinf(verdict.floor)), None)
     return Judgement(
-        "diverged" if divergence else "match",
+        "diverged" if divergence else "inconclusive" if overflow else "match",
         tokens.max_abs_logits,
         not tokens.mismatches,
         divergence,
@@ -89,6 +92,7 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         tokens.mismatches,
         (*_notes(sides, limits.whole), *([] if apart is None else [apart])),
         reference=golden.meta.source or "transformers",
+        overflow=overflow,
     )
 
 
@@ -172,9 +176,7 @@ def verdict_of(place: MeasuredTap, limits: NoiseLimits) -> TapVerdict:
         reason=broken,
     )
     if math.isinf(floor):
-        return replace(
-            judged, verdict="suspect", reason=f"{limits.whole.dtype} overflows in the reference too"
-        )
+        return replace(judged, verdict="suspect", reason=f"the reference overflows in {limits.whole.dtype}")
     judged = replace(judged, ratio=found.rel_l2 / floor)
     single = relative(found.max_abs, place.largest) / limits.single.of(place.step, place.seq, place.tap)
     if broken or judged.ratio > FAIL or single > FAIL_SINGLE:
@@ -239,6 +241,12 @@ def _wrong_choice(sides: Recordings, miss: TokenMismatch) -> Divergence:
     reason = f"token {miss.engine} was chosen, the reference's is {miss.reference}; all taps are within noise"
     ranks = tuple(range(sides.engine.ranks))
     return Divergence("logits", None, miss.step, miss.seq, None, ranks, math.nan, math.nan, math.nan, reason)
+
+
+def _overflow(verdict: TapVerdict) -> Divergence:
+    """Where the reference at the engine's dtype first holds NaN or infinities that the truth does not."""
+    place = (verdict.tap, layer_of(verdict.tap), verdict.step, verdict.seq)
+    return Divergence(*place, max_abs=verdict.max_abs, rel_l2=verdict.rel_l2, reason=verdict.reason)
 
 
 def _notes(sides: Recordings, floors: Floors) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.diagnosis.judgement import TapVerdict
-from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss
+from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss, UntappedRun
 from workbench.views.numbers import number
 
 #: Heads of the columns: operations in execution order.
@@ -154,13 +154,28 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     _say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
         _say(console, "quantised", quantised(event.quantisation, event.matches))
+    if event.untapped is not None:
+        _say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
     if event.matches:
         suspects = sum(one.verdict == "suspect" for one in taps)
         counted = sum(one.verdict != "absent" for one in taps)
         said = f"match: {counted} tensors judged, {suspects} suspect, none wrong"
+    elif event.verdict == "inconclusive":
+        said = "inconclusive: use a wider --dtype"
     else:
         said = "diverged"
-    _say(console, "verdict", said, "bold green" if event.matches else "bold red")
+    style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
+    _say(console, "verdict", said, style)
+
+
+def untapped(run: UntappedRun, reference: str) -> str:
+    """What came of the passes with no tap on, in words."""
+    apart = [
+        f"max abs {number(value)} from {side}"
+        for value, side in ((run.max_abs_logits, reference), (run.max_abs_tapped, "the run with taps"))
+        if value is not None and not math.isnan(value)
+    ]
+    return f"as `generate` runs: logits {', '.join(apart) or 'not compared'}"
 
 
 def quantised(loss: QuantisationLoss, matches: bool) -> str:

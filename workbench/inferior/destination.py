@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sessions import Session, SessionError
-from sessions.lock import check_free
+from sessions import Session, SessionError, SessionWriteError
+from sessions.lock import WriterLock
 
 
 def may_write(path: Path) -> Path:
     """`path`, if a session may be written there: it is free, or holds a session (which is replaced).
 
     FileExistsError for any other file, so that a slip of the hand cannot cost a checkpoint; `SessionBusy` while
-    somebody records there.
+    somebody records there; `SessionWriteError` where no file can be made: known before ranks are started.
     """
-    check_free(path)
+    try:
+        WriterLock.take(path).release()
+    except OSError as error:
+        raise SessionWriteError(
+            f"cannot write a session to {path}: {error.strerror or error}. Choose another directory."
+        ) from error
     if os.path.lexists(path):
         try:
             Session.open(path).close()

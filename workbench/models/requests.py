@@ -36,6 +36,10 @@ def prompt_ids(
     model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
 ) -> list[list[int]]:
     """The prompts as token ids: those given as text, then those given as ids. RequestError for what is none."""
+    if chat and ids and not texts:
+        raise RequestError(
+            "--chat puts text into the chat template, --ids are tokens already: give --prompt TEXT"
+        )
     texts, chat = texts_of(model, texts, ids, chat)
     return [*(_encoded(model, text, chat) for text in texts), *map(_numbers, ids or ())]
 

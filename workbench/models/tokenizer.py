@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from engine.checkpoint.files import LARGEST_JSON, gguf_file, read_json
-from engine.errors import ConfigError, RequestError
+from engine.checkpoint.header import is_lfs_pointer, lfs_error
+from engine.errors import ConfigError, EngineError, RequestError
 from engine.text import printable
 from workbench.models.gguf_tokenizer import gguf_tokenizer
 
@@ -147,10 +148,13 @@ def _from_file(path: Path) -> Backend:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ConfigError(f"{path}: larger than any tokenizer ({LARGEST_JSON} bytes)")
-        return Backend.from_str(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        if is_lfs_pointer(raw):
+            raise lfs_error(path)
+        return Backend.from_str(raw.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {printable(error)}") from error
-    except ConfigError:
+    except EngineError:
         raise
     except Exception as error:  # the library raises nothing more specific
         raise ConfigError(f"{path}: not a tokenizer: {printable(error)}") from error

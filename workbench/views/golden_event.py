@@ -100,16 +100,30 @@ class QuantisationLoss(msgspec.Struct, frozen=True):
     engine_max_abs: float | None = None
 
 
+class UntappedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The same passes with no tap on inside the attention, as `generate` makes them. The largest differences of its
+    logits from the reference's, and from those of the run with taps. `first` is where it is wrong and the other is
+    not."""
+
+    verdict: Literal["match", "diverged"]
+    max_abs_logits: float | None = None
+    max_abs_tapped: float | None = None
+    first: Divergence | None = None
+
+
 class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One judgement of a branch over `steps` forward passes. `max_abs_logits` is against the reference at the
+    """One judgement of a branch over `steps` forward passes: "inconclusive" where nothing is wrong, but the reference
+    overflows at the engine's dtype, first at `overflow`. `max_abs_logits` is against the reference at the
     engine's own dtype where there is one. `tolerance` is "floor" (the reference's own error at that dtype) or
     "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
     themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name, `reference`
     the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised."""
 
-    verdict: Literal["match", "diverged"]
+    verdict: Literal["match", "diverged", "inconclusive"]
     max_abs_logits: float | None = None
     tokens_identical: bool = False
+    untapped: UntappedRun | None = None
+    overflow: Divergence | None = None
     first_divergence: Divergence | None = None
     tp: int = 1
     tolerance: Literal["floor", "fixed"] = "floor"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.taps.names import local_name
 from sessions.text import clean
+from workbench.views.golden_event import last_golden_event
 from workbench.views.plain_text import figure_of
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
@@ -25,13 +26,16 @@ class GoldenTap:
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
     """The judged taps of a step in execution order, by tap index; the first that failed; the steps of the branch
-    that have verdicts; what is known to cause its first divergence, best first."""
+    that have verdicts; what is known to cause its first divergence, best first; what the judgement of the branch noted,
+    and whether it could tell nothing ("inconclusive")."""
 
     step: int
     taps: dict[int, GoldenTap]
     first: GoldenTap | None
     judged_steps: tuple[int, ...]
     causes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    inconclusive: bool = False
 
 
 def judged_step(source: SessionSource, where: Where) -> JudgedStep:
@@ -43,12 +47,15 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
             tap, name = session.tap(verdict.tap).index, clean(verdict.tap, limit=120)
             taps[tap] = GoldenTap(tap, name, Judged.of(verdict), details(verdict.detail))
     first = first_failed([tap.judged for tap in taps.values()])
+    event = last_golden_event(session, where.branch)
     return JudgedStep(
         where.step,
         taps,
         next((tap for tap in taps.values() if tap.judged is first), None),
         tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
         tuple(cause.in_words() for cause in causes(session, where.branch)),
+        () if event is None else event.notes[:3],
+        event is not None and event.verdict == "inconclusive",
     )
 
 

@@ -37,6 +37,12 @@ def oracle(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     return whole
 
 
+@pytest.mark.parametrize("temperature", [1e-308, 5e-324, 1e-40, 1e-10])
+def test_at_a_tiny_temperature_the_likeliest_token_is_drawn(temperature: float) -> None:
+    row = torch.tensor([1.0, 30.0, 2.0, 29.0])
+    assert {choose(row, Sampling(temperature, seed=seed), 0, 0).token for seed in range(50)} == {1}
+
+
 @settings(max_examples=40)
 @given(
     logits=st.lists(st.integers(-8, 8), min_size=1, max_size=12),

@@ -82,6 +82,28 @@ def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any)
     assert "! lm_head.weight is not the embedding" in capsys.readouterr().out
 
 
+def test_what_cannot_be_done_is_said_before_a_rank_starts(
+    model: Path, talking: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.cli.generate.Inferior", None)
+    pointer = shutil.copytree(talking, tmp_path / "pointer")
+    (pointer / "tokenizer.json").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n"
+    )
+    for words, code, said in [
+        ([str(model), "--ids", "1", "--capture", "full"], 2, "--capture says what --save records"),
+        ([str(model), "--ids", "1", "--chat"], 2, "--ids are tokens already"),
+        (
+            [str(model), "--ids", "1", "--save", "/proc/a.session"],
+            2,
+            "cannot write a session to /proc/a.session",
+        ),
+        ([str(pointer), "--prompt", "a"], 3, "tokenizer.json: a git-LFS pointer"),
+    ]:
+        assert run(["generate", *words]) == code
+        assert said in capsys.readouterr().err
+
+
 def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> None:
     """Two sequences, one warning: it names the tap, and JSON says why each ended."""
     path = tiny_checkpoint(tmp_path, "qwen2")

@@ -90,6 +90,8 @@ def synthetic(
     meta = SessionMeta(
         config=ConfigMeta(dtype="float32"),
         sequences={seq: SequenceMeta(sampling=SamplingMeta()) for seq in range(2)},
+        absent=source.meta.absent,
+        source=source.meta.source,
     )
     with SessionWriter.create(path, taps=taps, ranks=tp, meta=meta, overwrite=True) as writer:
         for step in source.steps():

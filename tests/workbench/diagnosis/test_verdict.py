@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessions import IdsMismatch, SequenceStep, Session, SessionWriter
-from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic
+from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
+from workbench.diagnosis.ledger import ledger
 from workbench.diagnosis.verdict import FAIL, judge
 from workbench.views.golden_event import plain
 
@@ -273,6 +274,67 @@ def test_without_a_reference_at_the_dtype_tolerances_are_fixed_and_labelled(
     assert found.notes == ("no reference at float32: judged by fixed tolerances",)
     spoilt = synthetic(tmp_path / "spoilt.session", case.floor, spoil={Q: lambda x, at: x * 1.01})
     assert first(judge(spoilt, case.golden)) == (Q, 0, None)
+
+
+def near_tie(first: int, second: int) -> dict[str, Spoil]:
+    """Logits whose two largest, at these two tokens, are apart by less than float32's fixed tolerance."""
+
+    def spoil(logits: np.ndarray, at: Place) -> np.ndarray:
+        changed = logits.copy()
+        changed[:, first] = np.abs(logits).max() * 1.5
+        changed[:, second] = changed[:, first] * (1 - 1e-6)
+        return changed
+
+    return {"logits": spoil}
+
+
+def test_a_near_tie_is_no_wrong_token_under_fixed_tolerances(case: Case, tmp_path: Path) -> None:
+    with (
+        synthetic(tmp_path / "golden.session", case.floor, spoil=near_tie(7, 9)) as golden,
+        synthetic(
+            tmp_path / "engine.session",
+            case.floor,
+            spoil=near_tie(9, 7),
+            change=lambda s: replace(s, emitted=None),
+        ) as engine,
+    ):
+        found = judge(engine, golden)
+        assert found.first_divergence is None
+        assert {(miss.engine, miss.reference, miss.tie) for miss in found.mismatches} == {(9, 7, True)}
+
+
+def overflown(tap: str) -> dict[str, Spoil]:
+    """What comes of an overflow at a tap: NaN in the logits."""
+    return {tap: lambda x, at: np.full_like(x, np.inf), "logits": lambda x, at: np.full_like(x, np.nan)}
+
+
+def test_an_overflow_that_the_reference_has_as_well_is_inconclusive(case: Case, tmp_path: Path) -> None:
+    act = "layers.1.mlp.act"
+    with (
+        synthetic(tmp_path / "floor.session", case.floor, spoil=overflown(act)) as floor,
+        synthetic(tmp_path / "engine.session", case.floor, spoil=overflown(act)) as engine,
+        synthetic(
+            tmp_path / "wrong.session", case.floor, spoil={**overflown(act), Q: lambda x, at: x * 1.01}
+        ) as wrong,
+    ):
+        found = judge(engine, case.golden, floor=floor)
+        assert (found.verdict, found.first_divergence, found.mismatches) == ("inconclusive", None, ())
+        assert found.overflow is not None
+        assert found.overflow.in_words() == f"{act} at step 0: the reference overflows in float32"
+        assert first(judge(wrong, case.golden, floor=floor)) == (Q, 0, None)
+
+
+def test_noise_that_has_grown_beyond_a_fixed_tolerance_is_no_divergence(case: Case, tmp_path: Path) -> None:
+    grown = {"final_norm": lambda x, at: x * (1 + 4e-5), "logits": lambda x, at: x * (1 + 4e-5)}
+    with (
+        synthetic(tmp_path / "engine.session", case.floor, spoil=grown) as engine,
+        synthetic(tmp_path / "corrected.session", case.floor) as corrected,
+    ):
+        plain_run = judge(engine, case.golden)
+        assert plain_run.verdict == "diverged"
+        found = ledger(plain_run, corrected, case.golden)
+        assert (found.verdict, found.first_divergence, found.faulty) == ("match", None, ())
+        assert "noise has grown on its way" in found.notes[-1]
 
 
 def test_taps_that_were_not_captured_are_absent_and_all_absent_is_an_error(

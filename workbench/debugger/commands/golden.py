@@ -19,7 +19,7 @@ from workbench.debugger.core.registry import Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.inferior.step_record import taps_of
-from workbench.models.capture import FULL
+from workbench.models.capture import FULL, Capture
 from workbench.references.golden import record_pair
 from workbench.references.request import DTYPES, GoldenSequence
 from workbench.views.golden_event import KIND, GoldenEvent, plain
@@ -92,8 +92,8 @@ class BranchRun:
         """The branch's."""
         return self.debugger.timeline.line(self.branch).rules
 
-    def record(self, path: Path, corrected: Corrections | None) -> None:
-        """Every tensor whole, as a session of its own."""
+    def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
+        """What `capture` says, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
         meta = SessionMeta(
             model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)
@@ -101,13 +101,14 @@ class BranchRun:
         taps = taps_of(engine.inferior.specs)
         with SessionWriter.create(path, taps=taps, ranks=config.tp, meta=meta) as writer:
             engine.reach(self.branch, 0)
-            with engine.capturing(FULL):
+            with engine.capturing(capture):
                 for step in range(self.last + 1):
                     self.debugger.interrupts.check()
-                    if corrected is None:
+                    if corrected is None and capture == FULL:
                         record = engine.rerun(self.branch, step)
-                    else:
-                        record = engine.rerun_corrected(self.branch, step, corrected(step))
+                    else:  # other numbers than those of the branch: nothing to verify
+                        patches = () if corrected is None else corrected(step)
+                        record = engine.rerun_corrected(self.branch, step, patches)
                     writer.step(0, record)
 
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:

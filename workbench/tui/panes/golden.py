@@ -112,6 +112,8 @@ floor that it is held against; × is an error without a number, such as NaN.
         told = (
             (f"✗ first wrong: {first.name}", "wrong")
             if first
+            else ("? inconclusive", "wrong")
+            if snapshot.inconclusive
             else ("✓ matches the golden reference", "strong")
         )
         rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
@@ -120,7 +122,8 @@ floor that it is held against; × is an error without a number, such as NaN.
         cause: list[TextLine] = (
             [[("cause  ", "quiet"), (snapshot.causes[0], "strong")]] if snapshot.causes else []
         )
-        self.query_one("#verdict", TextBlock).show([[told, (rest, "quiet")], *cause])
+        notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes]
+        self.query_one("#verdict", TextBlock).show([[told, (rest, "quiet")], *cause, *notes])
         wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
         height = max(5, min(12, self.size.height - 30))

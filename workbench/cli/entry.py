@@ -1,0 +1,16 @@
+"""The console script. What is imported before it can be interrupted is a matter of milliseconds."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """The `lockstep` program; ctrl+c while it is still being imported ends it without a traceback."""
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # a shell that starts it in the background has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from workbench.cli.main import main as program
+
+    signal.signal(signal.SIGINT, usual)
+    program()
