@@ -4,7 +4,8 @@
 
 A random Qwen2 model of twice the width of the 0.5B one (rows are whole blocks of 256), written for the occasion; each
 load in a process of its own. Of transformers its `load_gguf_checkpoint` alone, which dequantises every tensor.
-Targets: a third of transformers' time; a rank's shards and one tensor.
+`quantised`: one rank that keeps the file's blocks (`--weights quantised`). Targets: a third of transformers' time; a
+rank's shards and one tensor.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def peak_mib() -> int:
 
 
 def load(path: Path, how: str, threads: int) -> dict[str, float]:
-    """One load in this process: `transformers`, or the number of ranks of which this is rank 0."""
+    """One load in this process: `transformers`, `quantised`, or the number of ranks of which this is rank 0."""
     import torch
 
     torch.set_num_threads(threads)
@@ -82,7 +83,12 @@ def load(path: Path, how: str, threads: int) -> dict[str, float]:
 
     from engine.checkpoint.load import shards_of
     from engine.checkpoint.resolve import open_checkpoint
+    from engine.config import EngineConfig
+    from engine.model import Decoder
     from engine.parallel import shards
+    from engine.parallel.comm import Comm
+    from engine.rules import CORRECT
+    from engine.run.loading import Loader
     from workbench.references.gguf_loading import gguf_config
 
     before, start = peak_mib(), time.process_time()
@@ -93,6 +99,12 @@ def load(path: Path, how: str, threads: int) -> dict[str, float]:
             str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
         )
         kept, read = list(told["tensors"].values()), path.stat().st_size
+    elif how == "quantised":
+        comm, engine = Comm(), EngineConfig(weights="quantised")
+        loader = Loader(path, engine, comm)
+        decoder = Decoder(loader.model, engine, comm, CORRECT)
+        read = loader(decoder, CORRECT).bytes_read
+        kept = list(decoder.parameters().values())
     else:
         config, source = open_checkpoint(path)
         plans = {name: shards.plan(name, config, int(how), 0) for name in shards.parameters(config)}
@@ -101,7 +113,7 @@ def load(path: Path, how: str, threads: int) -> dict[str, float]:
             parameters[name].copy_(tensor)
         kept, read = list(parameters.values()), source.bytes_read
     seconds = time.process_time() - start
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in kept) / 2**20
+    weights = sum(tensor.nbytes for tensor in kept) / 2**20
     return {"seconds": seconds, "peak": peak_mib() - before, "weights": weights, "read": read / 2**20}
 
 
@@ -122,11 +134,11 @@ def main() -> None:
         write(file, options.type, options.layers)
         print(f"{options.type}, {options.layers} layers, {file.stat().st_size / 2**20:.0f} MiB on disk")
         print(f"{'':14}{'CPU s':>9}{'peak MiB':>10}{'weights MiB':>13}{'read MiB':>10}")
-        for how in ("transformers", "1", "2", "4"):
+        for how in ("transformers", "1", "2", "4", "quantised"):
             command = [sys.executable, __file__, "--threads", str(options.threads), "--only", str(file), how]
             out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found = json.loads(out.splitlines()[-1])
-            name = how if how == "transformers" else f"rank 0 of {how}"
+            name = f"rank 0 of {how}" if how.isdigit() else how
             print(
                 f"{name:14}{found['seconds']:9.2f}{found['peak']:10.0f}{found['weights']:13.0f}{found['read']:10.0f}"
             )
