@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from sessions import SessionWriter
+from sessions import SequenceStep, SessionWriter, StepRecord, Tap
+from sessions.meta import SessionMeta
 from tests.workbench.tui.conftest import Bench, enter, press, text_of
 from tests.workbench.tui.synthetic import build
 from workbench.tui.screens.side_chooser import SideChooser
@@ -185,6 +187,35 @@ async def test_a_branch_and_its_golden(bench: Bench, tmp_path: Path) -> None:
         assert text_of(pilot)[2].startswith(" golden ")
         await press(pilot, "1")
         assert _row(pilot, "the token ids that go in differ"), "a reference of other tokens is not compared"
+
+
+def _batch(path: Path) -> Path:
+    """Two sequences and two branches, which differ in the second sequence alone."""
+    taps = [Tap(0, "embed", "replicate"), Tap(1, "logits", "replicate")]
+    with SessionWriter.create(path, taps=taps, ranks=1, meta=SessionMeta()) as writer:
+        for name in ("main", "other"):
+            branch = 0 if name == "main" else writer.branch(name, parent=0, fork_step=0)
+            told = [
+                SequenceStep(seq, [1 + seq], [0], [], emitted=9 if (seq, name) == (1, "other") else 5, topk_ids=[5, 9],
+                             topk_logits=[1.0, 0.5], logsumexp=2.0)
+                for seq in range(2)
+            ]  # fmt: skip
+            sums = np.array([[1], [1 + branch]], np.uint64)
+            writer.step(branch, StepRecord(0, "prefill", told, 0.1, np.ones((2, 1, 8), np.float32), sums))
+    return path
+
+
+async def test_the_chosen_sequence_of_a_batch(bench: Bench, tmp_path: Path) -> None:
+    async with bench(path=_batch(tmp_path / "batch.session")) as pilot:
+        await press(pilot, "vertical_line")
+        assert "seq 0 of 2" in text_of(pilot)[0]
+        assert "same tokens as far as both go" in text_of(pilot)[3]
+        await press(pilot, "right_parenthesis")
+        assert "seq 1 of 2" in text_of(pilot)[0]
+        assert "step 0: first difference, “‹5›” and “‹9›”" in text_of(pilot)[3]
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, WorkbenchScreen)
+        assert pilot.app.screen.where.seq == 1
 
 
 async def test_nothing_to_put_beside(bench: Bench, tmp_path: Path) -> None:
