@@ -1,14 +1,12 @@
 """Text to token ids and back, with a checkpoint's own tokenizer and chat template. Loads neither torch nor
-transformers: `tokenizers` reads tokenizer.json, or is given what a GGUF file holds; the template runs in Jinja's
-sandbox."""
+transformers: `tokenizers` reads tokenizer.json, or is given what a GGUF file holds; the template runs in a process of
+its own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -17,6 +15,7 @@ from engine.checkpoint.files import LARGEST_JSON, gguf_file, read_json
 from engine.checkpoint.header import is_lfs_pointer, lfs_error
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.text import printable
+from workbench.models.chat_template import render
 from workbench.models.gguf_tokenizer import gguf_tokenizer
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -54,25 +53,12 @@ class Tokenizer:
         return list(self.backend.encode(self.render(messages), add_special_tokens=False).ids)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as the chat template writes it. RequestError where there is none or it fails."""
+        """The conversation as the chat template writes it. RequestError where there is none or it refuses the
+        conversation, CheckpointError where it fails."""
         if self.template is None:
             raise RequestError(f"{self.where} has no chat template: give the prompt without --chat")
-        # Imported here: only a conversation needs it.
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        sandbox = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        sandbox.filters["tojson"] = _tojson
-        sandbox.globals.update(raise_exception=_refuse, strftime_now=_strftime_now)
         special = {key: text for key in _SPECIAL if (text := _content(self.config.get(key))) is not None}
-        try:
-            return sandbox.from_string(self.template).render(
-                messages=list(messages), add_generation_prompt=True, tools=None, documents=None, **special
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
-            raise RequestError(f"{self.where}: the chat template failed: {printable(error)}") from error
+        return render(self.template, messages, special, self.where)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some ids; special tokens only where `special`. Ids beyond the vocabulary have none."""
@@ -211,16 +197,3 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
         found = named.get("default", next(iter(named.values()), None))
     return found if isinstance(found, str) else None
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
-    """As transformers has it: Jinja's own would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise ValueError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

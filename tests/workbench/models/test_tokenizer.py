@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from engine.errors import ConfigError, RequestError
+from engine.errors import CheckpointError, ConfigError, RequestError
 from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
 
 QWEN = Path(__file__).resolve().parents[4] / "shared" / "data" / "qwen2.5-0.5b-instruct"
@@ -116,17 +116,40 @@ def test_a_template_that_writes_bos_does_not_get_another(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ raise_exception('no system role') }}",
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{% for",
         "{{ ().__class__.__bases__[0] }}",
+        "{{ no_such_function() }}",
     ],
 )
 def test_a_template_that_fails_or_reaches_out_is_one_error(tmp_path: Path, template: str) -> None:
     directory = write_tokenizer(tmp_path, chat_template=template)
     tokenizer = need_tokenizer(find_tokenizer(directory), directory)
-    with pytest.raises(RequestError, match="chat template failed"):
+    with pytest.raises(CheckpointError, match="chat template failed: "):
         tokenizer.render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 10000000000 }}",
+        "{% set n = namespace(a='xxxx') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_takes_all_memory_or_time_is_ended(
+    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.models.chat_template.SECONDS", 0.25)  # of the parent: the child has 5 s
+    tokenizer = need_tokenizer(find_tokenizer(write_tokenizer(tmp_path, chat_template=template)), tmp_path)
+    with pytest.raises(CheckpointError, match="chat template failed: "):
+        tokenizer.render([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
+    directory = write_tokenizer(tmp_path, chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(RequestError, match="the chat template refuses this: no system role"):
+        need_tokenizer(find_tokenizer(directory), directory).render([])
 
 
 def test_templates_by_name_and_by_file(tmp_path: Path) -> None:
@@ -144,7 +167,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     directory = write_tokenizer(tmp_path / "t")
     with pytest.raises(RequestError, match=r"without --chat"):
         need_tokenizer(find_tokenizer(directory), directory).render([])
-    for content in (b"{", b"\xff\xfe", b'{"model": 3}', b"version https://git-lfs.github.com/spec/v1\n"):
+    (directory / "tokenizer.json").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: a git-LFS pointer"):
+        find_tokenizer(directory)
+    for content in (b"{", b"\xff\xfe", b'{"model": 3}'):
         (directory / "tokenizer.json").write_bytes(content)
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             find_tokenizer(directory)
