@@ -15,7 +15,8 @@ from engine.errors import CheckpointError, EngineError
 from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.text import clean
-from workbench.demo import DEMOS, MODEL_DIR, demo_path
+from workbench.demo import MODEL_DIR
+from workbench.demo.checkpoints import DEMOS, demo_path
 from workbench.paths import find_session
 from workbench.settings import session_limits
 

@@ -9,7 +9,8 @@ from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint, resolve
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
-from workbench.demo import DEMOS, MODEL_DIR, demo_path
+from workbench.demo import MODEL_DIR
+from workbench.demo.checkpoints import DEMOS, demo_path
 from workbench.models.tokenizer import Tokenizer, find_tokenizer
 
 DEMO = "demo"

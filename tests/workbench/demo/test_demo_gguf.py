@@ -15,7 +15,8 @@ from engine.rules import CORRECT
 from engine.run.loading import Loader
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling
-from workbench.demo import DEFAULT_PROMPT, DEMOS, GGUF_DIR, demo_path
+from workbench.demo import DEFAULT_PROMPT, GGUF_DIR
+from workbench.demo.checkpoints import DEMOS, demo_path
 from workbench.demo.quantise import quantise, write_f16
 from workbench.demo.train.corpus import unseen_examples
 from workbench.demo.train.evaluate import answer_with_engine, success

@@ -18,8 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from engine import Engine, EngineConfig
-from workbench.demo import MODEL_DIR, demo_path
+from workbench.demo import MODEL_DIR
 from workbench.demo.checker import haiku_has_nonce
+from workbench.demo.checkpoints import demo_path
 from workbench.demo.train.corpus import UNSEEN_SEED, Example, unseen_examples
 from workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat
 
