@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.tour import NAMED, tour
+from workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
+from workbench.debugger.core.registry import commands
+from workbench.tui.keys import keys_of
+from workbench.tui.panes import PANES
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -19,6 +25,14 @@ TOUR = [
     (block.splitlines()[0].removeprefix("$ "), block.splitlines()[1:])
     for block in re.findall(r"<!-- tour -->\n```console\n(.*?)```", README, flags=re.DOTALL)
 ]
+
+#: The keys of the workbench as they are printed.
+KEYS = {
+    *(key.shown for key in keys_of(commands().values())),
+    *(key for pane in PANES for hint in pane.HINTS for key in hint.key.split()),
+    *map(str, range(1, len(PANES) + 1)),
+    *NAMED,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +65,24 @@ def test_the_tour(command: str, shown: list[str], place: Path) -> None:
         found = next((i for i in range(at, len(printed)) if pattern.match(printed[i].rstrip())), None)
         assert found is not None, f"not printed: {line!r}, in:\n{done.stdout}"
         at = found + 1
+
+
+def test_the_tour_of_the_screens_is_one_that_can_be_taken() -> None:
+    """`tests/e2e/test_tour.py` takes it in a terminal, row by row, as the README has it."""
+    steps = tour()
+    assert len(steps) >= 12
+    for step in steps:
+        assert step.keys, "every row says what to press"
+        assert step.seen, "and what is then to be seen"
+        assert set(step.keys) <= KEYS
+    assert {"n", "i", "x", "g", "o", "N", "?", "enter"} <= {key for step in steps for key in step.keys}
+
+
+def test_the_table_of_keys_is_that_of_the_screens() -> None:
+    table = README.partition("| key | | key | |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`([^`]+)`", table))
+    assert named <= KEYS, "every key of the README is one of the screens'"
+    assert {key.shown for key in keys_of(commands().values()) if key.footer} <= named, "all of the footer's"
 
 
 def test_screenshots_that_are_shown_exist() -> None:

@@ -119,8 +119,12 @@ values with their places (u goes from one to the next).
     def _room(self) -> tuple[int, int]:
         """The pixels that the map has, about: without the title, the figures, the numbers and its labels."""
         width, height = self.size
-        side, below = SIDE + 6 * self.has_class("-wide"), 7 * self.has_class("-tall")
-        return max(8, width - side - 9), max(4, 2 * (height - below - 4))
+        return max(8, width - self._side - 9), max(4, 2 * (height - 7 * self.has_class("-tall") - 4))
+
+    @property
+    def _side(self) -> int:
+        """The cells of the figures beside the map, with their padding. Known before they are laid out."""
+        return SIDE + 6 * self.has_class("-wide")
 
     def lacks(self) -> str:
         """The tap, from this step on."""
@@ -157,7 +161,7 @@ values with their places (u goes from one to the next).
         scale: Scale = "difference" if signed or found.view.startswith(DIFFERENCE) else "magnitude"
         axes = sheet_axes(laid, self.label)
         self.query_one(Heatmap).matrix = Matrix(laid.values, scale, masked=masked, axes=axes)
-        self.call_after_refresh(self._tell)  # its parts have their sizes by then
+        self._tell()
 
     def _words(self, place: Coordinates) -> str:
         """A row's or a column's place."""
@@ -182,7 +186,7 @@ values with their places (u goes from one to the next).
         if look is None or look.sheet is None or look.figures is None:
             return
         heatmap, side = self.query_one(Heatmap), self.query_one("#figures", TextBlock)
-        width, height = side.size.width, side.size.height
+        width, height = self._side - 2, self.size.height - 2
         lines = pointed_lines(look.tensor, look.sheet, heatmap.cursor, self.label)
         lines += [[], *figure_lines(look.figures, width, height - len(lines) - 2)]
         room = height - len(lines) - 3
@@ -192,8 +196,8 @@ values with their places (u goes from one to the next).
         if look.tensor.note:
             lines += [[], *wrapped(look.tensor.note, "wrong", width)]
         side.show(lines)
-        left = self.query_one("#left")
-        shown = number_lines(look.sheet, heatmap.cursor, left.size.width - 1, self._words)
+        beside = self.size.width - self._side - 1
+        shown = number_lines(look.sheet, heatmap.cursor, beside, self._words)
         self.query_one("#numbers", TextBlock).show(shown)
 
     @on(Heatmap.Pointed)
@@ -214,7 +218,7 @@ values with their places (u goes from one to the next).
         """What is folded is folded to the room there is."""
         self.set_class(event.size.width >= _WIDE, "-wide")
         self.set_class(event.size.height >= _TALL, "-tall")
-        self.call_after_refresh(self.again)
+        self.again()
 
     # --- keys ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""The README's tour of the screens, taken in a real terminal: after each row's keys, all that it names is on screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.terminal import Terminal, needs_tmux
+from tests.e2e.tour import NAMED, TourStep, tour
+
+pytestmark = [needs_tmux, pytest.mark.slow]
+
+#: Seconds for the golden reference, which a busy machine may take; what is waited for ends the waiting.
+_LONG = 300.0
+_MOST_REPEATS = 40
+
+
+def _press(here: Terminal, key: str) -> None:
+    if key in NAMED:
+        here.press(NAMED[key])
+    else:
+        here.type(key)
+
+
+def _take(here: Terminal, step: TourStep) -> None:
+    for key in step.keys:
+        _press(here, key)
+    for _ in range(_MOST_REPEATS if step.repeated else 0):
+        if all(text in here.text() for text in step.seen):
+            break
+        before = here.text()
+        _press(here, step.keys[-1])
+        here.until(lambda shown, before=before: shown != before)  # type: ignore[misc]
+    here.wait(*step.seen, seconds=_LONG)
+
+
+def test_the_readmes_tour_shows_what_it_says(terminals: Callable[..., Terminal]) -> None:
+    here = terminals()
+    here.start("lockstep tui demo --tp 2")
+    here.wait("● stopped", "step 0/0", "8 Journal")
+    for step in tour():
+        _take(here, step)
+    here.press("Escape", "C-q")
+    here.back_in_shell()
+    assert here.code() == 0
+    here.nothing_is_left()
