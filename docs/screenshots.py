@@ -1,7 +1,10 @@
-"""Pictures of every pane, taken of the demo: `python docs/screenshots.py [DIRECTORY]` writes SVGs.
+"""Pictures of the screens, taken of the demo.
 
-The demo runs on two ranks, faultless; then its q/k/v biases are switched off, the text breaks, and both are
-held against the golden reference.
+    python docs/screenshots.py [DIRECTORY]      # one of each pane, as SVG, into docs/screens
+    python docs/screenshots.py --all DIRECTORY  # every pane at three sizes, dark and light, as PNG, to be looked at
+
+The demo runs on two ranks, faultless; then its q/k/v biases are switched off, the text breaks, and the broken branch is
+held against the golden reference. `--all` replays what was recorded of that.
 """
 
 from __future__ import annotations
@@ -11,31 +14,35 @@ import os
 import sys
 import tempfile
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
+from workbench.export.png import rasterised
 from workbench.tui import routes, screenshots
 from workbench.tui.app import LockstepApp
 from workbench.tui.screens.home import HomeScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
+from workbench.tui.settings import UserSettings
 
 SIZE = (140, 42)
+SIZES = ((80, 24), (120, 40), (200, 60))
+THEMES = ("lockstep-dark", "lockstep-light")
 #: Commands that make the session, in order.
-STORY = (
-    "next 24", "goto 0", "toggle load_bias false --stay", "next 24", "golden", "lens", "info weights",
-    "capture layers.*.attn.k_cache",
-)  # fmt: skip
+STORY = ("next 24", "goto 0", "toggle load_bias false", "golden", "lens", "info weights")
 #: Pictures: the keys that lead to each from the one before.
 SHOTS = {
     "operations": ("1", "o"),
+    "tensor": ("enter", "u"),
     "attention": ("2",),
     "attention-head": ("m",),
     "cache": ("3",),
     "weights": ("4", "u", "u"),
     "logits": ("5",),
-    "lens": ("l",),
+    "candidate": ("enter",),
+    "lens": ("escape", "l"),
     "sentinels": ("6",),
     "golden": ("7",),
     "journal": ("8",),
@@ -53,50 +60,82 @@ async def settle(pilot: Pilot[int]) -> None:
         await pilot.pause(0.1)
 
 
-def save(app: LockstepApp, directory: Path, name: str) -> None:
-    """Write one picture: cells as they are, no fonts fetched from anywhere."""
+def save(app: LockstepApp, file: Path) -> None:
+    """Write one picture in the format of its ending: cells as they are, no fonts fetched from anywhere."""
     picture = screenshots.taken(app.screen, app.screen.region, "").picture()
-    (directory / f"{name}.svg").write_text(picture, encoding="utf-8")
-    print(directory / f"{name}.svg")
+    file.write_bytes(rasterised(picture) if file.suffix == ".png" else picture.encode())
+    print(file)
 
 
-async def home(directory: Path) -> None:
+async def home(file: Path, size: tuple[int, int] = SIZE, theme: str = THEMES[0]) -> None:
     """The home screen."""
-    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
-    async with app.run_test(size=SIZE) as pilot:
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False), UserSettings(theme=theme))
+    async with app.run_test(size=size) as pilot:
         await settle(pilot)
-        save(app, directory, "home")
+        save(app, file)
 
 
-async def workbench(directory: Path, session: Path) -> None:
-    """The demo, broken and judged."""
-    words = ["demo", "--tp", "2", "--capture", "layers.*.attn.probs", "--session", str(session)]
+async def opened(app: LockstepApp, pilot: Pilot[int]) -> WorkbenchScreen:
+    """The workbench, once it shows a step."""
+    while not (isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None):
+        await pilot.pause(0.2)
+    await settle(pilot)
+    return app.screen
+
+
+async def shoot(app: LockstepApp, pilot: Pilot[int], files: dict[str, Path]) -> None:
+    """Go from pane to pane; those that have a file are saved."""
+    for name, keys in SHOTS.items():
+        for key in keys:
+            await pilot.press(key)
+            await settle(pilot)
+        if name in files:
+            save(app, files[name])
+
+
+async def record(session: Path, directory: Path | None) -> None:
+    """The demo, broken and judged; its pictures into `directory`."""
+    words = ["demo", "--tp", "2", "--capture", "full", "--session", str(session)]
     app = LockstepApp(routes.running(words, "the demo, 2 ranks"))
     async with app.run_test(size=SIZE) as pilot:
-        while not (isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None):
-            await pilot.pause(0.2)
-        await settle(pilot)
+        bench = await opened(app, pilot)
         for line in STORY:
-            assert isinstance(app.screen, WorkbenchScreen)
-            await app.screen.runner.run(line)
+            await bench.runner.run(line)
             await settle(pilot)
-        for name, keys in SHOTS.items():
-            for key in keys:
-                await pilot.press(key)
-                await settle(pilot)
-            save(app, directory, name)
+        if directory is not None:
+            await shoot(app, pilot, {name: directory / f"{name}.svg" for name in SHOTS})
+
+
+async def replay(session: Path, directory: Path, size: tuple[int, int], theme: str) -> None:
+    """Every pane at a size, in a theme."""
+    ending = f"{size[0]}x{size[1]}-{theme.removeprefix('lockstep-')}.png"
+    await home(directory / f"home-{ending}", size, theme)
+    app = LockstepApp(routes.session(session), UserSettings(theme=theme))
+    async with app.run_test(size=size) as pilot:
+        bench = await opened(app, pilot)
+        await bench.runner.run("branch load_bias=false")
+        await settle(pilot)
+        await shoot(app, pilot, {name: directory / f"{name}-{ending}" for name in SHOTS})
 
 
 def main() -> None:
-    """All pictures."""
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "screens"
+    """All pictures of either kind."""
+    every = sys.argv[1:2] == ["--all"]
+    where = sys.argv[2 if every else 1 :]
+    if len(where) > 1 or (every and not where):
+        raise SystemExit(__doc__)
+    directory = Path(where[0]) if where else Path(__file__).parent / "screens"
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as own:
         # Nothing of the user's own sessions or settings is to be seen in a picture.
-        for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCKSTEP_DATA_DIR"):
+        for variable in ("XDG_CONFIG_HOME", "LOCKSTEP_STATE_DIR", "LOCKSTEP_DATA_DIR"):
             os.environ[variable] = own
-        asyncio.run(home(directory))
-        asyncio.run(workbench(directory, Path(own) / "demo.session"))
+        session = Path(own) / "demo.session"
+        if not every:
+            asyncio.run(home(directory / "home.svg"))
+        asyncio.run(record(session, None if every else directory))
+        for size, theme in product(SIZES, THEMES) if every else ():
+            asyncio.run(replay(session, directory, size, theme))
 
 
 if __name__ == "__main__":
