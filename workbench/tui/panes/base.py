@@ -36,6 +36,8 @@ class Pane(PaintedWidget):
     Pane { height: 1fr; width: 1fr; layout: vertical; }
     Pane > .empty { height: 1fr; content-align: center middle; text-align: center; color: $quiet; display: none; }
     Pane.-empty > .empty { display: block; }
+    Pane > .older { height: 1; padding: 0 1; color: $accent; background: $raised; display: none; }
+    Pane.-older > .older { display: block; }
     Pane.-empty > .content { display: none; }
     """
 
@@ -117,7 +119,7 @@ class Pane(PaintedWidget):
         self.live = True  # whether there is a model to run
         self.said: MessageLog | None = None  # what the message line has said
         self._empty = Static("", classes="empty", markup=False)
-        self.border_title = self.TITLE
+        self._older = Static("", classes="older", markup=False)
 
     def content(self) -> Iterable[Widget]:
         """The widgets of the pane."""
@@ -153,7 +155,8 @@ class Pane(PaintedWidget):
         return None
 
     def compose(self) -> ComposeResult:
-        """The content, and what stands in its place while there is none."""
+        """Whose step it is where that is an older one; the content; what stands in its place while there is none."""
+        yield self._older
         for widget in self.content():
             widget.add_class("content")
             yield widget
@@ -180,7 +183,7 @@ class Pane(PaintedWidget):
         try:
             if not self.UNDER_WAY:
                 where = await self.reader.ask(SessionSource.passed, where)
-            self.shows(where.step)
+            self.shows(where.step if self.OF_STEP else self.where.step)
             if self.OF_STEP and self.overview is not None:
                 steps = await self.reader.ask(SessionSource.reach, where.branch)
                 if not steps:
@@ -201,9 +204,8 @@ class Pane(PaintedWidget):
     def shows(self, step: int) -> None:
         """Say of which step the content is, where that is not the present one."""
         older = step != self.where.step
-        self.border_subtitle = (
-            f"of step {step}: step {self.where.step} has not come here yet" if older else ""
-        )
+        self.set_class(older, "-older")
+        self._older.update(f"of step {step}: step {self.where.step} has not come here yet" if older else "")
 
     def empty(self, text: str, fills: str = "") -> None:
         """Show `text` instead of the content: what is missing, and the key of the live run that `fills` the pane."""
