@@ -113,8 +113,9 @@ async def replay(session: Path, directory: Path, size: tuple[int, int], theme: s
     app = LockstepApp(routes.session(session), UserSettings(theme=theme))
     async with app.run_test(size=size) as pilot:
         bench = await opened(app, pilot)
-        await bench.runner.run("branch load_bias=false")
-        await settle(pilot)
+        for line in ("branch load_bias=false", "goto 2"):  # the first difference, which was judged
+            await bench.runner.run(line)
+            await settle(pilot)
         await shoot(app, pilot, {name: directory / f"{name}-{ending}" for name in SHOTS})
 
 

@@ -170,7 +170,19 @@ async def test_the_keys_of_everywhere_step_and_help(bench: Bench, path: Path) ->
         assert "9  Tensor" in shown(pilot)
         assert "previous, next token or head" in shown(pilot)
         await press(pilot, "escape", "escape")
-        assert "attn.scores       " in shown(pilot), "back in the list of operations"
+        assert "over steps" in shown(pilot), "back in the list of operations"
+
+
+async def test_a_tensor_that_comes_late_takes_the_keys(bench: Bench, path: Path) -> None:
+    async with bench(path=path) as pilot:
+        await press(pilot, "9")
+        assert "embed was not captured at step 2" in shown(pilot)
+        await press(pilot, "escape")
+        assert "over steps" in shown(pilot), "back also from a pane that shows nothing"
+        await press(pilot, "9")
+        await enter(pilot, "colon", "print layers.0.mlp.gate")
+        await press(pilot, "right", "down")
+        assert pane_of(pilot).query_one(Heatmap).cursor == (1, 1)
 
 
 async def test_nan_is_drawn_told_and_found(bench: Bench, path: Path) -> None:

@@ -142,6 +142,9 @@ class Pane(PaintedWidget):
         """The debugger's command that fills what is empty here; "" where there is none."""
         return ""
 
+    def action_back(self) -> None:
+        """Back to where the pane was opened from; most are opened from nowhere."""
+
     def action_fill(self) -> None:
         """Have the debugger bring what is missing here."""
         line = self.lacks()
@@ -215,8 +218,13 @@ class Pane(PaintedWidget):
         self.add_class("-empty")
 
     def filled(self) -> None:
-        """Show the content."""
+        """Show the content, and let it have the keys that it could not take while it was not there."""
+        was_empty = self.has_class("-empty")
         self.remove_class("-empty")
+        if was_empty and self.display and self.screen.is_current:
+            focused = self.screen.focused
+            if focused is None or any(isinstance(one, Pane) and one is not self for one in focused.ancestors):
+                self.call_after_refresh(self.focus_content)
 
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""

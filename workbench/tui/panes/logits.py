@@ -58,7 +58,6 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
     HINTS = (KeyHint("enter", "follow", "enter"), KeyHint("l", "lens", "l"), KeyHint("g", "golden", "g"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l", "lens", "Logit lens"),
-        Binding("escape", "unfollow", "Follow the candidate no more"),
     ]
     DEFAULT_CSS = """
     LogitsPane > #choice { height: auto; min-height: 2; max-height: 5; padding: 0 1 1 1; }
@@ -197,11 +196,11 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         if self.snapshot is not None and event.row < len(self.snapshot.candidates):
             token = self.snapshot.candidates[event.row].candidate.token
             if self.followed is not None and self.followed.token == token:
-                self.action_unfollow()
+                self.action_back()
             else:
                 self._follow(token)
 
-    def action_unfollow(self) -> None:
+    def action_back(self) -> None:
         """The last steps' figures again."""
         self.followed = None
         self.workers.cancel_group(self, "follow")

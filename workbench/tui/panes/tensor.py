@@ -75,7 +75,6 @@ values with their places (u goes from one to the next).
         Binding("d", "show('difference')", "Difference to golden"),
         Binding("v", "show('golden')", "Golden's values"),
         Binding("u", "next_strong", "To the next of the largest values"),
-        Binding("escape", "back", "Back to the pane before"),
     ]
     DEFAULT_CSS = f"""
     TensorPane > #title {{ height: 2; padding: 0 1; }}

@@ -18,7 +18,7 @@ from workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFi
 from workbench.views.tensor_look import TensorLook
 
 #: Cells of the least column of words beside the map.
-SIDE = 28
+SIDE = 30
 #: Cells that a number takes and those before the first, and the rows of numbers.
 _CELL, _BEFORE, _ROWS = 10, 14, 5
 _SHORT = {"token": "t", "query": "q", "key": "k", "head": "h", "kv head": "kv", "channel": "c"}

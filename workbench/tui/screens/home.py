@@ -109,7 +109,7 @@ class HomeScreen(Guarded, Screen[None]):
 
     def _lay_out(self, found: list[Recent]) -> None:
         rows = [
-            MenuRow("demo", "a small model that writes haiku, two ranks, on this machine", "d", "demo"),
+            MenuRow("demo", "a small model that writes haiku", "d", "demo"),
             MenuRow("open …", "a session, or a model's directory", "o", "open"),
         ]
         if found:
