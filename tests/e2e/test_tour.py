@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -23,15 +24,23 @@ def _press(here: Terminal, key: str) -> None:
         here.type(key)
 
 
+def _at_rest(here: Terminal) -> str:
+    """The screen, once it has stopped changing: what was pressed has had its effect."""
+    shown = here.text()
+    while True:
+        time.sleep(0.2)
+        before, shown = shown, here.text()
+        if shown == before:
+            return shown
+
+
 def _take(here: Terminal, step: TourStep) -> None:
     for key in step.keys:
         _press(here, key)
     for _ in range(_MOST_REPEATS if step.repeated else 0):
-        if all(text in here.text() for text in step.seen):
+        if all(text in _at_rest(here) for text in step.seen):
             break
-        before = here.text()
         _press(here, step.keys[-1])
-        here.until(lambda shown, before=before: shown != before)  # type: ignore[misc]
     here.wait(*step.seen, seconds=_LONG if "g" in step.keys else PATIENCE)
 
 
