@@ -59,7 +59,6 @@ VIEW_KEYS = (
     ScreenKey(
         "a", "view('fill')", "have what this pane lacks captured", name="capture-pane", needs_model=True
     ),
-    ScreenKey("escape", "view('back')", "back from a tensor, a followed candidate", name="back"),
     ScreenKey("z", "view('zoom')", "the pane alone, and back", name="zoom"),
     ScreenKey("y", "view('copy')", "copy the pane", name="copy-pane"),
     ScreenKey("e", "view('export')", "export the pane to a file", name="export-pane"),

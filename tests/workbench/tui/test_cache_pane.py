@@ -187,7 +187,6 @@ async def test_inside_a_step_the_rows_just_written_are_shown(bench: Bench, captu
         writer.in_flight(0, flight)
         async with bench(path=captured) as pilot:
             await press(pilot, "3")
-            pane = _pane(pilot)
             pilot.app.screen.look(replace(pilot.app.screen.where, step=3, tap=place))
             await settle(pilot)
             text = "\n".join(text_of(pilot))

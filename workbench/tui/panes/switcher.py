@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher
 
 from workbench.tui.message_log import MessageLog
@@ -15,6 +17,8 @@ from workbench.tui.widgets.painted import PaintedWidget
 
 class PaneSwitcher(ContentSwitcher, PaintedWidget):
     """Holds the panes by their numbers, from 1."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "Back from what a pane has opened")]
 
     def __init__(self, reader: Reader, said: MessageLog, *, live: bool, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -34,3 +38,8 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         self.current = f"pane-{number}"
         self.front = self._made[number]
         return self.front
+
+    def action_back(self) -> None:
+        """Back from what the pane in front has opened; also where it is empty, and cannot take keys."""
+        if self.front is not None:
+            self.front.action_back()

@@ -96,11 +96,6 @@ class ViewActions:
         if self.bench.front is not None:
             self.bench.front.action_fill()
 
-    def back(self) -> None:
-        """Back from what was opened in the pane."""
-        if self.bench.front is not None:
-            self.bench.front.action_back()
-
     def zoom(self) -> None:
         """The pane alone, and back."""
         self.bench.screen.toggle_class("-zoomed")
