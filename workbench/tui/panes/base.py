@@ -216,18 +216,21 @@ class Pane(PaintedWidget):
             fills = "This is a replay: what was not recorded cannot be had here."
         self._empty.update(f"{text}\n\n{fills}".rstrip())
         self.add_class("-empty")
+        self.can_focus = True  # what is empty has keys all the same: those of the pane, and the way back
 
     def filled(self) -> None:
         """Show the content, and let it have the keys that it could not take while it was not there."""
-        was_empty = self.has_class("-empty")
+        was_empty, self.can_focus = self.has_class("-empty"), False
         self.remove_class("-empty")
         if was_empty and self.display and self.screen.is_current:
             focused = self.screen.focused
-            if focused is None or any(isinstance(one, Pane) and one is not self for one in focused.ancestors):
+            if focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self):
                 self.call_after_refresh(self.focus_content)
 
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""
         able = [widget for widget in self.query("*") if widget.can_focus and widget.display]
         able.sort(key=lambda widget: isinstance(widget, TextBlock))
+        if self.has_class("-empty"):
+            able = [self]
         self.screen.set_focus(able[0] if able else None)  # not to what was closed, over an empty pane
