@@ -80,7 +80,7 @@ def test_the_tour_of_the_screens_is_one_that_can_be_taken() -> None:
 
 def test_the_table_of_keys_is_that_of_the_screens() -> None:
     table = README.partition("| key | | key | |")[2].partition("\n\n")[0]
-    named = set(re.findall(r"`([^`]+)`", table))
+    named = {key.replace("\\|", "|") for key in re.findall(r"`([^`]+)`", table)}
     assert named <= KEYS, "every key of the README is one of the screens'"
     assert {key.shown for key in keys_of(commands().values()) if key.footer} <= named, "all of the footer's"
 
