@@ -47,7 +47,7 @@ class SplitHeader(PaintedWidget):
                 Fact(names[0], "strong"), Fact("beside", "quiet", drop=3), Fact(names[1], "strong"),
                 Fact(f"step {step}", "accent"), Fact(f"of {ends}" if ends else "", "quiet", drop=2),
             ],
-            right,
+            [fact for fact in right if fact.text],
         )  # fmt: skip
 
 
