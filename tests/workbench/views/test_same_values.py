@@ -52,8 +52,8 @@ def test_the_candidates(told: Told) -> None:  # noqa: F811
         assert repr(choice.candidates) == repr(tuple(candidates[: len(choice.candidates)]))
         command = _rows(told, f"topk {len(candidates)}")
         expected = [[one.token, one.label, one.logit, one.probability] for one in candidates]
-        assert repr([row[1:5] for row in command]) == repr(expected)
-        assert [bool(row[5]) for row in command] == [one.chosen for one in candidates]
+        assert repr([row[:4] for row in command]) == repr(expected)
+        assert [bool(row[4]) for row in command] == [one.chosen for one in candidates]
         assert repr(choice.probability) == repr(seen.probability) == repr(pane.history[-1][2])
         cell = lines[where.branch].tokens.cells[lines[where.branch].prompt + where.step]
         assert cell.label == choice.label == seen.emitted == pane.emitted

@@ -26,7 +26,7 @@ def status_facts(
         Fact(f"tp {overview.ranks}", "text", drop=2),
         Fact(f"{overview.device} {_SHORT.get(overview.dtype, overview.dtype)}", "quiet", drop=6),
         Fact(f"step {where.step}/{last}", "accent", width=5 + 2 * len(str(last)) + 1),
-        *([Fact(overview.batch.label(where.seq), "accent", drop=3)] if overview.batch.several else ()),
+        *([Fact(overview.batch.label(where.seq), "accent", drop=1)] if overview.batch.several else ()),
         Fact(f"pos {'-' if position is None else position}", "text", drop=4, width=8),
         Fact(f"{number(speed)} tok/s" if speed else "", "quiet", drop=7, width=11),
     )
