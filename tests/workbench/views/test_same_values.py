@@ -16,6 +16,7 @@ from workbench.views.attention import attention
 from workbench.views.kv_cache import cache
 from workbench.views.lens import lens
 from workbench.views.logits import logits
+from workbench.views.numbers import cell
 from workbench.views.overview import overview, present
 from workbench.views.request import Request
 from workbench.views.sentinels import misaligned
@@ -88,7 +89,7 @@ def test_the_attention(told: Told) -> None:  # noqa: F811
                 assert repr(ours.figures) == repr(theirs.figures)
                 assert (ours.rank, ours.kv_head) == (theirs.rank, theirs.kv_head)
                 text = told.debugger.execute(f"attn {layer} {ours.head}").to_text()
-                words = f"row sum {ours.figures.total:.6g}, entropy {ours.figures.entropy:.4g}"
+                words = f"row sum {ours.figures.total:.6g}, entropy {cell(ours.figures.entropy)}"
                 assert words in text
 
 
