@@ -160,7 +160,8 @@ def _gather(
     for step, found in source.back_from(tap, where, first):
         sequence = source.sequence(step, where.branch, where.seq)
         new = len(sequence.ids) if sequence is not None else 0
-        array, part = _spread(found, sequence.positions[-1] + 1 if new and sequence is not None else 0)
+        positions = sequence.positions if sequence is not None and new else ()
+        array, part = _spread(found, positions[-1] + 1 if len(positions) else 0)
         if not blocks and (array is None or 0 in array.shape):
             return None, 0, found.note or "not captured"
         shape = shape if array is None or blocks else (array.shape[0], array.shape[2])
