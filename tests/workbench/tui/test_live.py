@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def running(
-    model: Path, directory: Path, tp: int = 2, chosen: UserSettings | None = None
+    model: Path, directory: Path, tp: int = 1, chosen: UserSettings | None = None
 ) -> AsyncIterator[Pilot[int]]:
     """The live workbench after the prefill."""
     words = [str(model), "--tp", str(tp), "--ids", "1,5,9,12", "--session", str(directory / "live.session")]
