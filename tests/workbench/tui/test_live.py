@@ -135,7 +135,7 @@ _DIFFERS = re.compile(
 
 
 async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
+    async with running(model, tmp_path, tp=2) as pilot:
         await press(pilot, "n", "5", "l")
         assert any("layer 2" in line for line in text_of(pilot)), "the lens was taken and is shown"
         await press(pilot, "3")
@@ -147,12 +147,12 @@ async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> 
         assert any("shares are not what the checkpoint has" in line for line in text_of(pilot))
         await press(pilot, "u")
         assert any("nothing but zeros" in line for line in text_of(pilot))
-        await press(pilot, "enter", "R", "R", "R")
-        assert any("difference 0" in line for line in text_of(pilot))
+        await press(pilot, "enter", "R", "d")
+        assert any("rank 0 less the checkpoint" in line for line in text_of(pilot))
 
 
 async def test_a_breakpoint_stops_and_output_opens_a_sheet(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         await enter(pilot, "colon", "break layers.1.attn.q_proj")
         await press(pilot, "c")
         assert any("layers.1.attn.q_proj" in line and "●" in line for line in text_of(pilot)[:1])
@@ -184,7 +184,7 @@ async def test_keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(model: 
 
 
 async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
         screen.commands.run("next 3000")
         await _until(lambda: screen.driver.running == "next 3000", pilot)
@@ -198,7 +198,7 @@ async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) 
 
 
 async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
         screen.commands.run("next 3000")
         screen.commands.run("next")
@@ -212,7 +212,7 @@ async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None
 
 
 async def test_what_is_cancelled_while_it_waits_waits_no_more(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         screen = _screen(pilot)
         screen.commands.run("next 3000")
         await _until(lambda: screen.driver.running == "next 3000", pilot)
@@ -227,7 +227,7 @@ async def test_what_is_cancelled_while_it_waits_waits_no_more(model: Path, tmp_p
 
 
 async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         await pilot.press("colon", *"next", "space", *"3000", "enter")
         screen = _screen(pilot)
         await _until(lambda: screen.where.step > 3, pilot)
@@ -240,7 +240,7 @@ async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> Non
 
 
 async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
+    async with running(model, tmp_path, tp=2) as pilot:
         screen = _screen(pilot)
         os.kill(_driver(pilot).rank_pids[1], signal.SIGKILL)
         await _until(lambda: "● rank lost" in text_of(pilot)[0], pilot)  # while nothing runs
@@ -254,7 +254,7 @@ async def test_a_stopped_host_is_told_until_it_answers_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SILENT_AFTER", 2.0)
-    async with running(model, tmp_path, tp=1) as pilot:
+    async with running(model, tmp_path) as pilot:
         os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
         try:
             await _until(
@@ -372,7 +372,7 @@ async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
 async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
     model: Path, tmp_path: Path
 ) -> None:
-    async with running(model, tmp_path) as pilot:
+    async with running(model, tmp_path, tp=2) as pilot:
         await press(pilot, "n", "n", "2")
         screen = _screen(pilot)
         await enter(pilot, "colon", "until layers.1.attn.probs")
@@ -431,7 +431,7 @@ async def test_a_look_elsewhere_says_where_the_debugger_stands_and_one_key_retur
 
 
 async def test_going_to_an_alarm_moves_the_debugger(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
+    async with running(model, tmp_path, tp=2) as pilot:
         await press(pilot, "n", "n")
         assert "NaN" not in text_of(pilot)[1]
         await enter(pilot, "colon", "toggle mask additive")
@@ -450,7 +450,7 @@ async def test_going_to_an_alarm_moves_the_debugger(model: Path, tmp_path: Path)
 
 
 async def test_nan_is_caught_where_it_begins_without_asking_and_once(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
+    async with running(model, tmp_path, tp=2) as pilot:
         await press(pilot, "n", "B")
         lines = text_of(pilot)
         assert all(any("catch" in line and what in line for line in lines) for what in ("nan", "desync"))
