@@ -27,8 +27,10 @@ COMMANDS = (
     "where", "next", "where", "topk", "frame", "info ranks", "info kv", "info blocks", "info toggles", "info taps",
     "info weights", "info checkpoints", "attn 0 0", "attn 1 3", "print text", "print tokens", "print rule.mask",
     "diagnose", "golden", "origin", "expect golden == match", "catch golden", "catch nan", "catch repetition", "next",
+   
     "break logits if position > 1 or token < 0 or kv_len < 9", "stepi", "step", "finish", "continue",
-    "reverse-continue", "branches", "branch 1", "diff 0 1", "export script", "export journal", "goto 1", "lens",
+    "reverse-continue", "branches", "branch 1", "diff 0 1", "split", "split 0",
+    "sequence 1", "export script", "export journal", "goto 1", "lens",
     "print layers.0.attn.q_proj", "print layers.0.attn.probs", "print layers.0.attn.q_proj[0, 0]",
     "print layers.0.attn.q_proj.absmax", "display where", "reverse-step", "reverse-next", "toggle load_bias true",
 )  # fmt: skip

@@ -192,7 +192,7 @@ def test_what_is_opened_is_identified(session: Path, tmp_path: Path) -> None:
 
 def test_a_curve_over_its_floor() -> None:
     lines = curve([0.0, 3.0, math.nan, None], [-1.0, -1.0, None, None], 2)
-    assert ["".join(text for text, _ in line) for line in lines] == [" ⠉× ", "⠒⎽  "]
+    assert ["".join(text for text, _ in line) for line in lines] == [" ⠉× ", "⠒⡀  "]
     assert curve([None], [None], 2) == [[(" ", "quiet")]] * 2
 
 

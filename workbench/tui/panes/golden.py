@@ -161,7 +161,7 @@ floor that it is held against; × is an error without a number, such as NaN.
         ]
         head: TextLine = [("error of each tap, in order", "quiet")]
         if any(floor is not None for floor in floors):
-            head = [*head, ("   ⎻ noise floor", "quiet")]
+            head = [*head, ("   ⠂ noise floor", "quiet")]
         return lines if height < 3 else [head, *lines]
 
     def _ledger(self) -> list[TextLine]:

@@ -11,7 +11,7 @@ from workbench.tui.widgets.grid import GridCell
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 #: The four levels of a line, from the top: of a curve, and of what it is held against.
-_CURVE, _FLOOR = "⠉⠒⠤⣀", "⎺⎻⎼⎽"
+_CURVE, _FLOOR = "⠉⠒⠤⣀", "⠁⠂⠄⡀"
 
 
 def bars(values: Sequence[float | None], height: int) -> list[str]:
