@@ -17,7 +17,7 @@ from workbench.models.opening import OpenedModel
 from workbench.views.numbers import number
 
 #: Fields of a configuration that say how it is stored and not what it computes.
-_STORAGE = ("dtype", "notes")
+_STORAGE = ("dtype", "notes", "block_types")
 
 
 def inspect_pair(first: OpenedModel, second: OpenedModel, pattern: str, as_json: bool) -> tuple[int, bool]:

@@ -43,6 +43,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
     eos = theirs.eos_token_id
     assert dataclasses.asdict(ours) | {"rope_scaling": None} == {
         "notes": (),
+        "block_types": (),
         "family": theirs.model_type,
         "hidden_size": theirs.hidden_size,
         "intermediate_size": theirs.intermediate_size,

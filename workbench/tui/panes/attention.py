@@ -223,7 +223,8 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
     def _cell_pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
         if self.mode == "rows":
-            self.head = event.row
+            # Not the message's row: drawing moves the cursor too, and two messages under way would call each other.
+            self.head = self.query_one(Heatmap).cursor[0]
         self._tell_under()
 
     def watch_head(self) -> None:
