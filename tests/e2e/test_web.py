@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -59,10 +60,10 @@ async def _come_in(http: aiohttp.ClientSession, address: URL) -> URL:
 
 
 async def _frame(socket_: aiohttp.ClientWebSocketResponse, wanted: bytes) -> None:
-    """Read until the screens have drawn `wanted`."""
+    """Read until the screens have drawn `wanted`, in whatever styles."""
     seen = b""
     async with asyncio.timeout(PATIENCE):
-        while wanted not in seen:
+        while wanted not in re.sub(rb"\x1b\[[0-9;]*m", b"", seen):
             seen += await socket_.receive_bytes()
 
 
