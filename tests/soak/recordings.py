@@ -135,6 +135,8 @@ def _synced(path: Path) -> int:
     By the WAL index (https://sqlite.org/walformat.html#wal_index_format): at byte 32 the log's salts, at 128 how many
     frames a checkpoint has begun to move, which it syncs first. A log that is just begun anew is not touched."""
     index, log = Path(f"{path}-shm").read_bytes(), files.wal_of(path).read_bytes()
+    if len(log) < 32:  # just moved into the file, and cut
+        return len(log)
     (moved,) = struct.unpack_from("=I", index, 128)
     (page,) = struct.unpack_from(">I", log, 8)
     begun_anew = index[32:40] != log[16:24]
