@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sessions.convert import convert
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import database, files
+from sessions.format import database, files, mark
 from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
@@ -50,6 +50,7 @@ def compact(path: Path) -> Packed:
             closing(database.connect_writer(path)) as connection,
             aside(path) as fresh,
         ):
+            mark.clear(connection)
             connection.execute("DELETE FROM blobs WHERE id NOT IN (SELECT blob FROM tensors)")
             (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
-from sessions.errors import SessionError, SessionWriteError
-from sessions.format import database, files, log
+from sessions.errors import SessionDamaged, SessionError, SessionWriteError
+from sessions.format import database, files, log, mark
 from sessions.limits import UNLIMITED, ReadMeter
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
@@ -42,9 +42,10 @@ def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool 
                 raise FileExistsError(f"{target} exists; choose another name, or overwrite it explicitly")
             with closing(sqlite3.connect(fresh, isolation_level=None)) as made:
                 connection.backup(made)
-                made.execute(
-                    "PRAGMA journal_mode = DELETE"
-                ).fetchall()  # the pages of a growing one ask for a log
+                # The pages of a growing one ask for a log, and say that it is being recorded.
+                made.execute("PRAGMA journal_mode = DELETE").fetchall()
+                with suppress(SessionDamaged):  # what is damaged is copied as it is
+                    mark.clear(made)
             put_in_place(fresh, target)
     except FileExistsError:
         raise

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sessions.errors import SessionMoved, SessionWriteError
-from sessions.format import database, files
+from sessions.format import database, files, mark
 from sessions.format.rows import Row
 from sessions.lock import WriterLock
 
@@ -76,11 +76,13 @@ class RecordingFile:
         return identity(files.wal_of(self.path))
 
     def close(self) -> None:
-        """Fold the log into the file and let others write it. A file that is not in its place is only let go: what
-        goes by its name is somebody else's."""
+        """Say in the file that it is closed, fold the log into it and let others write it. A file that is not in its
+        place is only let go: what goes by its name is somebody else's."""
         folded = True
         try:
             self.check_in_place()
+            database.empty_log(self.connection)  # so that on a full disk there is room for the mark
+            mark.clear(self.connection)
             folded = database.fold(self.connection)
         finally:
             self.connection.close()

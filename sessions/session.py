@@ -149,8 +149,8 @@ class Session:
 
     @property
     def growing(self) -> bool:
-        """Whether it is still being written (or its writer was killed)."""
-        return self._archive.growing
+        """Whether its writer has not closed it: it is still being written, or its writer was killed."""
+        return self._archive.growing or self._meta.recording
 
     @property
     def missing(self) -> str:

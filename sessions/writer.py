@@ -13,7 +13,7 @@ from types import TracebackType
 from sessions import layouts
 from sessions.copy import write_copy
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, files, flight, meta_table, rows, write_rows
+from sessions.format import chunks, database, files, flight, mark, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
@@ -35,7 +35,7 @@ class SessionWriter:
         self.path, self._file = file.path, file
         connection = self._connection
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed, self._marked = False, False
         names = connection.execute("SELECT id, name FROM taps").fetchall()
         self._tap_index: dict[str, int] = {name: index for index, name in names}
         (ranks,) = connection.execute("SELECT value FROM meta WHERE key = 'ranks'").fetchone()
@@ -76,7 +76,7 @@ class SessionWriter:
             raise ValueError(f"ranks must be at least 1, not {ranks}")
         first: dict[str, list[rows.Row]] = {
             "taps": [(t.index, write_rows.utf8(t.name), t.layout) for t in taps],
-            "meta": [*meta_table.rows_of(meta), ("ranks", json_text(ranks))],
+            "meta": [*meta_table.rows_of(meta), ("ranks", json_text(ranks)), mark.marked()],
             "branches": [(0, "main", None, 0, json_text(meta.rules))],
         }
         try:
@@ -276,8 +276,11 @@ class SessionWriter:
             try:
                 self._file.check_in_place()
                 self._connection.execute("BEGIN IMMEDIATE")
+                if not self._marked:
+                    mark.write(self._connection)
                 yield self._connection
                 self._connection.execute("COMMIT")
+                self._marked = True
                 database.shorten_log(self._connection, self.path)
             except BaseException as error:
                 if self._connection.in_transaction:  # SQLite has rolled back by itself when the disk is full

@@ -132,14 +132,19 @@ def shorten_log(connection: sqlite3.Connection, path: Path) -> None:
         return
     connection.execute("PRAGMA busy_timeout = 0")
     with suppress(sqlite3.Error):
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        empty_log(connection)
     connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+
+def empty_log(connection: sqlite3.Connection) -> None:
+    """Move the log into the file and cut it to nothing, unless a reader is at it."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def fold(connection: sqlite3.Connection) -> bool:
     """Move the log into the file, and leave log mode unless a reader is attached: then one file is left. Whether it
     is."""
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    empty_log(connection)
     connection.execute(f"PRAGMA busy_timeout = {int(_CLOSING_SECONDS * 1000)}")
     try:
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()

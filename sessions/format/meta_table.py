@@ -1,4 +1,5 @@
-"""The meta table: a JSON value for each field of `SessionMeta`, and "ranks". Token texts come in pages.
+"""The meta table: a JSON value for each field of `SessionMeta`, "ranks" and "recording" (see `mark`). Token texts come
+in pages.
 
 A field that does not validate (damaged, or a stranger's) is treated as unknown and listed in `MetaTable.problems`.
 """
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sessions.format import migrate
+from sessions.format import mark, migrate
 from sessions.format.json_text import json_bytes, json_text, parse_json
 from sessions.limits import RECORD_BYTES, ReadMeter
 from sessions.meta import SessionMeta
@@ -69,6 +70,7 @@ class MetaTable:
     def __init__(self) -> None:
         self.meta = _UNKNOWN
         self.ranks: JSON = None
+        self.recording = False  # by the mark
         self.problems: list[str] = []
         self._parsed: dict[str, _Parsed] = {}  # by key
         self._fields: dict[str, tuple[JSON, Any]] = {}  # by key: the JSON value and the typed one
@@ -83,6 +85,7 @@ class MetaTable:
         if version == 1:
             stored = migrate.meta(stored)
         self.ranks, self.problems = stored.get("ranks"), []
+        self.recording = stored.get(mark.RECORDING) is True
         fields: dict[str, Any] = {}
         for key in stored:
             name, _, page = key.partition(".")

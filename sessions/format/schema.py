@@ -1,7 +1,8 @@
 """The file format: one SQLite 3 database, `NAME.session`. This module is its specification.
 
     header      application_id "Lstp", user_version = SCHEMA_VERSION; UTF-8; write-ahead log while it grows
-    meta        key -> JSON: the fields of `sessions.meta.SessionMeta`, and "ranks", which is always there
+    meta        key -> JSON: the fields of `sessions.meta.SessionMeta`; "ranks", which is always there; "recording",
+                true until its writer closes it
     taps        the tap order that statistics and checksums follow
     branches    lines of history; 0 is "main"; a branch shares its parent's steps before fork_step
     steps       one row a forward pass; a branch's own steps are contiguous from fork_step

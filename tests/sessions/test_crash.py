@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from sessions import Session, SessionError, SessionWriteError, SessionWriter
-from sessions.format import files
+from sessions.compact import compact
+from sessions.copy import copy
+from sessions.format import files, mark
+from sessions.state import state_of
 from sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
@@ -63,9 +66,7 @@ def check_killed(path: Path, reported: int) -> None:
         last = session.steps()[-1]
         assert session.stats(last).tobytes() == record(last).stats.tobytes()
         assert session.tensor("embed", step=last, rank=1)[0, 0] == last
-        assert (
-            session.growing or files.log_bytes(path) == 0
-        )  # killed just after the log was moved into the file
+        assert state_of(session) == "interrupted"
     assert verify(path) == []
 
 
@@ -81,6 +82,39 @@ def test_a_writer_killed_at_random_moments(tmp_path: Path, times: int) -> None:
     SessionWriter.reopen(path).close()
     assert verify(path) == []
     assert sorted(file.name for file in tmp_path.glob(f"{path.name}*")) == [path.name]
+
+
+#: Ends without closing, when its log has just been moved into the file.
+CUT = """
+import os, signal, sys
+from pathlib import Path
+from sessions.format import database
+from tests.sessions.samples import create, record
+writer = create(Path(sys.argv[1]))
+writer.step(0, record(0))
+database.empty_log(writer._connection)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_writer_killed_just_after_its_log_was_cut_has_not_closed_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    process = subprocess.run([sys.executable, "-c", CUT, str(path)], cwd=ROOT, check=False)
+    assert (process.returncode, files.log_bytes(path)) == (-signal.SIGKILL, 0)
+    for _ in range(2):  # the first to look leaves what it found
+        with Session.open(path) as session:
+            assert (state_of(session), session.steps()) == ("interrupted", range(1))
+    copied, packed = tmp_path / "copied.session", tmp_path / "packed.session"
+    for other in (copied, packed):
+        copy(path, other)
+    with sqlite3.connect(packed) as connection:
+        mark.write(connection)
+    compact(packed)
+    SessionWriter.reopen(path).close()
+    for one in (path, copied, packed):
+        assert verify(one) == []
+        with Session.open(one) as session:
+            assert state_of(session) == "closed"
 
 
 def limited(path: Path, limit: int) -> subprocess.CompletedProcess[str]:
