@@ -35,7 +35,8 @@ from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
 from workbench.models.capture import FULL, Capture
 from workbench.references.request import GoldenSequence
-from workbench.views.golden_event import Cause, GoldenEvent, plain
+from workbench.views.causes import Cause
+from workbench.views.golden_event import GoldenEvent, plain
 
 
 @dataclass(frozen=True, slots=True)

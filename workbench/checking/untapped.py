@@ -14,7 +14,8 @@ from sessions import Session
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.verdict import judge
 from workbench.models.capture import Capture
-from workbench.views.golden_event import Cause, Divergence, TokenMismatch, UntappedRun
+from workbench.views.causes import Cause
+from workbench.views.golden_event import Divergence, TokenMismatch, UntappedRun
 
 #: No statistics and no tensor inside a layer: what `generate` runs, and the logits.
 UNTAPPED = Capture(statistics=False, full=("logits",), last=())

@@ -8,7 +8,8 @@ from sessions import Verdict
 from sessions.records import JSON
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words
-from workbench.views.golden_event import Cause, GoldenEvent, QuantisationLoss, UntappedRun, plain
+from workbench.views.causes import Cause
+from workbench.views.golden_event import GoldenEvent, QuantisationLoss, UntappedRun, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 

@@ -18,7 +18,8 @@ from workbench.diagnosis.signatures.linear import LINEAR, factor
 from workbench.diagnosis.signatures.loading import LOADING
 from workbench.diagnosis.signatures.output import OUTPUT
 from workbench.diagnosis.signatures.rope import ROPE
-from workbench.views.golden_event import Cause, Divergence
+from workbench.views.causes import Cause
+from workbench.views.golden_event import Divergence
 
 #: Tap kind -> the signatures that can explain a divergence there.
 _CAUSES: Mapping[str, tuple[Signature, ...]] = {**LINEAR, **ROPE, **ATTENTION, **OUTPUT, **LOADING}
@@ -45,4 +46,4 @@ def explain(
     evidence = Evidence(*sides, first.tap, first.step, first.seq, ranks, weights, golden.meta, misread)
     known = _CAUSES.get(evidence.kind) if is_known(first.tap) else None
     found = [signature(evidence) for signature in known or (factor,)]
-    return sorted(filter(None, found), key=lambda cause: cause.residual)
+    return sorted(filter(None, found), key=lambda cause: cause.unexplained)

@@ -12,6 +12,7 @@ from rich.text import Text
 from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.diagnosis.judgement import TapVerdict
+from workbench.views.causes import NO_CAUSE, cause_lines
 from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss, UntappedRun
 from workbench.views.numbers import number
 
@@ -35,6 +36,9 @@ _WORDS = {
     "absent": "not compared",
 }
 _ORDER = ("fail", "inherited", "suspect", "pass", "absent")
+
+#: Causes that `check` tells; `diagnose` tells all.
+MOST_CAUSES = 4
 
 #: Columns of the names before the lines under the table.
 _INDENT = 12
@@ -106,11 +110,15 @@ def explain(event: GoldenEvent, console: Console) -> None:
         return
     _say(console, "first wrong", where(first, event.tp), "bold")
     _say(console, "how wrong", how_wrong(first))
-    for index, cause in enumerate(event.causes[:3]):
-        name = "cause" if index == 0 else "or"
-        _say(console, name, clean(cause.in_words()), "bold" if index == 0 else "")
+    for cause in event.causes[:MOST_CAUSES]:
+        told = dict(cause_lines(cause))
+        for label in ("cause", "or", "fix"):
+            if label in told:
+                _say(console, label, clean(told[label]), "bold" if label == "cause" else "")
+    if (more := len(event.causes) - MOST_CAUSES) > 0:
+        _say(console, "", f"and {more} more: `lockstep diagnose` tells all of them", "dim")
     if not event.causes:
-        _say(console, "cause", "no known signature fits", "dim")
+        _say(console, "cause", NO_CAUSE, "dim")
     if event.ledger:
         _say(console, "ledger", event.ledger)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 
 from sessions.meta import WeightShare
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
 from workbench.views.branches import BranchLine
+from workbench.views.golden_event import plain
 from workbench.views.journal import JournalEntry
 from workbench.views.rank_weights import shape_text
 from workbench.views.sentinel_scan import Sentinel
@@ -60,15 +60,7 @@ def _entry(one: JournalEntry) -> dict[str, object]:
 
 
 def _judgement(one: BranchJudgement) -> dict[str, object]:
-    causes = [
-        {
-            "name": cause.name,
-            "text": cause.text,
-            "residual": None if math.isnan(cause.residual) else cause.residual,
-        }
-        for cause in one.causes
-    ]
-    return asdict(replace(one, causes=())) | {"causes": causes}
+    return asdict(replace(one, causes=())) | {"causes": plain(one.causes)}
 
 
 def _sentinel(one: Sentinel) -> dict[str, object]:

@@ -24,6 +24,7 @@ from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import token_class, token_data, token_title
+from workbench.views.causes import Cause, cause_lines
 from workbench.views.numbers import chance, number
 from workbench.views.plain_text import plural
 from workbench.views.rank_weights import shape_text
@@ -173,6 +174,11 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+def _more(cause: Cause) -> list[tuple[str, str]]:
+    """What is known of a cause beside its own line."""
+    return list(cause_lines(cause))[1:]
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     environment = Environment(
@@ -191,6 +197,7 @@ def _environment() -> Environment:
         bias_figure=bias_figure,
         shape=shape_text,
         token_class=token_class,
+        more=_more,
         token_title=token_title,
     )
     return environment

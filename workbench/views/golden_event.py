@@ -6,7 +6,6 @@ null in the file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,6 +15,7 @@ import numpy as np
 from sessions import Session
 from sessions.records import JSON
 from sessions.text import clean
+from workbench.views.causes import NO_CAUSE, Cause
 
 #: The kind of the event.
 KIND = "golden"
@@ -68,22 +68,6 @@ class TokenMismatch(msgspec.Struct, frozen=True):
     reference: int
     margin: float | None = None
     tie: bool = False
-
-
-class Cause(msgspec.Struct, frozen=True):
-    """A cause that fits the first divergence. `fitted` holds the parameters of the transform; `residual` is the
-    share of the error's norm that it leaves: 0 explains everything, 1 nothing."""
-
-    name: str = ""
-    text: str = ""
-    fitted: JSON = None
-    residual: float = math.nan
-
-    def in_words(self) -> str:
-        """The cause, with what it leaves of the error where that is worth a word."""
-        if not self.residual >= 1e-4:
-            return self.text
-        return f"{self.text} (leaves {100 * self.residual:.2g} % of the error)"
 
 
 class QuantisationLoss(msgspec.Struct, frozen=True):
@@ -146,7 +130,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     def causes_in_words(self) -> list[str]:
         """The causes, best first; a sentence where none is known."""
-        return [cause.in_words() for cause in self.causes] or ["no known signature fits"]
+        return [cause.in_words() for cause in self.causes] or [NO_CAUSE]
 
 
 def plain(value: object) -> JSON:

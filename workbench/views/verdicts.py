@@ -8,7 +8,8 @@ from typing import Literal
 
 from engine.taps.names import layer_of, local_name
 from sessions import Session, Verdict
-from workbench.views.golden_event import Cause, GoldenEvent, TokenMismatch, last_golden_event
+from workbench.views.causes import Cause
+from workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden_event
 from workbench.views.plain_text import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]

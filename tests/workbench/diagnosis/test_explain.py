@@ -163,7 +163,7 @@ def test_a_bias_dropped_on_one_rank_only(case: Case, tmp_path: Path) -> None:
     spoil = {Q: lambda x, at: halves(x, 1, lambda part: part - bias)}
     (cause,) = causes(case, tmp_path, spoil, tp=2)
     assert cause.name == "bias_dropped"
-    assert cause.fitted == {"bias": "model.layers.1.self_attn.q_proj.bias", "times": 0}
+    assert cause.transform == {"bias": "model.layers.1.self_attn.q_proj.bias", "times": 0}
     assert cause.residual < 1e-4
 
 
@@ -171,7 +171,11 @@ def test_a_rank_that_adds_rank_0s_part_of_the_bias(case: Case, tmp_path: Path) -
     bias = bias_of(case, Q)
     spoil = {Q: lambda x, at: halves(x, 1, lambda part: part - bias[32:] + bias[:32])}
     (cause,) = causes(case, tmp_path, spoil, tp=2)
-    assert (cause.name, cause.fitted["part_of"], cause.fitted["ranks"]) == ("bias_of_other_rank", 0, [1])
+    assert (cause.name, cause.transform["part_of"], cause.transform["ranks"]) == (
+        "bias_of_other_rank",
+        0,
+        [1],
+    )
 
 
 def test_a_constant_row_that_is_no_known_bias_is_told_as_such(case: Case, tmp_path: Path) -> None:
@@ -186,7 +190,7 @@ def test_a_rank_that_loads_rank_0s_shard(case: Case, tmp_path: Path) -> None:
         return {0: part, 1: part}
 
     (cause,) = causes(case, tmp_path, {Q: spoil}, tp=2)
-    assert (cause.name, cause.fitted["shard_of"]) == ("columns_moved", 0)
+    assert (cause.name, cause.transform["shard_of"]) == ("columns_moved", 0)
     assert cause.text == "ranks [1] compute with rank 0's shard"
 
 
@@ -203,7 +207,7 @@ def test_gate_and_up_swapped_by_the_loader(case: Case, tmp_path: Path) -> None:
 
     (cause,) = causes(case, tmp_path, {gate: other(up), up: other(gate)})
     assert cause.name == "columns_moved"
-    assert cause.fitted["example"] == {"column": 0, "is": ["mlp.up", 0]}
+    assert cause.transform["example"] == {"column": 0, "is": ["mlp.up", 0]}
 
 
 def test_a_square_weight_used_transposed(case: Case, tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_the_residual_added_once_per_rank(case: Case, tmp_path: Path) -> None:
         return x + 3 * stream
 
     (cause,) = causes(case, tmp_path, {"layers.1.attn.o_proj": spoil})
-    assert (cause.name, cause.fitted) == ("residual_repeated", {"times": 3})
+    assert (cause.name, cause.transform) == ("residual_repeated", {"times": 3})
 
 
 def test_the_final_hidden_state_passed_off_as_logits(case: Case, tmp_path: Path) -> None:
@@ -269,7 +273,7 @@ def test_a_cache_row_that_is_stale(
         return spoilt
 
     (cause,) = causes(case, tmp_path, {"layers.2.attn.v_cache": spoil})
-    assert (cause.name, cause.fitted) == ("cache_rows_wrong", {"rows": {str(row): held}})
+    assert (cause.name, cause.transform) == ("cache_rows_wrong", {"rows": {str(row): held}})
 
 
 DAMAGED = ["attn.q_proj", "attn.q_rope", "attn.k_cache", "attn.scores", "attn.o_proj", "mlp.act", "mlp_norm"]

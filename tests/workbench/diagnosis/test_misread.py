@@ -88,7 +88,7 @@ def test_each_mistake_is_named(fault, path, run, golden):
     assert first.tap == tap
     readers = {"weights": checkpoint_weights(path), "misread": checkpoint_misreadings(path)}
     causes = explain(engine, golden, first, **readers)
-    assert [(cause.name, cause.fitted.get("how")) for cause in causes] == [(name, how)]
+    assert [(cause.name, cause.transform.get("how")) for cause in causes] == [(name, how)]
     assert words in causes[0].text
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from sessions import Session, SessionWriter
 from sessions.meta import SessionMeta
+from workbench.views.causes import Cause
 from workbench.views.golden_event import (
     KIND,
-    Cause,
     Divergence,
     GoldenEvent,
     TokenMismatch,
@@ -36,14 +36,19 @@ def test_what_was_written_is_read_back_and_what_is_not_finite_is_not_there(tmp_p
     event = GoldenEvent(
         verdict="diverged", max_abs_logits=math.nan, first_divergence=first, steps=3, words=first.in_words(),
         token_mismatches=(TokenMismatch(2, 0, -1, 7, math.inf, False),), rules={"mask": "additive"},
-        causes=(Cause("a", "b", {"n": np.int64(3)}, 0.5), Cause("c", "d", None, 0.0)),
+        causes=(
+            Cause("a", "b", {"n": np.int64(3)}, 0.5, kind="rope", steps=(1, 2), confidence=math.nan),
+            Cause("c", "d", None, 0.0, fault="mask=none", place="layers 0–3"),
+        ),
     )  # fmt: skip
     with Session.open(written(tmp_path / "a.session", plain(event))) as session:
         read = last_golden_event(session, 0)
     assert read is not None
     assert read.first_divergence == Divergence("logits", None, 2, 0, 1, (1,), None, 0.5, None, "NaN")
     assert read.max_abs_logits is None
-    assert read.causes_in_words() == ["b (leaves 50 % of the error)", "d"]
+    assert read.causes_in_words() == ["b (leaves 50 % of the error)", "layers 0–3: d"]
+    assert (read.causes[0].kind, read.causes[0].steps, read.causes[0].confidence) == ("rope", (1, 2), None)
+    assert plain(event)["causes"][0]["class"] == "rope"
     assert read.words == "logits at step 2, rank 1: NaN"
     assert read.rules == {"mask": "additive"}
 
@@ -85,4 +90,12 @@ def test_the_shipped_recordings_judgements_are_read_whole(path: Path) -> None:
             told = [event.data for event in session.events(branch=branch, kind=KIND)]
             assert told
             for data, event in zip(told, golden_events(session, branch), strict=True):
-                assert {key: plain(event)[key] for key in data} == data
+                read = {key: plain(event)[key] for key in data if key != "causes"}
+                assert read == {key: data[key] for key in read}
+                # Recorded before a cause's parameters were called its transform.
+                for cause, kept in zip(data["causes"], event.causes, strict=True):
+                    assert (cause["name"], cause["text"], cause["residual"]) == (
+                        kept.name,
+                        kept.text,
+                        kept.residual,
+                    )

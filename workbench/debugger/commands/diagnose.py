@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.taps.names import layer_path
-from sessions.records import JSON
 from workbench.debugger.answers import JsonObject, Result, TableResult
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin, stand_at
 from workbench.debugger.core.registry import Argument, Key, command
+from workbench.views.causes import NO_CAUSE, Cause, cause_lines
 from workbench.views.golden_event import GoldenEvent, plain
 from workbench.views.plain_text import plural
 
@@ -43,20 +43,29 @@ class GoldenResult(Result):
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """The causes that explain the first divergence, best first."""
+    """What explains the differences from the reference, best first."""
 
     verdict: str
     first: str
-    causes: Sequence[str]
-    data: JSON  # each cause as the signatures told it: name, text, fitted, residual
+    causes: Sequence[Cause]
+    notes: Sequence[str] = ()
     kind: ClassVar[str] = "diagnosis"
 
     def _text(self) -> str:
+        notes = [f"note: {note}" for note in self.notes]
         if self.verdict == "match":
-            return "nothing to explain: the branch matches its golden reference"
-        return "\n".join(
-            [self.first, *(f"{'or' if i else 'cause'}: {one}" for i, one in enumerate(self.causes))]
-        )
+            return "\n".join(["nothing to explain: the branch matches its golden reference", *notes])
+        told = [f"{label}: {words}" for cause in self.causes for label, words in cause_lines(cause)]
+        return "\n".join([self.first, *(told or [f"cause: {NO_CAUSE}"]), *notes])
+
+    def to_json(self) -> JsonObject:
+        return {
+            "kind": self.kind,
+            "verdict": self.verdict,
+            "first": self.first or None,
+            "causes": plain(tuple(self.causes)),
+            "notes": list(self.notes),
+        }
 
 
 @command(
@@ -73,8 +82,7 @@ def diagnose(debugger: Debugger) -> Result:
             debugger.execute("golden")
         event = last_judgement(debugger)
     assert event is not None, "`golden` leaves a judgement or raises"
-    causes = event.causes_in_words() if event.words else []
-    return Diagnosis(event.verdict, event.words, causes, plain(event.causes))
+    return Diagnosis(event.verdict, event.words, event.causes, event.notes)
 
 
 @command(

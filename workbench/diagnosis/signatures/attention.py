@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.taps.names import layer_of
 from workbench.diagnosis.signatures.evidence import NOISE, Evidence, Signature
 from workbench.diagnosis.signatures.linear import factor
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 _NEW = {"attn.k_cache": "attn.k_rope", "attn.v_cache": "attn.v_proj"}
 

@@ -15,7 +15,7 @@ from sessions.meta import SessionMeta
 from workbench.diagnosis.dataflow import inputs_of
 from workbench.diagnosis.misreadings import Misreading
 from workbench.diagnosis.recording import Array, Recording
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 #: Reads a weight of the checkpoint by its name, whole; None where there is no such weight.
 Weights = Callable[[str], NDArray[Any] | None]

@@ -17,7 +17,7 @@ from workbench.diagnosis.signatures.shards import (
     sharded_on_in_features,
     transposed,
 )
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 
 def bias(e: Evidence) -> Cause | None:

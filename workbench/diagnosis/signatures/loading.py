@@ -10,7 +10,7 @@ from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
 from workbench.diagnosis.misreadings import Misreading
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.signatures.evidence import Evidence, Signature
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 #: Tap kind -> what a projection multiplies.
 _INPUT = {

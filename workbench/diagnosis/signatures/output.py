@@ -11,7 +11,7 @@ from workbench.diagnosis.recording import Array
 from workbench.diagnosis.signatures.evidence import Evidence, Signature
 from workbench.diagnosis.signatures.linear import factor
 from workbench.diagnosis.signatures.loading import head_misread
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 
 def head_untrained(e: Evidence) -> Cause | None:
@@ -81,7 +81,7 @@ def other_activation(e: Evidence) -> Cause | None:
         )
         for formula, x in candidates.items()
     ]
-    return min(filter(None, found), key=lambda signature: signature.residual, default=None)
+    return min(filter(None, found), key=lambda cause: cause.unexplained, default=None)
 
 
 def _silu(x: Array) -> Array:

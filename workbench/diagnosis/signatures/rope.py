@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from workbench.diagnosis.recompute import complex_pairs, rotation
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.signatures.evidence import Evidence, Signature
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 Complex = NDArray[np.complex128]
 
@@ -104,7 +104,7 @@ def position_offset(e: Evidence) -> Cause | None:
         found.append(
             e.explains("position_offset", text, {"offset": offset}, predicted, turn.seen, turn.right)
         )
-    return min(filter(None, found), key=lambda signature: signature.residual, default=None)
+    return min(filter(None, found), key=lambda cause: cause.unexplained, default=None)
 
 
 def _one_position(e: Evidence) -> Complex | None:

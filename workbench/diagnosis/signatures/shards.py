@@ -10,7 +10,7 @@ from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
 from workbench.diagnosis.nearest import nearest_columns
 from workbench.diagnosis.signatures.evidence import Evidence
 from workbench.diagnosis.signatures.loading import misread
-from workbench.views.golden_event import Cause
+from workbench.views.causes import Cause
 
 #: Tokens below which columns cannot be told apart by their values.
 FEW_TOKENS = 4

@@ -128,7 +128,7 @@ def test_a_recorded_bug_replays_to_the_same_conclusions(bug: RecordedBug, tmp_pa
         texts(debugger, "branch 0", f"goto {bug.fault.step}")
         first = debugger.execute("golden").to_json()["first_divergence"]
         assert (first["tap"], first["step"]) == (bug.first, bug.fault.step)
-        assert debugger.execute("diagnose").to_json()["data"][0]["name"] == bug.cause
+        assert debugger.execute("diagnose").to_json()["causes"][0]["name"] == bug.cause
     assert verify_file(path) == []
 
 
