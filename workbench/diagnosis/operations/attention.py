@@ -1,0 +1,88 @@
+"""What attention and its cache should have given on recorded inputs, one pass of one sequence at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnosis.operations.expected import Lacking, Result, floor, sum_noise
+from workbench.diagnosis.operations.facts import UNIT, Facts
+from workbench.diagnosis.recording import Array
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPass:
+    """One pass of one sequence. `positions` of its T queries; keys stand at 0 to K - 1. `window` in tokens, None where
+    all keys are seen."""
+
+    facts: Facts
+    inputs: Mapping[str, Array]
+    positions: NDArray[np.int64]
+    window: int | None
+
+
+def cache(b: AttentionPass) -> Result:
+    """What was written so far, [K, kv_heads, D]."""
+    written = b.inputs["written"]
+    return written, floor(b.facts, b.facts.unit * np.abs(written))
+
+
+def scores(b: AttentionPass) -> Result:
+    """q [T, heads, D] and keys [K, kv_heads, D] -> [heads, T, K], scaled, -inf where the mask forbids."""
+    q, k = b.inputs["q"], expand(b.inputs["k"], b.inputs["q"].shape[1])
+    scale = 1 / math.sqrt(b.facts.model.head_dim)
+    out = np.einsum("thd,khd->htk", q, k, optimize=True) * scale
+    terms = np.sqrt(np.einsum("thd,khd->htk", q**2, k**2, optimize=True)) * scale
+    # Some engines scale the queries first: one more rounding of each term.
+    noise = 2 * b.facts.unit * np.hypot(out, terms) + sum_noise(b.facts, q.shape[2]) * terms
+    return np.where(allowed(b, k.shape[0]), out, -np.inf), floor(b.facts, noise)
+
+
+def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:
+    """Which keys [T, K] a query may see: none after it, and of a window the last so many, itself among them."""
+    distance = b.positions[:, None] - np.arange(keys)[None, :]
+    seen = distance >= 0
+    return seen if b.window is None else seen & (distance < b.window)
+
+
+def softmax(b: AttentionPass) -> Result:
+    """Over the keys, in float32 at least."""
+    given = b.inputs["scores"]
+    top = given.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(given - top)
+        out = weights / weights.sum(-1, keepdims=True)
+    depth = np.where(np.isfinite(given), np.abs(given - top), 0.0)
+    inside = b.facts.sum_unit * (4 + depth + np.abs(np.where(np.isfinite(top), top, 0.0)))
+    return out, floor(b.facts, out * (b.facts.unit + inside) + UNIT["float32"] * 1e-6)
+
+
+def context(b: AttentionPass) -> Result:
+    """probs [heads, T, K] times values [K, kv_heads, D] -> [T, heads * D]."""
+    probs = b.inputs["probs"]
+    values = expand(b.inputs["v"], len(probs))
+    if values.shape[0] != probs.shape[2]:
+        raise Lacking(f"{values.shape[0]} cached values do not fit probabilities of {probs.shape[2]} keys")
+    out = np.einsum("htk,khd->thd", probs, values, optimize=True)
+    terms = np.sqrt(np.einsum("htk,khd->thd", probs**2, values**2, optimize=True))
+    noise = b.facts.unit * np.hypot(out, terms) + sum_noise(b.facts, probs.shape[2]) * terms
+    return out.reshape(len(out), -1), floor(b.facts, noise.reshape(len(out), -1))
+
+
+def expand(kv: Array, heads: int) -> Array:
+    """Keys or values [K, kv_heads, D] for each of `heads` query heads: head h reads KV head h // group."""
+    if kv.ndim != 3 or heads % kv.shape[1]:
+        raise Lacking(f"cached rows of shape {list(kv.shape)} do not fit {heads} query heads")
+    return kv.repeat(heads // kv.shape[1], axis=1)
+
+
+BLOCKS: Mapping[str, Callable[[AttentionPass], Result]] = {
+    "cache": cache,
+    "scores": scores,
+    "softmax": softmax,
+    "context": context,
+}

@@ -1,0 +1,115 @@
+"""What the model is: its configuration, and the checkpoint's weights as an engine of a given dtype holds them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.checkpoint.resolve import open_checkpoint
+from engine.config import ModelConfig
+from workbench.diagnosis.recording import Array
+from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
+
+#: Bytes of weights that are kept.
+KEPT_BYTES = 1 << 30
+
+#: Half the distance of neighbouring numbers, relative: the most that one rounding errs by.
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+#: The largest finite number, and the smallest above zero.
+LARGEST = {"float64": 1.797e308, "float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504.0}
+SMALLEST = {"float64": 5e-324, "float32": 1.4e-45, "bfloat16": 9.2e-41, "float16": 2.0**-24}
+
+
+class Facts:
+    """A model in an engine of `dtype` (torch's name of it). Weights are read when they are asked for, and kept as far
+    as KEPT_BYTES allows."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        dtype: str,
+        read: Callable[[str], NDArray[Any] | None],
+        misread: Callable[[str], Any] = lambda name: (),
+    ) -> None:
+        self.model, self.dtype, self._read, self.misread = model, dtype, read, misread
+        self._kept: OrderedDict[str, NDArray[Any] | None] = OrderedDict()
+
+    @classmethod
+    def of(cls, checkpoint: Path, dtype: str) -> Facts:
+        """Of a checkpoint directory or a GGUF file. CheckpointError and ConfigError as `open_checkpoint`."""
+        model, source = open_checkpoint(checkpoint)
+        source.close()
+        return cls(model, dtype, checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint))
+
+    @property
+    def unit(self) -> float:
+        """The most that one rounding of a result errs by, relative."""
+        return UNIT[self.dtype]
+
+    @property
+    def sum_unit(self) -> float:
+        """The same inside of sums, which 16-bit engines add up in float32."""
+        return min(self.unit, UNIT["float32"])
+
+    def stored(self, name: str) -> NDArray[Any] | None:
+        """The weight as the checkpoint has it, in float32 or float64; None where it has none. Not kept."""
+        return self._read(name)
+
+    def weight(self, name: str) -> NDArray[Any] | None:
+        """The weight as the engine holds it: rounded to its dtype. In float32 (float64 of a float64 engine)."""
+        if name not in self._kept:
+            found = self._read(name)
+            self._kept[name] = None if found is None else rounded(found, self.dtype)
+            while len(self._kept) > 1 and sum(_nbytes(x) for x in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+    def vector(self, name: str) -> Array | None:
+        """A norm's weight or a bias, in float64."""
+        found = self.weight(name)
+        return None if found is None else found.astype(np.float64)
+
+
+def _nbytes(array: NDArray[Any] | None) -> int:
+    return 0 if array is None else array.nbytes
+
+
+def rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The nearest numbers that `dtype` can hold, ties to even; as float32, of float64 as float64."""
+    if dtype == "float64":
+        return array.astype(np.float64, copy=False)
+    single = array.astype(np.float32, copy=False)
+    if dtype == "float32":
+        return single
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = single.view(np.uint32)
+    lowest = (bits >> np.uint32(16)) & np.uint32(1)
+    kept = (bits + np.uint32(0x7FFF) + lowest) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(single), kept.view(np.float32), single)
+
+
+def product(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:
+    """x [N, in] times a weight [out, in], in float64: [N, out]. Rows of the weight are widened a chunk at a time."""
+    parts = [x @ weight[i : i + chunk].astype(np.float64).T for i in range(0, len(weight), chunk)]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((len(x), 0))
+
+
+def spread(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:
+    """The root of the sum of squares of a product's terms, [N, out]: what its rounding is measured by. Coarse:
+    in float32. Rows that are not finite are NaN."""
+    largest = np.abs(x).max(axis=1, keepdims=True, initial=0.0)
+    largest[largest == 0] = 1.0
+    with np.errstate(invalid="ignore"):
+        square = np.square(x / largest, dtype=np.float64).astype(np.float32)
+    parts = [
+        square @ np.square(weight[i : i + chunk], dtype=np.float32).T for i in range(0, len(weight), chunk)
+    ]
+    return np.asarray(np.sqrt(np.concatenate(parts, axis=1).astype(np.float64)) * largest)

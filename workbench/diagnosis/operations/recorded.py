@@ -1,0 +1,147 @@
+"""The tensors of one recording as operations read them: every step and sequence at once, each decoded once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from sessions.records import SequenceStep
+from workbench.diagnosis.recording import Array, Recording
+
+#: Bytes of decoded tensors that are kept.
+KEPT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token in one forward pass. `position` is where it stands in its sequence, `recorded_position` where the
+    engine says that it does."""
+
+    step: int
+    seq: int
+    position: int
+    token: int
+    recorded_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePass:
+    """One forward pass of one sequence: its new tokens."""
+
+    step: int
+    seq: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """One tap of all passes. Ranks whose tensors are bit-equal throughout share `lead`, the lowest of them."""
+
+    lead: tuple[int, ...]
+    arrays: dict[int, tuple[Array | None, ...]]  # by lead, in the order of the passes
+    nbytes: int
+
+
+class RecordedTaps:
+    """Reads `recording`. Where tokens stand is `golden`'s word, or else counted.
+
+    `passes` are in the order of steps and sequences; what is read of a tap is in that order too.
+    """
+
+    def __init__(self, recording: Recording, golden: Recording | None = None) -> None:
+        self.recording, self.golden = recording, golden
+        self.passes = tuple(_passes(recording, golden))
+        self._kept: OrderedDict[str, _Decoded] = OrderedDict()
+
+    @property
+    def ranks(self) -> range:
+        return range(self.recording.ranks)
+
+    def has(self, tap: str) -> bool:
+        """Whether the session knows the tap and has not given a reason why it cannot."""
+        return self.recording.has_tap(tap) and tap not in self.recording.session.meta.absent
+
+    def tensors(self, tap: str, rank: int) -> tuple[Array | None, ...]:
+        """What one rank held in each pass, in float64; None where that was not captured whole."""
+        if not self.has(tap):
+            return (None,) * len(self.passes)
+        decoded = self._decoded(tap)
+        return decoded.arrays[decoded.lead[rank]]
+
+    def rows(self, tap: str, rank: int, passes: Sequence[int]) -> Array | None:
+        """The tensors of those passes (by their index) one below the other; None where one lacks."""
+        tensors = self.tensors(tap, rank)
+        chosen = [tensors[i] for i in passes]
+        if not chosen or any(x is None or x.ndim == 0 for x in chosen):
+            return None
+        shapes = {x.shape[1:] for x in chosen if x is not None}
+        return np.concatenate([x for x in chosen if x is not None]) if len(shapes) == 1 else None
+
+    def whole(self, tap: str, passes: Sequence[int]) -> Array | None:
+        """As `rows`, of the tensor that one rank alone would have had."""
+        found = []
+        for i in passes:
+            one = self.passes[i]
+            whole = self.recording.whole_or_none(tap, one.step, one.seq)
+            if whole is None:
+                return None
+            found.append(whole)
+        return np.concatenate(found) if found and len({x.shape[1:] for x in found}) == 1 else None
+
+    def lead(self, tap: str, rank: int) -> int:
+        """The lowest rank whose tensors of that tap equal this rank's bit for bit, throughout."""
+        return self._decoded(tap).lead[rank] if self.has(tap) else 0
+
+    def _decoded(self, tap: str) -> _Decoded:
+        if tap not in self._kept:
+            self._kept[tap] = self._decode(tap)
+            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(tap)
+        return self._kept[tap]
+
+    def _decode(self, tap: str) -> _Decoded:
+        arrays: dict[int, tuple[Array | None, ...]] = {}
+        leads: dict[bytes, int] = {}
+        lead = []
+        for rank in self.ranks:
+            session, held = self.recording.session, []
+            digest = blake2b()
+            for one in self.passes:
+                raw = session.tensor(
+                    tap, step=one.step, rank=rank, seq=one.seq, branch=self.recording.branch, slice=""
+                )
+                held.append(raw)
+                digest.update(b"-" if raw is None else f"{raw.dtype}{raw.shape}".encode())
+                digest.update(b"" if raw is None else np.ascontiguousarray(raw).tobytes())
+            first = leads.setdefault(digest.digest(), rank)
+            lead.append(first)
+            if first == rank:
+                arrays[rank] = tuple(None if raw is None else raw.astype(np.float64) for raw in held)
+        nbytes = sum(x.nbytes for held in arrays.values() for x in held if x is not None)
+        return _Decoded(tuple(lead), arrays, nbytes)
+
+
+def _passes(recording: Recording, golden: Recording | None) -> Iterator[SequencePass]:
+    read: dict[int, int] = {}  # tokens of each sequence so far
+    for step in recording.steps:
+        told = golden.sequences(step) if golden is not None and step in golden.steps else {}
+        for seq, sequence in sorted(recording.sequences(step).items()):
+            rows = tuple(_rows(step, sequence, told.get(seq), read.get(seq, 0)))
+            read[seq] = read.get(seq, 0) + len(rows)
+            yield SequencePass(step, seq, rows)
+
+
+def _rows(step: int, sequence: SequenceStep, golden: SequenceStep | None, first: int) -> Iterator[Row]:
+    count, recorded = len(sequence.ids), list(sequence.positions)
+    right = list(range(first, first + count))
+    if golden is not None and len(golden.positions) == count:
+        right = list(golden.positions)
+    if len(recorded) != count:
+        recorded = right
+    for token, position, told in zip(sequence.ids, right, recorded, strict=True):
+        yield Row(step, sequence.seq, position, token, told)

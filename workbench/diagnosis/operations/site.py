@@ -1,0 +1,127 @@
+"""A site: one operation on one rank, with all that was recorded of it over every step and sequence.
+
+    for site in sites(taps, facts):
+        if isinstance(site, Unjudged): ...
+
+`Site.operation` says which: embedding, norm, linear, rope, cache, scores, softmax, context, reduce, residual,
+activation, head. Row-wise operations have one part, whose rows are all tokens of all steps and sequences one below the
+other; those of attention (cache, scores, softmax, context) have a part for each pass of each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.operations.deviation import Deviation, Part, locate
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from workbench.diagnosis.recording import Array
+
+#: Operation -> its axis of tokens and its axis of heads (None: it has none); a `*_proj` folds heads into columns.
+AXES: Mapping[str, tuple[int, int | None]] = {
+    "scores": (1, 0),
+    "softmax": (1, 0),
+    "rope": (0, 1),
+    "cache": (0, 1),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One operation at one tap on `rank`, which stands for `ranks`: their inputs and outputs are bit-equal.
+
+    `span` is the part of the whole tensor's split dimension that the rank holds (of heads where it has heads, else of
+    columns), `columns` the part of the in features that it multiplies; None where nothing is split. `passes` index
+    `taps.passes`. `weights` are checkpoint names by role: weight, bias.
+    """
+
+    tap: str
+    operation: str
+    rank: int
+    ranks: tuple[int, ...]
+    parts: tuple[Part, ...]
+    facts: Facts
+    taps: RecordedTaps
+    passes: tuple[int, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    span: slice | None = None
+    columns: slice | None = None
+
+    @property
+    def kind(self) -> str:
+        """The tap's name within its layer."""
+        return local_name(self.tap)
+
+    @property
+    def layer(self) -> int | None:
+        return layer_of(self.tap)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The tokens of a row-wise operation."""
+        return self.parts[0].rows
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Of a row-wise operation: [N, …] each."""
+        return self.parts[0].inputs
+
+    @property
+    def seen(self) -> Array:
+        """Of a row-wise operation: [N, …]."""
+        return self.parts[0].seen
+
+    @property
+    def expected(self) -> Array:
+        """Of a row-wise operation: [N, …]."""
+        return self.parts[0].expected
+
+    @property
+    def token_axis(self) -> int:
+        return AXES.get(self.operation, (0, None))[0]
+
+    @property
+    def head_axis(self) -> int | None:
+        """The axis of heads, if the tensor has one."""
+        if self.operation == "norm" and self.expected.ndim == 3:
+            return 1
+        return AXES.get(self.operation, (0, None))[1]
+
+    @property
+    def head_columns(self) -> int | None:
+        """Columns per head where heads lie side by side in the last axis."""
+        wide = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.context")
+        return self.facts.model.head_dim if self.kind in wide else None
+
+    @cached_property
+    def deviation(self) -> Deviation | None:
+        """Where it is wrong; None where it is right within rounding."""
+        return locate(self.parts, self.token_axis, self.head_axis, self.head_columns)
+
+    def near(self, kind: str) -> str:
+        """The tap of that kind in the same layer; `<` is the stream that enters the layer."""
+        return near(kind, self.layer, self.facts.model.num_layers)
+
+    def rows_of(self, tap: str, rank: int | None = None) -> Array | None:
+        """Any recorded tap (a full name) at the same passes, of this rank or another; None where it lacks."""
+        return self.taps.rows(tap, self.rank if rank is None else rank, self.passes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """An operation that cannot be judged, and why."""
+
+    tap: str
+    rank: int
+    reason: str
+
+
+def near(kind: str, layer: int | None, num_layers: int) -> str:
+    """`attn.q_proj`, 3 -> `layers.3.attn.q_proj`; `<` is the stream that enters the layer or the last norm."""
+    if kind == "<":
+        above = num_layers if layer is None else layer
+        return f"layers.{above - 1}.mlp_residual" if above else "embed"
+    return kind if layer is None else f"layers.{layer}.{kind}"
