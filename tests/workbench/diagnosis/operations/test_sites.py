@@ -28,7 +28,9 @@ def wrong(session: Session, model_dir: Path) -> dict[str, Site]:
     return {f"{site.tap}@{site.rank}": site for site in found}
 
 
-@pytest.mark.parametrize("variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn"])
+@pytest.mark.parametrize(
+    "variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn"]
+)
 def test_every_operation_of_transformers_is_right_on_its_own_inputs(variant: str, tmp_path: Path) -> None:
     family, overrides = VARIANTS[variant]
     case = tiny_case(tmp_path, family, **overrides)
