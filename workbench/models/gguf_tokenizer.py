@@ -6,7 +6,7 @@ with merges, where `tokenizer.ggml.pre` names how text is cut into words. Specia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,10 @@ def _words(digits: str) -> str:
         rf"(?i:{_CONTRACTED})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+
+
+class UnsupportedTokenizer(ConfigError):
+    """A tokenizer that is no damage, but of a kind that is not known here. Token ids can be run without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Vocabulary:
 
 def gguf_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, object], str | None] | None:
     """(tokenizer, what tokenizer_config.json would say of special tokens, chat template) of a GGUF file; None where it
-    has none. ConfigError for one that is damaged or of a kind that is not supported."""
+    has none. ConfigError for one that is damaged, UnsupportedTokenizer for one of a kind that is not known."""
     metadata = read_gguf_header(file).metadata
     if TOKENS not in metadata:
         return None
@@ -97,7 +101,7 @@ def gguf_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, object], str | None
     model = fields.word(f"{_PREFIX}model")
     builders = {"llama": _sentence_piece, "gpt2": _byte_level}
     if model not in builders:
-        raise fields.error(f"{_PREFIX}model", f"not supported; supported are {', '.join(builders)}")
+        raise _unsupported(fields, "model", builders)
     vocabulary = _vocabulary(fields)
     try:
         backend = builders[model](vocabulary)
@@ -196,8 +200,13 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
 def _cut(fields: Fields) -> WordCut:
     name = fields.word(f"{_PREFIX}pre", "default")
     if name not in CUTS:
-        raise fields.error(f"{_PREFIX}pre", f"not supported; supported are {', '.join(CUTS)}")
+        raise _unsupported(fields, "pre", CUTS)
     return CUTS[name]
+
+
+def _unsupported(fields: Fields, key: str, known: Iterable[str]) -> UnsupportedTokenizer:
+    reason = fields.error(f"{_PREFIX}{key}", f"not supported; supported are {', '.join(known)}")
+    return UnsupportedTokenizer(str(reason))
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from engine.checkpoint.header import is_lfs_pointer, lfs_error
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.text import printable
 from workbench.models.chat_template import render
-from workbench.models.gguf_tokenizer import gguf_tokenizer
+from workbench.models.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
@@ -104,13 +104,14 @@ class TextStream:
 
 
 def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint: in its directory or GGUF file, or beside its file. None where there is none.
+    """The tokenizer of a checkpoint: in its directory or GGUF file, or beside its file. None where there is none, or only
+    one of a kind that is not known here.
 
     ConfigError for one that cannot be read.
     """
     file = gguf_file(checkpoint)
-    if file is not None and (found := gguf_tokenizer(file)) is not None:
-        return Tokenizer(*found, file)
+    if file is not None and (own := _gguf(file)[0]) is not None:
+        return own
     directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     config_file = directory / _CONFIG
     config = read_json(config_file) if config_file.is_file() else {}
@@ -124,10 +125,21 @@ def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, where: Path) -> Tokenizer:
-    """`tokenizer`, or a RequestError that says how to go on without one."""
+    """`tokenizer`, or a RequestError that says why there is none and how to go on without."""
     if tokenizer is None:
-        raise RequestError(f"{where} has no tokenizer: give token ids with --ids 1,2,3 instead of text")
+        file = gguf_file(where)
+        reason = ("" if file is None else _gguf(file)[1]) or f"{where} has no tokenizer"
+        raise RequestError(f"{reason}: give token ids with --ids 1,2,3 instead of text")
     return tokenizer
+
+
+def _gguf(file: Path) -> tuple[Tokenizer | None, str]:
+    """The tokenizer in a GGUF file, or why there is none ("": the file has none)."""
+    try:
+        found = gguf_tokenizer(file)
+    except UnsupportedTokenizer as error:
+        return None, str(error)
+    return (None, "") if found is None else (Tokenizer(*found, file), "")
 
 
 def _from_file(path: Path) -> Backend:

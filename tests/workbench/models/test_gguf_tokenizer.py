@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from tests.gguf_twins import tokenizer_keys, write_keys
+from engine.errors import ConfigError, RequestError
+from tests.checkpoints import tiny_variant
+from tests.gguf_twins import gguf_twin, tokenizer_keys, write_keys
 from workbench.demo import GGUF_DIR, MODEL_DIR
 from workbench.models.gguf_tokenizer import CUTS
+from workbench.models.opening import open_model
+from workbench.models.requests import prompt_ids
 from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer
 
 DATA = Path(__file__).parents[4] / "shared/data"
@@ -180,6 +183,27 @@ def test_a_file_without_tokenizer_has_none_or_the_one_beside_it(tmp_path: Path) 
     ("changes", "message"),
     [
         ({"model": "bert"}, r"tokenizer.ggml.model is 'bert': not supported; supported are llama, gpt2"),
+        ({"model": "gpt2", "pre": "viking"}, r"tokenizer.ggml.pre is 'viking': not supported; supported are default"),
+    ],
+)
+def test_a_tokenizer_of_an_unknown_kind_stops_only_those_who_need_one(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    keys = PIECES | {"tokenizer.ggml.merges": ["a b"]}
+    keys |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    checkpoint = tiny_variant(tmp_path, "qwen2-tied")
+    file = gguf_twin(checkpoint, tmp_path / "odd.gguf", keys=keys)
+    model = open_model(str(file))
+    assert prompt_ids(model, None, ["5,6"], chat=False) == [[5, 6]]
+    with pytest.raises(RequestError, match=message + ".*: give token ids with --ids"):
+        prompt_ids(model, ["a"], None, chat=False)
+    (tmp_path / "tokenizer.json").write_bytes((MODEL_DIR / "tokenizer.json").read_bytes())
+    assert _found(file).encode("rain") == _found(MODEL_DIR).encode("rain")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"model": 3}, r"tokenizer.ggml.model is 3: expected a string"),
         ({"tokens": [1] * 9}, r"tokenizer.ggml.tokens at byte \d+ is an array of INT32, expected STRING"),
         (
@@ -200,10 +224,6 @@ def test_a_file_without_tokenizer_has_none_or_the_one_beside_it(tmp_path: Path) 
         ({"model": "gpt2", "merges": [1.0]}, r"tokenizer.ggml.merges at byte \d+ is an array of FLOAT32"),
         ({"model": "gpt2", "merges": ["a zz"]}, r"its tokenizer cannot be built: .*zz.* out of vocabulary"),
         ({"model": "gpt2", "merges": ["ab"]}, r"its tokenizer cannot be built"),
-        (
-            {"model": "gpt2", "pre": "viking"},
-            r"tokenizer.ggml.pre is 'viking': not supported; supported are default",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_tokenizer_is_said_by_key(
