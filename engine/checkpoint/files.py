@@ -7,10 +7,10 @@ when loaded and is refused by name.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from engine.checkpoint.gguf.split import split_name
 from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
 from engine.errors import CheckpointError, ConfigError
 from engine.text import printable
@@ -18,8 +18,6 @@ from engine.text import printable
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-#: A file of a split GGUF model that is not its first.
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 LARGEST_JSON = 64 * 2**20
 
 
@@ -69,12 +67,18 @@ def gguf_file(path: Path) -> Path | None:
         return path if path.suffix == ".gguf" else None
     if any(path.glob("*.safetensors")) or (path / INDEX).exists():
         return None
-    found = sorted(p for p in path.glob("*.gguf") if not _LATER_PART.search(p.name))
+    found = sorted(p for p in path.glob("*.gguf") if not is_later_part(p.name))
     if len(found) > 1:
         raise CheckpointError(
             f"{path}: {len(found)} GGUF files ({_some(p.name for p in found)}): give the path of one"
         )
     return found[0] if found else None
+
+
+def is_later_part(name: str) -> bool:
+    """Whether it is the name of a file of a split GGUF model that is not its first."""
+    named = split_name(name)
+    return named is not None and named.number != 1
 
 
 def pickle_error(path: Path) -> CheckpointError:

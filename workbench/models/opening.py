@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.files import gguf_file
+from engine.checkpoint.gguf.split import split_name
+from engine.checkpoint.hub import HUB_ID
 from engine.checkpoint.resolve import open_checkpoint, resolve
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
@@ -49,8 +52,14 @@ def open_model(name: str) -> OpenedModel:
         found = OpenedModel(DEMO, path, config, find_tokenizer(path))
     except ConfigError as error:  # the files' fault, not the command line's
         raise CheckpointError(str(error)) from error
-    return (
-        found
-        if path == MODEL_DIR
-        else replace(found, name=found.directory.resolve().name.removesuffix(".gguf"))
-    )
+    return found if path == MODEL_DIR else replace(found, name=_short_name(name, found.directory))
+
+
+def _short_name(typed: str, directory: Path) -> str:
+    """A file's or a directory's own name, not that of what a link leads to: in the hub's cache a file is a link, and a
+    directory a commit."""
+    if directory.is_dir() and HUB_ID.fullmatch(typed) and not Path(typed).exists():
+        return typed.rpartition("/")[2]
+    own = os.path.basename(os.path.abspath(directory))
+    split = split_name(own)
+    return own.removesuffix(".gguf") if split is None else split.stem

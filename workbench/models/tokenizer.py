@@ -104,8 +104,8 @@ class TextStream:
 
 
 def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint: in its directory or GGUF file, or beside its file. None where there is none, or only
-    one of a kind that is not known here.
+    """The tokenizer of a checkpoint: in its directory or GGUF file, or beside its file. None where there is none, or
+    only one of a kind that is not known here.
 
     ConfigError for one that cannot be read.
     """

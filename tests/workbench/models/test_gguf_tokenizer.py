@@ -183,7 +183,10 @@ def test_a_file_without_tokenizer_has_none_or_the_one_beside_it(tmp_path: Path) 
     ("changes", "message"),
     [
         ({"model": "bert"}, r"tokenizer.ggml.model is 'bert': not supported; supported are llama, gpt2"),
-        ({"model": "gpt2", "pre": "viking"}, r"tokenizer.ggml.pre is 'viking': not supported; supported are default"),
+        (
+            {"model": "gpt2", "pre": "viking"},
+            r"tokenizer.ggml.pre is 'viking': not supported; supported are default",
+        ),
     ],
 )
 def test_a_tokenizer_of_an_unknown_kind_stops_only_those_who_need_one(
