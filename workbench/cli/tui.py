@@ -30,6 +30,7 @@ def tui(
     tp: options.Tp = 1,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    weights: options.Weights = "dequantised",
     rule: options.Rules = None,
     listen: options.Listen = "",
     seed: Annotated[int, typer.Option("--seed")] = 0,
@@ -53,7 +54,7 @@ def tui(
         raise typer.Exit(run_session(path))
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
-        rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
+        weights=weights, rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
         timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
     raise typer.Exit(code)

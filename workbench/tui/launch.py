@@ -42,6 +42,7 @@ def run_model(
     chat: bool = False,
     device: str = "cpu",
     dtype: str = "auto",
+    weights: str = "dequantised",
     rules: Sequence[str] = (),
     capture: Sequence[str] = (),
     seed: int = 0,
@@ -52,7 +53,8 @@ def run_model(
 ) -> int:
     """A model, live, recorded to `session` (None: a new one in the data directory). A timeout that is given has the
     better of the settings'."""
-    words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--seed", str(seed)]
+    words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--weights", weights]
+    words += ["--seed", str(seed)]
     for option, values in (("--prompt", prompts), ("--ids", ids), ("--rule", rules), ("--capture", capture)):
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []
