@@ -8,27 +8,48 @@ over special tokens whose ids the vocabulary lacks.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import gguf
 import torch
 from gguf import GGUFReader
 from transformers import AutoConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from engine.checkpoint.gguf.split import read_split
 from engine.text import printable
 from workbench.references.request import ReferenceFailure
 
 #: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor.
 _ROPE_FREQS = "rope_freqs.weight"
 
-_load: Any = load_gguf_checkpoint
+_transformers: Any = load_gguf_checkpoint
+
+
+class WholeReader(GGUFReader):
+    """Of a split model all files as one: the first one's metadata, the tensors of all."""
+
+    def __init__(self, path: str | Path, mode: Literal["r"] = "r") -> None:
+        super().__init__(path, mode)
+        for part in list(read_split(Path(path)))[1:]:
+            self.tensors += GGUFReader(part).tensors
+
+
+def _load(path: Path, **options: Any) -> Any:
+    """transformers' `load_gguf_checkpoint`, which opens only the file that it is given, with the reader above."""
+    package: Any = gguf
+    package.GGUFReader = WholeReader
+    try:
+        return _transformers(str(path), **options)
+    finally:
+        package.GGUFReader = GGUFReader
 
 
 def gguf_config(path: Path) -> Any:
     """The transformers config of the file's metadata, completed by what transformers passes over: the width of heads,
     RoPE scaling, biases. Without special tokens: no forward pass reads them."""
-    told = _load(str(path))["config"]
-    reader = GGUFReader(path)
+    told = _load(path)["config"]
+    reader = WholeReader(path)
     arch = reader.fields["general.architecture"].contents()
 
     def value(key: str) -> Any:
@@ -55,8 +76,8 @@ def gguf_config(path: Path) -> Any:
 def fill_from_gguf(model: Any, path: Path) -> None:
     """Dequantise the file's tensors into a model made from its config. ReferenceFailure for a tensor without a place;
     RuntimeError (torch's) where one is missing or of another shape."""
-    named = {tensor.name for tensor in GGUFReader(path).tensors} - {_ROPE_FREQS}
-    tensors = _load(str(path), return_tensors=True, model_to_load=model, torch_dtype=model.dtype)["tensors"]
+    named = {tensor.name for tensor in WholeReader(path).tensors} - {_ROPE_FREQS}
+    tensors = _load(path, return_tensors=True, model_to_load=model, torch_dtype=model.dtype)["tensors"]
     if len(tensors) < len(named):
         raise ReferenceFailure(
             f"{path}: transformers has a place for {len(tensors)} of its {len(named)} tensors, "
@@ -70,6 +91,6 @@ def fill_from_gguf(model: Any, path: Path) -> None:
 def scale_rotary(model: Any, path: Path) -> None:
     """Divide the rotary frequencies by those of the file, which transformers passes over."""
     rotary = model.model.rotary_emb
-    for tensor in GGUFReader(path).tensors:
+    for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:
             rotary.inv_freq /= torch.tensor(tensor.data, dtype=rotary.inv_freq.dtype)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.checkpoint.gguf.header import GgufHeader, read_gguf_header
 from engine.errors import CheckpointError
@@ -12,7 +12,8 @@ from engine.errors import CheckpointError
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
-class SplitName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SplitName:
     """The name of one of `count` files of a model; the first has number 1."""
 
     stem: str

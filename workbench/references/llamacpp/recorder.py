@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf.split import read_split
 from engine.taps.names import tap_specs
 from engine.text import bytes_text, printable
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
@@ -46,7 +47,7 @@ def record(
         return
     exact = path.with_suffix(".gguf")
     free = shutil.disk_usage(path.parent).free
-    if free < (needed := _LARGER * model.stat().st_size):
+    if free < (needed := _LARGER * sum(header.size for header in read_split(model).values())):
         raise ReferenceFailure(
             f"{model}: dequantised it may take {bytes_text(needed)}, and {path.parent} has {bytes_text(free)} free: "
             "let LOCKSTEP_CACHE_DIR name a larger place"

@@ -83,6 +83,15 @@ def test_every_tap_is_that_of_transformers(variant: str, tmp_path: Path) -> None
 
 
 @needs_llamacpp
+def test_a_split_model_is_recorded_as_a_whole(tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.model": "none"}
+    gguf_twin(tiny_variant(tmp_path, "llama"), tmp_path / "tiny", "Q8_0", keys=keys, split_tensors=10)
+    first, *others = sorted(tmp_path.glob("tiny-*.gguf"))
+    assert others
+    assert max(errors(*both(tmp_path, first)).values()) < 1e-5
+
+
+@needs_llamacpp
 def test_stored_blocks_round_activations_and_dequantised_ones_do_not(tmp_path: Path) -> None:
     """The quantisation loss of llama.cpp's own arithmetic is in the one, and not in the other."""
     file = twin(tmp_path, "llama", "Q8_0")
