@@ -150,7 +150,8 @@ class Decoder:
     ) -> None:
         """Apply rules and switch taps on: cheap, no weight is touched."""
         self.wiring = Wiring(rules, taps, places)
-        inv_freq, self.rope_factor = rope.frequencies(self.model, rules.rope_theta(self.model))
+        self.rope_theta = rules.rope_theta(self.model)
+        inv_freq, self.rope_factor = rope.frequencies(self.model, self.rope_theta)
         self.inv_freq = inv_freq.to(self.device)
         self.norm = rules.norm
         self.embed.bind(self.wiring)
@@ -162,7 +163,7 @@ class Decoder:
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""
         x = self.embed(batch.ids)  # [T, H]
-        angles = rope.cos_sin(batch.positions, self.inv_freq, self.rope_factor, self.dtype)
+        angles = rope.cos_sin(batch.positions, self._frequencies(batch), self.rope_factor, self.dtype)
         inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer in self.layers:
             x = layer(x, batch, angles, inputs, pool)
@@ -170,6 +171,16 @@ class Decoder:
         if self.tap_final_norm:
             self.tap_final_norm(x)
         return self.head(x[batch.last])
+
+    def _frequencies(self, batch: Batch) -> Tensor:
+        """Angle per position of each pair, [D / 2], or [T, 1, D / 2] where each sequence has its own."""
+        if not self.model.rope_scaling.by_length:
+            return self.inv_freq
+        parts = []
+        for span in batch.spans:
+            own, _ = rope.frequencies(self.model, self.rope_theta, span.length)
+            parts.append(own.expand(span.stop - span.start, 1, -1))
+        return torch.cat(parts).to(self.device)
 
     def lens(self, rows: Tensor) -> Tensor:
         """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. Calls no tap."""

@@ -65,8 +65,8 @@ class EngineConfig:
 def check_fit(model: ModelConfig, engine: EngineConfig) -> None:
     """Refuse a tensor parallelism that cannot split this model, naming the ones that can.
 
-    `tp` must divide the query heads and the MLP's width, and divide the KV heads or be a multiple of them
-    (which replicates them). The vocabulary is padded and need not divide.
+    `tp` must divide the query heads, and divide the KV heads or be a multiple of them (which replicates them). The
+    vocabulary and the MLP's width need not divide: the last ranks hold less of them.
     """
     problem = _misfit(model, engine.tp)
     if problem is None:
@@ -81,8 +81,6 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
         return f"does not divide {model.num_heads} attention heads"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         return f"neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
-    if model.intermediate_size % tp:
-        return f"does not divide the intermediate size {model.intermediate_size}"
     return None
 
 

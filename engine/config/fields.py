@@ -69,6 +69,14 @@ class Fields:
         """Like `number`, None where the key is absent."""
         return self.number(key, above=above) if key in self else None
 
+    def numbers(self, key: str, count: int, *, above: float = -math.inf) -> tuple[float, ...]:
+        """A list of so many finite numbers, each greater than `above`."""
+        value = self._value(key, _REQUIRED, f"a list of {count} numbers")
+        if not isinstance(value, list) or len(value) != count:
+            raise self.error(key, f"expected a list of {count} numbers")
+        items = Fields({f"{key}[{i}]": item for i, item in enumerate(value)}, self.where)
+        return tuple(items.number(name, above=above) for name in items.data)
+
     def flag(self, key: str, default: bool = _REQUIRED) -> bool:
         """true or false."""
         value = self._value(key, default, "true or false")

@@ -50,6 +50,13 @@ class ModelConfig:
     block_types: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence may have: more than were trained where rotary frequencies follow its length."""
+        scaling = self.rope_scaling
+        stretch = scaling.factor if scaling.kind == "dynamic" else 1.0
+        return int(self.max_position * max(stretch, 1.0))
+
     @classmethod
     def from_hf(
         cls,
@@ -68,7 +75,8 @@ class ModelConfig:
         hidden = fields.size("hidden_size")
         layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         max_position = fields.size("max_position_embeddings", huggingface.MAX_POSITION[family])
-        theta, scaling = rope_from_hf(fields, max_position)
+        head_dim = huggingface.head_dim(fields, family, hidden, heads)
+        theta, scaling = rope_from_hf(fields, max_position, head_dim)
         # Qwen2 always has q/k/v biases and never an o bias; Mistral has none: neither reads `attention_bias`.
         attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
         extra = Fields({} if generation is None else generation, "generation_config.json")
@@ -80,7 +88,7 @@ class ModelConfig:
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=huggingface.kv_heads(fields, family, heads),
-            head_dim=huggingface.head_dim(fields, family, hidden, heads),
+            head_dim=head_dim,
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
             rms_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),

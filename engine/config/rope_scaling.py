@@ -15,14 +15,15 @@ from engine.config.fields import Fields
 from engine.errors import ConfigError
 from engine.text import printable
 
-RopeKind = Literal["none", "linear", "llama3", "yarn"]
+RopeKind = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. Only the fields that `kind` uses matter. `factors` (of GGUF files): what
-    each pair's frequency is divided by beforehand, where it is not empty."""
+    """How rotary frequencies are stretched. Only the fields that `kind` uses matter. `factors` (of GGUF files, and the
+    short ones of LongRoPE): what each pair's frequency is divided by beforehand, where it is not empty;
+    `long_factors` (LongRoPE) take their place in a sequence longer than `original_max_position`."""
 
     kind: RopeKind = "none"
     factor: float = 1.0
@@ -36,9 +37,15 @@ class RopeScaling:
     mscale_all_dim: float | None = None
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether frequencies depend on how long the sequence is."""
+        return self.kind in ("dynamic", "longrope")
 
 
-def rope_from_hf(config: Fields, max_position: int) -> tuple[float, RopeScaling]:
+def rope_from_hf(config: Fields, max_position: int, head_dim: int) -> tuple[float, RopeScaling]:
     """(theta, scaling) of a Hugging Face config; ConfigError for a kind that Lockstep does not rotate by."""
     fields = config.object("rope_scaling")
     if fields is None or not fields.data:
@@ -62,9 +69,15 @@ def rope_from_hf(config: Fields, max_position: int) -> tuple[float, RopeScaling]
         return theta, _llama3(fields, original)
     if kind == "yarn":
         return theta, _yarn(fields, original, max_position)
+    if kind == "dynamic":
+        if head_dim == 2:
+            raise fields.error(kind_key, "dynamic scaling needs a head_dim above 2")
+        return theta, RopeScaling("dynamic", fields.number("factor", above=0.0))
+    if kind == "longrope":
+        return theta, _longrope(fields, original, max_position, head_dim)
     raise ConfigError(
         f"{fields.where}: {kind_key} is {printable(kind)!r}: not a supported rotary scaling; "
-        "supported are default, linear, llama3 and yarn"
+        "supported are default, linear, dynamic, llama3, yarn and longrope"
     )
 
 
@@ -98,6 +111,22 @@ def _yarn(fields: Fields, original: int, max_position: int) -> RopeScaling:
     )
 
 
+def _longrope(fields: Fields, original: int, max_position: int, head_dim: int) -> RopeScaling:
+    short, long = (fields.numbers(name, head_dim // 2, above=0.0) for name in ("short_factor", "long_factor"))
+    return RopeScaling(
+        "longrope",
+        fields.number("factor", max_position / original, above=0.0),
+        original,
+        attention_factor=fields.optional_number("attention_factor"),
+        factors=short,
+        long_factors=long,
+    )
+
+
 def _refuse_partial(fields: Fields) -> None:
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "rotating a part of each head is not supported, only 1.0")
+        raise fields.error(
+            "partial_rotary_factor",
+            "no two engines agree on it for this family (transformers rotates whole heads all the same, vLLM a part): "
+            "only 1.0 is supported",
+        )

@@ -10,7 +10,7 @@ DEFAULT_CONTEXT = 2048
 
 def context_length(model: ModelConfig, config: EngineConfig) -> int:
     """The longest that one sequence may grow, in tokens."""
-    return min(config.max_tokens or DEFAULT_CONTEXT, model.max_position)
+    return min(config.max_tokens or DEFAULT_CONTEXT, model.context)
 
 
 def pool_blocks(model: ModelConfig, config: EngineConfig) -> int:

@@ -89,18 +89,19 @@ def kv_heads(model: ModelConfig, tp: int, rank: int) -> Span:
 
 def intermediate(model: ModelConfig, tp: int, rank: int) -> Span:
     """The part of the MLP's width that a rank computes."""
-    return even(model.intermediate_size, tp, rank, "the intermediate size")
+    return cropped(model.intermediate_size, tp, rank)
 
 
-def vocab_rows(vocab_size: int, tp: int) -> int:
-    """Rows of the padded vocabulary per rank: the same on every rank."""
-    return -(-vocab_size // tp)
+def cropped(size: int, tp: int, rank: int) -> Span:
+    """Rank's equal part of `size` padded to a multiple of tp, without the padding: the last ranks may own less, or
+    nothing."""
+    part = -(-size // tp)
+    return Span(min(rank * part, size), min((rank + 1) * part, size))
 
 
 def vocab(vocab_size: int, tp: int, rank: int) -> Span:
-    """The true vocabulary of a rank: its padded rows, cropped. The last ranks may own fewer, or none."""
-    rows = vocab_rows(vocab_size, tp)
-    return Span(min(rank * rows, vocab_size), min((rank + 1) * rows, vocab_size))
+    """The vocabulary of a rank."""
+    return cropped(vocab_size, tp, rank)
 
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)

@@ -14,20 +14,43 @@ from engine.config import ModelConfig
 from engine.config.rope_scaling import RopeScaling
 
 
-def frequencies(model: ModelConfig, theta: float) -> tuple[Tensor, float]:
-    """Angle per position of each pair, [head_dim / 2] float32, and the factor on cosine and sine."""
+def frequencies(model: ModelConfig, theta: float, length: int = 0) -> tuple[Tensor, float]:
+    """Angle per position of each pair, [head_dim / 2] float32, and the factor on cosine and sine, in a sequence of
+    `length` tokens (where that matters: `RopeScaling.by_length`)."""
+    scaling = model.rope_scaling
+    if scaling.kind == "dynamic":
+        theta *= _dynamic_stretch(model, length)
     exponents = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
     inv_freq = 1.0 / (theta**exponents)
-    scaling = model.rope_scaling
-    if scaling.factors:
-        inv_freq = inv_freq / torch.tensor(scaling.factors)
+    is_long = scaling.kind == "longrope" and length > scaling.original_max_position
+    if factors := scaling.long_factors if is_long else scaling.factors:
+        inv_freq = inv_freq / torch.tensor(factors)
     if scaling.kind == "linear":
         return inv_freq / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(inv_freq, scaling), 1.0
     if scaling.kind == "yarn":
         return _yarn(inv_freq, model, theta), _yarn_attention_factor(scaling)
+    if scaling.kind == "longrope":
+        return inv_freq, _longrope_attention_factor(scaling)
     return inv_freq, 1.0
+
+
+def _dynamic_stretch(model: ModelConfig, length: int) -> float:
+    """By how much NTK-aware scaling raises theta once a sequence outgrows the trained context (u/emozilla, "Dynamically
+    Scaled RoPE", 2023; transformers' `dynamic`)."""
+    factor, dim = model.rope_scaling.factor, model.head_dim
+    beyond = max(length, model.max_position) / model.max_position
+    return float((factor * beyond - (factor - 1)) ** (dim / (dim - 2)))
+
+
+def _longrope_attention_factor(scaling: RopeScaling) -> float:
+    """LongRoPE (Ding et al. 2024, arXiv:2402.13753): by how much longer the context is than the original one."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_position))
 
 
 def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:

@@ -91,7 +91,7 @@ def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
 def report_bytes(model: ModelConfig) -> int:
     """Bytes that a rank's report may have: the largest tensor of the model, in the widest dtype, and what is told
     beside it."""
-    context = model.max_position
+    context = model.context
     width = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
     of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)
     of_a_weight = width * max(model.hidden_size, model.vocab_size)

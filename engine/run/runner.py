@@ -226,6 +226,7 @@ class Runner:
                     q,
                     torch.arange(wanted[seq], device=self.decoder.device),
                     max(positions[seq]) + 1,
+                    len(self.sequences[seq].ids),
                     list(
                         self.sequences[seq].held
                     ),  # a pass that is broken off leaves the sequence's own alone

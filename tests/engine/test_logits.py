@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model
 from tests.engine.harness import Engine, Pass, reference_logits
@@ -36,6 +38,76 @@ def test_logits_match_transformers(
     found = np.stack([one.logits() for one in passes])
     assert [one.token() for one in passes] == tokens
     assert np.abs(found - golden.numpy()).max() <= TOLERANCE
+
+
+#: Rotary frequencies that change while the sequence grows, beyond 24 tokens; a width that no TP divides.
+GROWING: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": (
+        "llama",
+        {
+            "max_position_embeddings": 24,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
+    "longrope": (
+        "qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.1, 1.3, 1.5],
+                "long_factor": [1.0, 2.0, 5.0, 9.0],
+                "original_max_position_embeddings": 24,
+            }
+        },
+    ),
+    "odd-width": ("llama", {"intermediate_size": 97, "mlp_bias": True}),
+    "narrow": ("qwen3", {"intermediate_size": 5}),  # at TP=4 the last rank computes nothing of the MLP
+}
+
+
+def cached_reference(name: str, ids: list[int], steps: int) -> tuple[np.ndarray, list[int]]:
+    """transformers' greedy continuation with a cache: keys stay as they were rotated when they were written."""
+    family, overrides = GROWING[name]
+    model = tiny_model(family, **overrides, attn_implementation="eager")
+    rows, tokens, cache, given = [], [], DynamicCache(), ids
+    with torch.inference_mode():
+        for _ in range(steps):
+            rows.append(model(torch.tensor([given]), past_key_values=cache, use_cache=True).logits[0, -1])
+            given = [int(rows[-1].argmax())]
+            tokens += given
+    return torch.stack(rows).numpy(), tokens
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("name", GROWING)
+def test_sequences_that_outgrow_their_context_and_odd_widths(
+    name: str, tp: int, engine_of: Callable[[int], Engine], tmp_path: Path
+) -> None:
+    """In a batch too, where each sequence has frequencies of its own."""
+    engine = engine_of(tp)
+    engine.load(tiny_checkpoint(tmp_path, GROWING[name][0], **GROWING[name][1]))
+    engine.capture("logits")
+    prompts = [PROMPT, PROMPT[:3]]
+    passes = engine.generate(prompts, STEPS)
+    for seq, ids in enumerate(prompts):
+        golden, tokens = cached_reference(name, ids, STEPS)
+        assert [one.token(seq) for one in passes] == tokens
+        assert np.abs(np.stack([one.logits(seq) for one in passes]) - golden).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_a_prompt_in_chunks_is_rotated_as_the_whole(
+    name: str, engine_of: Callable[[int], Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(1)
+    engine.load(tiny_checkpoint(tmp_path, GROWING[name][0], **GROWING[name][1]), chunk_tokens=8)
+    engine.capture("logits")
+    prompt = PROMPT + PROMPT  # 26 tokens: only the last of four chunks reaches beyond 24
+    passes = engine.generate([prompt], 6)[3:]
+    golden, tokens = cached_reference(name, prompt, 3)
+    assert [one.token() for one in passes] == tokens
+    assert np.abs(np.stack([one.logits() for one in passes]) - golden).max() <= TOLERANCE
 
 
 RAGGED = [PROMPT, [9, 9, 8], [100, 2, 45, 61, 13, 7, 7]]

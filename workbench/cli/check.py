@@ -115,7 +115,7 @@ def check(
         listen=listen,
     )
     config = requests.plan(opened, config, prompts, steps + 1)
-    check_fits(prompts, steps, opened.config.max_position)
+    check_fits(prompts, steps, opened.config.context)
     rules = requests.rules_of(rule, opened, tp)
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:

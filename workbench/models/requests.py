@@ -97,7 +97,7 @@ def plan(
     ConfigError, RequestError and CheckpointError for what cannot run, before anything is started or allocated.
     """
     check_fit(model.config, config)
-    vocab_size, context = model.config.vocab_size, model.config.max_position
+    vocab_size, context = model.config.vocab_size, model.config.context
     for prompt in prompts:
         check_prompt(prompt, vocab_size=vocab_size, context=context)
     longest = max(len(prompt) for prompt in prompts)

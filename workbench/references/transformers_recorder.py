@@ -56,10 +56,14 @@ class _TransformersModel:
 
     @property
     def context(self) -> int:
-        return int(self.model.config.max_position_embeddings)
+        trained = int(self.model.config.max_position_embeddings)
+        rope = self.model.config.rope_parameters
+        return int(trained * max(rope["factor"], 1.0)) if rope["rope_type"] == "dynamic" else trained
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
         wide = DoubleWhereFloat() if self.model.dtype is torch.float64 else nullcontext()
+        # Dynamic frequencies would stay those of the longest sequence that the model has seen.
+        self.model.model.rotary_emb.max_seq_len_cached = 0
         with torch.inference_mode(), tapped(self.model, see), wide:
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),

@@ -32,7 +32,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def configs(kind: str, **changes: Any) -> tuple[Any, ModelConfig]:
     """A transformers config with that scaling, and what the engine reads from it."""
-    rope = {"rope_type": kind, "rope_theta": 1e4} | SCALINGS[kind] | changes
+    rope = {"rope_type": kind, "rope_theta": 1e4} | SCALINGS.get(kind, {}) | changes
     config = tiny_config("llama", rope_parameters=rope, head_dim=32, max_position_embeddings=512)
     return config, ModelConfig.from_hf(config.to_dict())
 
@@ -82,6 +82,36 @@ def test_yarn_is_transformers(
 ) -> None:
     changes = {"factor": factor, "original_max_position_embeddings": original}
     check(*configs("yarn", **changes, beta_fast=betas[0], beta_slow=betas[1], **extra))
+
+
+@given(factor=st.floats(1.0, 64.0), length=st.integers(1, 5000))
+def test_dynamic_scaling_is_transformers(factor: float, length: int) -> None:
+    config, model = configs("dynamic", factor=factor)
+    expected, expected_factor = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
+    found, found_factor = frequencies(model, model.rope_theta, length)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert found_factor == expected_factor
+
+
+@given(
+    factors=st.lists(st.floats(0.5, 64.0), min_size=32, max_size=32),
+    original=st.sampled_from([16, 100, 512]),
+    length=st.integers(1, 600),
+    extra=st.sampled_from([{}, {"attention_factor": 1.3}, {"factor": 8.0}]),
+)
+def test_longrope_is_transformers(
+    factors: list[float], original: int, length: int, extra: dict[str, Any]
+) -> None:
+    changes = {
+        "short_factor": factors[:16],
+        "long_factor": factors[16:],
+        "original_max_position_embeddings": original,
+    }
+    config, model = configs("longrope", **changes, **extra)
+    expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=length)
+    found, found_factor = frequencies(model, model.rope_theta, length)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert found_factor == pytest.approx(expected_factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
