@@ -72,7 +72,13 @@ class Decoder:
         self.model, self.config, self.comm = model, config, comm
         self.dtype = TORCH_DTYPES[config.dtype]
         self.device = comm.device
-        self._store = Store(self.dtype, self.device, rules, kept=config.weights == "quantised")
+        self._store = Store(
+            self.dtype,
+            self.device,
+            rules,
+            kept=config.weights == "quantised",
+            batch_invariant=config.batch_invariant,
+        )
         self._vectors: dict[str, Tensor] = {}  # norm weights by checkpoint name
         vocab = shards.vocab(model.vocab_size, comm.size, comm.rank)
         self.embed = VocabParallelEmbedding(vocab, model.hidden_size, comm, self._store)

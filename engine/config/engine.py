@@ -34,6 +34,9 @@ class EngineConfig:
     weights: Literal["dequantised", "quantised"] = (
         "dequantised"  # of a GGUF file: kept dense, or in its blocks
     )
+    batch_invariant: bool = (
+        False  # float32 on the CPU: the same bits alone and in a batch, at the price of speed
+    )
     timeout_seconds: float = 60.0  # without progress, until a rank counts as hung
     start_timeout_seconds: float = 300.0  # the same while ranks start and load
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly

@@ -22,6 +22,8 @@ from engine.rules import CORRECT, Rules
 #: Elements that a kept matrix is made dense at a time, whole rows: 64 MiB of float32.
 PIECE = 1 << 24
 EVEN = 256  # rows
+#: MKL adds a float32 product of fewer rows in another order; from here on a row is the same however many there are.
+SAME_ROWS = 4
 
 
 class DenseMatrix:
@@ -29,6 +31,7 @@ class DenseMatrix:
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.names, self.rows, self.dtype, self.device = tuple(names), tuple(rows), store.dtype, store.device
+        self._store = store
         self._dense = torch.empty((sum(rows), columns), dtype=store.dtype, device=store.device)
 
     def parts(self) -> dict[str, Tensor]:
@@ -37,7 +40,7 @@ class DenseMatrix:
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """[T, columns] -> [T, rows]."""
-        return F.linear(x, self._dense, bias)
+        return self._store.linear(x, self._dense, bias)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Rows by their numbers: [T] -> [T, columns]."""
@@ -98,7 +101,7 @@ class KeptMatrix:
         for start in range(0, total, size):
             stop = min(start + size, total)
             own = None if bias is None else bias[start:stop]
-            products.append(F.linear(x, self._dense(start, stop), own))
+            products.append(self._store.linear(x, self._dense(start, stop), own))
         return products[0] if len(products) == 1 else torch.cat(products, -1)
 
     def _dense(self, start: int, stop: int) -> Tensor:
@@ -121,11 +124,27 @@ class KeptMatrix:
 class Store:
     """What a decoder's weights are made of: dtype and device, and whether matrices are kept in blocks."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, rules: Rules, *, kept: bool) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        rules: Rules,
+        *,
+        kept: bool,
+        batch_invariant: bool = False,
+    ) -> None:
         self.dtype, self.device, self.rules, self.kept = dtype, device, rules, kept
+        self._batch_invariant = batch_invariant
         #: Whether rows can be made dense one by one: what replaces `stored` may look at the whole tensor.
         self.by_rows = rules.stored is CORRECT.stored
         self._scratch = torch.empty(0, dtype=dtype, device=device)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
+        missing = SAME_ROWS - len(x) if self._batch_invariant else 0
+        if missing <= 0:
+            return F.linear(x, weight, bias)
+        return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
 
     def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> DenseMatrix | KeptMatrix:
         """Room for the tensors of one product."""

@@ -129,14 +129,21 @@ def test_a_ragged_batch_matches_each_sequence_alone(
         assert np.abs(found - golden.numpy()).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("tp", "options"),
+    [
+        *[(tp, {"dtype": "bfloat16"}) for tp in (1, 2, 8)],
+        *[(tp, {"dtype": "float32", "batch_invariant": True}) for tp in (1, 2)],
+        (1, {"dtype": "float16"}),
+    ],
+)
 def test_a_sequence_is_bit_equal_alone_and_in_a_batch(
-    tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+    tp: int, options: dict[str, Any], engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:
     engine = engine_of(tp)
 
     def run(prompts: list[list[int]]) -> list[Pass]:
-        engine.load(variant("qwen2-tied"), dtype="bfloat16")
+        engine.load(variant("qwen2-tied"), **options)
         engine.capture("logits")
         return engine.generate(prompts, 6)
 

@@ -12,6 +12,8 @@ from workbench.views.where import Where
 
 #: Steps back from which blocks that are in no table any more are told.
 _LOOKED_BACK = 64
+#: Blocks up to which those between are listed as well. A stranger's table may name block 2**31.
+_LISTED = 1 << 16
 #: Bytes of an element of the cache.
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -29,8 +31,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The pool after a step: its blocks up to the last one that was ever seen in use, how many lie beyond, and the
-    bytes of one block on one rank (None: the session does not tell the cache's shape)."""
+    """The pool after a step: its blocks up to the last one that was seen in use (of a pool larger than any, those in
+    use alone), how many lie beyond, and the bytes of one block on one rank (None: the session does not tell the
+    cache's shape)."""
 
     blocks: tuple[Block, ...]
     beyond: int
@@ -50,12 +53,14 @@ def pool_of(
             rows.setdefault(block, max(0, min(block_size, left)))
             left -= block_size
     before = _seen_before(source, where) - owners.keys()
-    shown = 1 + max((*owners, *before), default=-1)
+    used = sorted(before | owners.keys())
+    seen = 1 + used[-1] if used else 0
+    numbers = range(seen) if seen <= _LISTED else [number for number in used if number >= 0]
     blocks = tuple(
         Block(number, tuple(owners.get(number, ())), rows.get(number, 0), number in before)
-        for number in range(shown)
+        for number in numbers
     )
-    return Pool(blocks, max(0, total - shown), _block_bytes(source, block_size))
+    return Pool(blocks, max(0, total - seen), _block_bytes(source, block_size))
 
 
 def _seen_before(source: SessionSource, where: Where) -> set[int]:
