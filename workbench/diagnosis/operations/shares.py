@@ -74,8 +74,7 @@ def _part(tap: str, rank: int, taps: RecordedTaps, width: int) -> slice | None:
     held = [taps.tensors(tap, group.start) for group in shard_groups(layout, ranks)]
     sizes = [next((x.shape[-1] for x in tensors if x is not None and x.ndim), 0) for tensors in held]
     if sum(sizes) != width:
-        even = shards.vocab_rows(width, len(sizes))
-        sizes = [max(0, min(even, width - i * even)) for i in range(len(sizes))]
+        sizes = [shards.cropped(width, len(sizes), i).size for i in range(len(sizes))]
     number = rank // layout.replicas
     start = sum(sizes[:number])
     return slice(start, start + sizes[number])
