@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]] 
     "llama-long": ("llama", {"max_position_embeddings": 1024, "num_hidden_layers": 2}, lambda weights: None),
     "llama-massive": ("llama", {}, _larger("embed_tokens", 3000.0)),
     "llama-sharp": ("llama", {}, _larger("q_proj", 12.0)),
+    "qwen2-large-bias": ("qwen2", {}, _larger("k_proj.bias", 40.0)),
     "qwen2-kv8": ("qwen2", {"num_key_value_heads": 8, "tie_word_embeddings": False}, lambda weights: None),
     **{name: (family, overrides, lambda weights: None) for name, (family, overrides) in VARIANTS.items()},
 }

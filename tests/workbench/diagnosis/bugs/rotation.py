@@ -8,9 +8,9 @@ from tests.workbench.diagnosis.bugs.bug import ROTATED, bug
 from tests.workbench.diagnosis.bugs.patched import Patched
 
 
-@bug("rope", accepted=("positions", "rope"), words="position", taps=ROTATED, model="llama")
+@bug("rope", accepted=("positions", "rope"), words="position", taps=ROTATED, step=1, model="llama")
 def positions_one_too_far(p: Patched) -> None:
-    p.positions(lambda at: at + 1)
+    p.positions(lambda at: at + 1 if p.decode else at)
 
 
 @bug(
@@ -57,12 +57,13 @@ def positions_held_at_the_window(p: Patched) -> None:
     words="position|rank",
     taps=ROTATED,
     ranks=(1,),
+    step=1,
     model="llama",
     tp=2,
 )
 def positions_ahead_on_one_rank(p: Patched) -> None:
     if p.rank == 1:
-        p.positions(lambda at: at + 1)
+        p.positions(lambda at: at + 1 if p.decode else at)
 
 
 @bug(

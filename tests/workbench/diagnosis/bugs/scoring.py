@@ -1,0 +1,165 @@
+"""What the diagnosis says of a recording, and whether that is right. Reads nothing but what judging and explaining
+return: this is the one place that knows their form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.taps.names import layer_of, local_name
+from sessions import Session
+from sessions.limits import UNLIMITED
+from tests.workbench.diagnosis.bugs.bug import Bug, Place
+from tests.workbench.diagnosis.bugs.recording import Recorded
+from workbench.diagnosis.explain import explain
+from workbench.diagnosis.verdict import judge
+from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
+from workbench.views.causes import UNNAMED, Cause
+from workbench.views.golden_event import Divergence
+
+#: Confidence under which a cause is said with reservation.
+SURE = 0.5
+#: Classes of causes that do not tell theirs, by name.
+_CLASSES: Mapping[str, str] = {
+    "bias_dropped": "bias",
+    "bias_repeated": "bias",
+    "bias_of_other_rank": "bias",
+    "constant_row": "bias",
+    "factor": "scale",
+    "channel_factor": "norm",
+    "token_factor": "norm",
+    "residual_repeated": "residual",
+    "columns_moved": "sharding",
+    "not_reduced": "reduce",
+    "sharded_on_in_features": "sharding",
+    "transposed": "weight",
+    "misread": "weight",
+    "position_offset": "positions",
+    "position_stuck": "positions",
+    "rope_frequencies": "rope",
+    "rope_interleaved": "rope",
+    "rope_not_applied": "rope",
+    "rope_twice": "rope",
+    "kv_heads_tiled": "heads",
+    "mask_differs": "mask",
+    "mask_zero_times_inf": "mask",
+    "other_activation": "activation",
+    "head_from_embedding": "head",
+    "head_is_hidden": "head",
+    "head_untrained": "head",
+    "head_zero": "head",
+    "cache_heads_repeated": "cache",
+    "cache_not_used": "cache",
+    "cache_of_another_layer": "cache",
+    "cache_rows_wrong": "cache",
+}
+
+#: named: the first cause has the right class and place; misleading: it has not, and says so without reservation;
+#: unnamed: no cause, or with reservation; missed: no divergence.
+Outcome = Literal["named", "unnamed", "misleading", "missed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said of a recording."""
+
+    verdict: str
+    first: Divergence | None
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`worded`: named, and the sentence says what is wrong. `why`: what is not right."""
+
+    outcome: Outcome
+    placed: bool
+    worded: bool
+    why: str
+    said: str
+
+
+def diagnose(engine: Path, golden: Path, floor: Path | None, checkpoint: Path) -> Answer:
+    """Judge a recording and explain what is wrong with it."""
+    with ExitStack() as stack:
+
+        def opened(path: Path) -> Session:
+            return stack.enter_context(Session.open(path, UNLIMITED))
+
+        ours, theirs = opened(engine), opened(golden)
+        judgement = judge(ours, theirs, floor=opened(floor) if floor else None)
+        weights, misread = checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint)
+        causes = explain(ours, theirs, judgement.first_divergence, weights=weights, misread=misread)
+        return Answer(judgement.verdict, judgement.first_divergence, tuple(causes))
+
+
+def diagnose_recorded(recorded: Recorded) -> Answer:
+    return diagnose(recorded.engine, recorded.golden, recorded.floor, recorded.checkpoint)
+
+
+def score(bug: Bug, answer: Answer) -> Score:
+    """The answer held against the bug. Of a control every cause is misleading, and silence is `named`."""
+    told = [cause for cause in answer.causes if cause.kind != UNNAMED]
+    said = " | ".join(f"{cause.name}: {cause.in_words()}" for cause in answer.causes[:3])
+    said = said or (answer.first.in_words() if answer.first else "")
+    if bug.harmless:
+        accused = [cause for cause in told if sure(cause)]
+        return Score("misleading" if accused else "named", True, True, "accused" if accused else "", said)
+    if answer.first is None and not told:
+        return Score("missed", False, False, f"verdict {answer.verdict}", said)
+    placed = answer.first is not None and _placed(bug.place, answer.first)
+    if not told:
+        return Score("unnamed", placed, False, "no cause", said)
+    first, *others = told
+    wrong = _wrong(bug, first, answer)
+    if not wrong:
+        worded = re.search(bug.words, first.text, re.IGNORECASE) is not None
+        return Score("named", placed, worded, "" if worded else f"words, not {bug.words}", said)
+    equals = [cause for cause in others if cause.alternative]
+    reserved = not sure(first) or any(not _wrong(bug, cause, answer) for cause in equals)
+    return Score("unnamed" if reserved else "misleading", placed, False, wrong, said)
+
+
+def sure(cause: Cause) -> bool:
+    """Whether it is said without reservation."""
+    return cause.confidence is None or cause.confidence >= SURE
+
+
+def class_of(cause: Cause) -> str:
+    return cause.kind or _CLASSES.get(cause.name, cause.name)
+
+
+def _placed(place: Place, first: Divergence) -> bool:
+    layer = first.layer
+    right = layer == (place.layers or (0,))[0] or (place.layers is None and layer is None)
+    ranks = not place.ranks or not first.ranks or set(first.ranks) == set(place.ranks)
+    return local_name(first.tap) in place.taps and right and first.step == place.step and ranks
+
+
+def _wrong(bug: Bug, cause: Cause, answer: Answer) -> str:
+    """What is wrong with a cause's class or place; "" for nothing."""
+    place, tap = bug.place, cause.tap or (answer.first.tap if answer.first else "")
+    if class_of(cause) not in bug.accepted:
+        return f"class {class_of(cause)}, not {'/'.join(bug.accepted)}"
+    if local_name(tap) not in place.taps:
+        return f"at {tap}, not {'/'.join(place.taps)}"
+    layers = cause.layers or ((found,) if (found := layer_of(tap)) is not None else ())
+    if layers and (place.layers or (0,))[0] != min(layers):
+        return f"layers {list(layers)}, not {list(place.layers or ())}"
+    if layers and place.layers and not set(layers) <= set(place.layers):
+        return f"layers {list(layers)}, not {list(place.layers)}"
+    ranks = cause.ranks or (answer.first.ranks if answer.first and not cause.tap else ())
+    if place.ranks and ranks and set(ranks) != set(place.ranks):
+        return f"ranks {list(ranks)}, not {list(place.ranks)}"
+    if place.heads and cause.heads and set(cause.heads) != set(place.heads):
+        return f"heads {list(cause.heads)}, not {list(place.heads)}"
+    if place.heads and not cause.heads and cause.tap and "head" not in cause.in_words():
+        return f"all heads, not {list(place.heads)}"
+    steps = cause.steps or ((answer.first.step,) if answer.first and not cause.tap else ())
+    if steps and min(steps) != place.step:
+        return f"from step {min(steps)}, not {place.step}"
+    return ""
