@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.diagnosis.operations.activation import activations
+from workbench.diagnosis.operations.norms import norms
+from workbench.diagnosis.operations.residual import residuals
+from workbench.diagnosis.operations.rope_frequencies import other_frequencies
+from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.variant import Bank
 
 BANKS: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (),
-    "norm": (),
+    "norm": (norms,),
     "linear": (),
-    "rope": (),
+    "rope": (rotations, other_frequencies),
     "cache": (),
     "scores": (),
     "softmax": (),
     "context": (),
     "reduce": (),
-    "residual": (),
-    "activation": (),
+    "residual": (residuals,),
+    "activation": (activations,),
     "head": (),
 }

@@ -31,7 +31,8 @@ class Variant:
     mask, heads, softmax, cache, activation, residual, embedding, head, precision, overflow, sampling), `text` one
     sentence. `predicted` has the shape of what was seen (a list of one for each part where there are several).
     `parameters` counts the numbers that were fitted to what was seen: 0 of a fixed list, or from the checkpoint.
-    `tolerance` is the share of the prediction's size that it may be off by, beside rounding.
+    `tolerance` is the share of the prediction's size that it may be off by, beside rounding. `noise` (like `predicted`)
+    is what rounding may leave of a row-wise variant that sums other terms than the right operation.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Variant:
     predicted: Array | Sequence[Array]
     parameters: int = 0
     tolerance: float = 0.0
+    noise: Array | None = None
 
 
 #: Gives the variants of an operation that are worth trying at a site that is wrong (`site.deviation` says where).
@@ -71,7 +73,9 @@ def fits(site: Site, banks: Iterable[Bank]) -> list[Fit]:
     for bank in banks:
         with np.errstate(all="ignore"):
             found += [one for variant in bank(site) if (one := fit(site, variant)) is not None]
-    return sorted(found, key=lambda one: (not one.accepted, one.variant.parameters, one.residual))
+    return sorted(
+        found, key=lambda one: (not one.accepted, one.variant.parameters, not one.everywhere, one.residual)
+    )
 
 
 def fit(site: Site, variant: Variant) -> Fit | None:
@@ -82,7 +86,7 @@ def fit(site: Site, variant: Variant) -> Fit | None:
         return None
     if any(p.shape != part.seen.shape for p, part in zip(predicted, site.parts, strict=True)):
         return None
-    inside = [_Rest.of(*each, variant.tolerance) for each in _scoped(site.parts, predicted, deviation)]
+    inside = [_Rest.of(*each, variant, site.facts.unit) for each in _scoped(site.parts, predicted, deviation)]
     rest = _Rest.join(inside)
     if not rest.error > 0:
         return None
@@ -93,7 +97,7 @@ def fit(site: Site, variant: Variant) -> Fit | None:
     accepted = enough and within and residual <= (UNEXPLAINED if ratio > 1 else 0.5)
     if not accepted and not residual <= PARTLY:
         return None
-    every = _Rest.join([_Rest.of(part, p, np.ones(p.shape, bool), variant.tolerance)
+    every = _Rest.join([_Rest.of(part, p, np.ones(p.shape, bool), variant, site.facts.unit)
                         for part, p in zip(site.parts, predicted, strict=True)])  # fmt: skip
     everywhere = every.left <= WRONG * every.noise and every.single <= WRONG_SINGLE
     return Fit(variant, residual, ratio, accepted, accepted and everywhere)
@@ -117,7 +121,7 @@ class _Rest:
     elements: int
 
     @classmethod
-    def of(cls, part: Part, predicted: Array, scope: Mask, tolerance: float) -> _Rest:
+    def of(cls, part: Part, predicted: Array, scope: Mask, variant: Variant, unit: float) -> _Rest:
         left = distance(part.seen, predicted, part.largest)[scope]
         if part.fits:
             error, noise, right = part.error()[scope], part.noise[scope], np.abs(part.expected[scope])
@@ -127,7 +131,11 @@ class _Rest:
         guess = np.where(np.isfinite(predicted[scope]), np.abs(predicted[scope]), 0.0)
         right = np.where(np.isfinite(right), right, 0.0)
         grown = max(1.0, float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300))
-        noise = np.where(np.isfinite(noise), noise, 0.0) * grown + tolerance * guess
+        noise = np.where(np.isfinite(noise), noise, 0.0) * grown + variant.tolerance * guess
+        noise = np.maximum(
+            noise, 3 * unit * guess
+        )  # the roundings of a result that is larger than it should be
+        noise = noise if variant.noise is None else np.maximum(noise, variant.noise[scope])
         over = np.where(left > 0, left / np.maximum(noise, 1e-320), 0.0)
         norm = np.linalg.norm
         return cls(

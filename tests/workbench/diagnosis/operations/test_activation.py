@@ -1,0 +1,89 @@
+"""Activations as engines get them wrong, made with torch's own functions in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from tests.workbench.diagnosis.operations.made import DECODE, ROWS, Array, accepted, best, drawn, made_site
+
+RNG = np.random.default_rng(0)
+GATE, UP, OTHER = (drawn(RNG, len(ROWS), 96, size=3) for _ in range(3))
+G, U = torch.tensor(GATE), torch.tensor(UP)
+
+
+def site(seen: Array, **options: Any) -> Any:
+    others = {"layers.0.mlp.gate": OTHER, "layers.0.mlp.up": OTHER + 1}
+    return made_site(
+        "activation", "layers.1.mlp.act", {"gate": GATE, "up": UP}, seen, others=others, **options
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_silu_in_any_precision_is_right(dtype: str) -> None:
+    at = getattr(torch, dtype)
+    g, u = G.to(at), U.to(at)
+    for seen in (F.silu(g) * u, (F.silu(g.float()) * u.float()).to(at), g * torch.sigmoid(g) * u):
+        assert site(seen.double().numpy(), dtype=dtype).deviation is None
+
+
+BOTH = torch.cat([G, U], -1)
+CASES: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "swapped": (lambda: F.silu(U) * G, "silu(up) * gate"),
+    "gelu": (lambda: F.gelu(G) * U, "gelu(gate) * up"),
+    "gelu tanh": (lambda: F.gelu(G, approximate="tanh") * U, "gelu_tanh(gate) * up"),
+    "quick gelu": (lambda: ACT2FN["quick_gelu"](G) * U, "quick_gelu(gate) * up"),
+    "relu": (lambda: F.relu(G) * U, "relu(gate) * up"),
+    "sigmoid": (lambda: G.sigmoid() * U, "sigmoid(gate) * up"),
+    "mish": (lambda: F.mish(G) * U, "mish(gate) * up"),
+    "gelu of up": (lambda: F.gelu(U) * G, "gelu(up) * gate"),
+    "no activation": (lambda: G * U, "gate * up"),
+    "no product": (lambda: F.silu(G), "silu(gate)"),
+    "of the product": (lambda: F.silu(G * U), "silu(gate * up)"),
+    "added": (lambda: F.silu(G) + U, "silu(gate) + up"),
+    "swish of 1.3": (lambda: G * torch.sigmoid(1.3 * G) * U, "slope 1.3"),
+    "leaky": (lambda: F.leaky_relu(G, 0.2) * U, "slope 0.2"),
+    "interleaved": (lambda: F.silu(BOTH[:, ::2]) * BOTH[:, 1::2], "neighbouring columns"),
+    "gate clamped": (lambda: F.silu(G.clamp(max=7.0)) * U, "gate is clamped at 7"),
+    "product clamped": (lambda: (F.silu(G) * U).clamp(-20, 20), "clamped to [-20, 20]"),
+    "halved": (lambda: 0.5 * F.silu(G) * U, "1/2 times"),
+    "other layer's": (lambda: F.silu(torch.tensor(OTHER)) * U, "layer 0's gate"),
+    "other token's": (lambda: (F.silu(G) * U).roll(1, 0), "another token"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_other_activations_are_named(case: str, dtype: str) -> None:
+    make, words = CASES[case]
+    found = best(site(make().numpy(), dtype=dtype))
+    assert any(words in one.variant.text for one in found), [
+        o.variant.text for o in accepted(site(make().numpy()))
+    ]
+    assert len({one.variant.name for one in found}) == 1
+
+
+def test_wrong_in_decode_only() -> None:
+    right, wrong = (F.silu(G) * U).numpy(), (F.gelu(G) * U).numpy()
+    found = site(np.where(DECODE[:, None], wrong, right))
+    assert found.deviation.steps == (1, 2, 3)
+    assert [one.variant.fitted["is"] for one in best(found)] == ["gelu(gate) * up"]
+
+
+def test_the_product_in_bfloat16_of_a_float32_engine() -> None:
+    seen = (F.silu(G).bfloat16().double() * U).numpy()
+    assert [one.variant.text for one in best(site(seen))] == [
+        "silu(gate) is rounded to bfloat16 before the product"
+    ]
+
+
+def test_noise_is_given_no_name() -> None:
+    for size in (1e-3, 1.0):
+        assert accepted(site((F.silu(G) * U).numpy() + RNG.normal(0, size, GATE.shape))) == []

@@ -1,0 +1,68 @@
+"""With which weight a norm was taken: told by the columns' factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.fits import Mask, apart, factor
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+_BLOCK = ("input_layernorm", "post_attention_layernorm")
+_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+def weight_variants(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
+    """The weights that give what was seen of the normalised input, and where none does the one fitted."""
+    axes = tuple(range(normed.ndim - 1))
+    used = factor(site.seen[wrong], normed[wrong], axes).reshape(-1)
+    name = site.weights["weight"]
+    for cause, text, candidate in _candidates(site, weight):
+        if apart(used, candidate) < 0.3:
+            fitted: dict[str, object] = {"weight": name, "is": text}
+            yield Variant(cause, "norm", text.format(name), fitted, normed * candidate)
+    if wrong.sum() * (normed.size // len(normed) // len(weight)) >= 4:
+        text = f"each channel is off by a factor of its own: the weight is not {name}"
+        ratio = used / np.where(weight == 0, 1, weight)
+        fitted = {"least": float(ratio.min()), "most": float(ratio.max())}
+        yield Variant("channel_factor", "norm", text, fitted, normed * used, len(weight))
+
+
+def _candidates(site: Site, weight: Array) -> Iterator[tuple[str, str, Array]]:
+    yield "norm_weight_missing", "{} is not applied", np.ones_like(weight)
+    yield "norm_plus_one", "{} is applied as 1 + w", 1 + weight
+    yield "norm_minus_one", "{} is applied as w - 1", weight - 1
+    yield "norm_weight_squared", "{} is applied twice", weight**2
+    yield "norm_weight_inverted", "{} is divided by", 1 / np.where(weight == 0, 1, weight)
+    half = len(weight) // 2
+    if len(weight) % 2 == 0:
+        halves = {
+            "{}'s first half is used for both": np.tile(weight[:half], 2),
+            "{}'s second half is used for both": np.tile(weight[half:], 2),
+            "{} is read as neighbouring pairs": np.concatenate([weight[::2], weight[1::2]]),
+            "{} is read as halves": np.stack([weight[:half], weight[half:]], axis=1).reshape(-1),
+        }
+        for text, candidate in halves.items():
+            yield "norm_weight_moved", text, candidate
+    yield "norm_weight_moved", "{} is read backwards", weight[::-1]
+    for other in _other_names(site):
+        found = site.facts.vector(other)
+        if found is not None and found.shape == weight.shape and not np.array_equal(found, weight):
+            yield "norm_weight_of_other", f"{other} is used instead of {{}}", found
+            yield "norm_weight_of_other", f"{other} is used instead of {{}}, as 1 + w", 1 + found
+
+
+def _other_names(site: Site) -> Iterator[str]:
+    kinds = _HEADS if site.kind in ("attn.q_norm", "attn.k_norm") else _BLOCK
+    names = [f"model.layers.{i}.{kind}.weight" for i in _layers(site.facts, site.layer) for kind in kinds]
+    yield from (name for name in [*names, "model.norm.weight"] if name != site.weights["weight"])
+
+
+def _layers(facts: Facts, own: int | None) -> list[int]:
+    """All layers, the nearest first."""
+    at = facts.model.num_layers if own is None else own
+    return sorted(range(facts.model.num_layers), key=lambda layer: abs(layer - at))

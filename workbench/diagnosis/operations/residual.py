@@ -1,0 +1,182 @@
+"""The residual stream as engines get it wrong: terms missing, too often, of another size, or of another place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from workbench.diagnosis.operations.facts import rounded
+from workbench.diagnosis.operations.fits import (
+    Mask,
+    apart,
+    coefficients,
+    named,
+    narrower,
+    nearest_rows,
+    simple,
+    wrong_rows,
+)
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+#: Share of the seen tensor up to which a sum of other terms is worth telling.
+_NEAR = 0.05
+
+
+def residuals(site: Site) -> Iterator[Variant]:
+    """Every variant of stream + branch that may have given what was seen."""
+    x, y = site.inputs["x"], site.inputs["y"]
+    if not x.shape == y.shape == site.seen.shape:
+        return
+    wrong = wrong_rows(site)
+    branch = "attention" if site.kind == "attn_residual" else "MLP"
+    yield from _multiples(site, x, y, branch, wrong)
+    yield from _other_streams(site, x, y, branch, wrong)
+    yield from _rows(site, x, y, branch, wrong)
+    for dtype in narrower(site.facts.dtype):
+        low = {
+            "the residual stream is kept in {}": rounded(x + y, dtype),
+            "the stream is rounded to {} before the branch is added": rounded(x, dtype) + y,
+            "the branch is rounded to {} before it is added": x + rounded(y, dtype),
+        }
+        for text, predicted in low.items():
+            yield Variant(
+                "residual_precision",
+                "precision",
+                text.format(dtype),
+                {"dtype": dtype},
+                predicted.astype(np.float64),
+            )
+    limit = float(np.abs(site.seen).max(initial=0.0))
+    if 0 < limit < np.abs(x + y).max(initial=0.0):
+        text = f"the stream is clamped to ±{limit:g}"
+        yield Variant(
+            "residual_clamped", "residual", text, {"limit": limit}, np.clip(x + y, -limit, limit), 1
+        )
+
+
+def _multiples(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> Iterator[Variant]:
+    """Multiples of the stream and of the branch."""
+    if not wrong.any():
+        return
+    a, b = (simple(value) for value in coefficients(site.seen[wrong], [x[wrong], y[wrong]]))
+    fitted = {"stream": a, "branch": b}
+    parameters = sum(value not in (0.0, 1.0, -1.0, 2.0) for value in (a, b))
+    name, text = _in_words(a, b, branch)
+    if name:
+        yield Variant(name, "residual", text, fitted, a * x + b * y, parameters)
+
+
+def _in_words(a: float, b: float, branch: str) -> tuple[str, str]:
+    if (a, b) == (1, 1):
+        return "", ""
+    if (a, b) == (0, 1):
+        return "residual_missing", f"the stream is not added to the {branch}'s output"
+    if (a, b) == (1, 0):
+        return "branch_missing", f"the {branch}'s output is not added to the stream"
+    if (a, b) == (1, -1):
+        return "branch_subtracted", f"the {branch}'s output is subtracted from the stream"
+    if (a, b) == (-1, 1):
+        return "residual_subtracted", f"the stream is subtracted from the {branch}'s output"
+    if b == 1:
+        return "residual_repeated", f"the stream is added {named(a)} times" if a == int(
+            a
+        ) else f"the stream is multiplied by {named(a)}"
+    if a == 1:
+        return "branch_scaled", f"the {branch}'s output is added {named(b)} times" if b == int(b) else (
+            f"the {branch}'s output is multiplied by {named(b)} before it is added"
+        )  # fmt: skip
+    if abs(a - b) <= 1e-3 * abs(a):
+        return "residual_scaled", f"stream and {branch} are both multiplied by {named(a)}"
+    return (
+        "residual_scaled",
+        f"the sum is {named(a)} times the stream and {named(b)} times the {branch}'s output",
+    )
+
+
+def _other_streams(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> Iterator[Variant]:
+    """Another tap in place of the stream, or of the branch, or beside both."""
+    there, right = site.seen[wrong], site.expected[wrong]
+    goal = _NEAR * float(np.linalg.norm(there - right)) if wrong.any() else 0.0
+    for tap, what in _streams(site):
+        other = site.rows_of(tap)
+        if other is None or other.shape != x.shape:
+            continue
+        t = other[wrong]
+        sums = {
+            "instead_of_stream": (
+                other,
+                y,
+                f"{what} is added to the {branch}'s output instead of the stream",
+            ),
+            "instead_of_branch": (
+                x,
+                other,
+                f"{what} is added to the stream instead of the {branch}'s output",
+            ),
+            "alone": (other, None, f"{what} goes on in place of the sum"),
+        }
+        for how, (first, second, text) in sums.items():
+            predicted = first if second is None else first + second
+            if np.linalg.norm(there - predicted[wrong]) <= goal:
+                name, kind = _cause(site, tap, how)
+                yield Variant(name, kind, text, {"tap": tap, "how": how}, predicted)
+        a, b, c = (simple(value) for value in coefficients(there, [x[wrong], y[wrong], t]))
+        if (a, b) == (1, 1) and c and apart(there - right, c * t) < _NEAR:
+            text = f"{what} is added as well" if c == 1 else f"{named(c)} times {what} is added as well"
+            yield Variant("residual_extra", "residual", text, {"tap": tap, "times": c}, x + y + c * other,
+                          int(c != int(c)))  # fmt: skip
+
+
+def _cause(site: Site, tap: str, how: str) -> tuple[str, str]:
+    if how == "alone" and tap == site.near("<") and site.kind == "mlp_residual":
+        return "layer_skipped", "layer"
+    if how == "instead_of_stream" and tap.endswith("norm"):
+        return "residual_after_norm", "residual"
+    if how == "instead_of_stream" and tap == site.near("<"):
+        return "parallel_blocks", "residual"
+    return "residual_of_other", "residual"
+
+
+def _streams(site: Site) -> Iterator[tuple[str, str]]:
+    """(tap, what it is in words), the nearest first."""
+    layer = site.layer or 0
+    mine = {
+        "<": f"the stream that enters layer {layer}",
+        "attn_norm": "the output of the attention's norm",
+        "attn.o_proj": "the attention's output",
+        "attn_residual": "the stream after the attention",
+        "mlp_norm": "the output of the MLP's norm",
+        "mlp.down": "the MLP's output",
+        "mlp_residual": f"layer {layer}'s output",
+    }
+    inputs = {
+        site.near(kind)
+        for kind in (("<", "attn.o_proj") if site.kind == "attn_residual" else ("attn_residual", "mlp.down"))
+    }
+    for kind, what in mine.items():
+        if site.near(kind) not in inputs | {site.tap}:
+            yield site.near(kind), what
+    if site.near("<") != "embed":
+        yield "embed", "the embedding"
+    for other in sorted(range(site.facts.model.num_layers), key=lambda i: abs(i - layer)):
+        if other == layer:
+            continue
+        if other != layer - 1:
+            yield f"layers.{other}.mlp_residual", f"the output of layer {other}"
+        yield f"layers.{other}.attn_residual", f"the stream after layer {other}'s attention"
+        yield f"layers.{other}.attn.o_proj", f"the attention's output of layer {other}"
+        yield f"layers.{other}.mlp.down", f"the MLP's output of layer {other}"
+
+
+def _rows(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> Iterator[Variant]:
+    """Terms of other tokens."""
+    own = np.arange(len(x))
+    for what, kept, moved in ((f"the {branch}'s output", x, y), ("the stream", y, x)):
+        nearest = nearest_rows(site.seen - kept, moved)
+        if (nearest != own)[wrong].all() and wrong.any():
+            rows = {str(int(i)): int(nearest[i]) for i in np.flatnonzero(wrong)[:16]}
+            text = f"{what} of another token is added"
+            yield Variant("rows_moved", "residual", text, {"rows": rows}, kept + moved[nearest], 1)

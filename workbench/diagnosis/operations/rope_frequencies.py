@@ -1,0 +1,193 @@
+"""Other angles than the right ones at the right positions: base, scaling, precision, pairs that do not turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from engine.config import ModelConfig
+from engine.config.rope_scaling import RopeScaling
+from workbench.diagnosis.operations import angles
+from workbench.diagnosis.operations.facts import rounded
+from workbench.diagnosis.operations.fits import factor, narrower
+from workbench.diagnosis.operations.rotary import frequencies
+from workbench.diagnosis.operations.rotary_forms import (
+    FORMS,
+    HALVES,
+    complex_pairs,
+    joined,
+    rotate,
+    rotate_by,
+)
+from workbench.diagnosis.operations.rotated import Rotated
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+
+def other_frequencies(site: Site) -> Iterator[Variant]:
+    """Every variant of the frequencies that may have given what was seen."""
+    r = Rotated.of(site)
+    if r is None or not r.wrong.any():
+        return
+    for bank in (_scalings, _bases, _dimensions, _partial, _precision, _pairs):
+        yield from bank(r)
+
+
+def _scalings(r: Rotated) -> Iterator[Variant]:
+    for stretch in angles.stretches(r.site.facts.model):
+        turned = rotate(r.x, r.positions[:, None, None] * stretch.frequencies)
+        for by in dict.fromkeys((*r.factors, stretch.factor)):
+            predicted = turned * by
+            if r.near(predicted):
+                text = stretch.text + _factor_words(r, by)
+                yield Variant(
+                    "rope_scaling", "rope", text, stretch.fitted | {"attention_factor": by}, predicted
+                )
+
+
+def _factor_words(r: Rotated, by: float) -> str:
+    if by == r.factor:
+        return ""
+    return (
+        ", nor is the attention factor"
+        if by == 1
+        else f", with the attention factor {by:.5g} instead of {r.factor:.5g}"
+    )
+
+
+def _bases(r: Rotated) -> Iterator[Variant]:
+    """Another base, with the model's scaling and without."""
+    model = r.site.facts.model
+    plain = RopeScaling()
+    for scaling in dict.fromkeys((model.rope_scaling, plain)):
+        base = angles.fit_base(r.turns, partial(_with_base, model, scaling))
+        if base is None or math.isclose(base, model.rope_theta, rel_tol=1e-6):
+            continue
+        turned = rotate(r.x, r.positions[:, None, None] * frequencies(model, base, scaling))
+        for by in r.factors:
+            if not r.near(turned * by):
+                continue
+            text = f"rope_theta is {base:.6g} instead of {model.rope_theta:g}"
+            text += (
+                " and the scaling of the frequencies is not applied" if scaling != model.rope_scaling else ""
+            )
+            fitted = {"theta": base, "expected": model.rope_theta}
+            known = base in angles.KNOWN_BASES
+            yield Variant(
+                "rope_theta", "rope", text + _factor_words(r, by), fitted, turned * by, int(not known)
+            )
+
+
+#: By how much the exponents of the frequencies may be off, with the reason.
+_DIMENSIONS = {
+    2.0: "half of head_dim (or the angle over twice the pairs)",
+    0.5: "twice head_dim",
+    4.0: "a quarter of head_dim",
+    0.25: "four times head_dim",
+}
+
+
+def _with_base(model: ModelConfig, scaling: RopeScaling, base: float) -> Array:
+    return frequencies(model, base, scaling)
+
+
+def _dimensions(r: Rotated) -> Iterator[Variant]:
+    """Another number of dimensions in the exponents."""
+    model = r.site.facts.model
+    for times, words in _DIMENSIONS.items():
+        found = frequencies(model, model.rope_theta**times)
+        predicted = rotate(r.x, r.positions[:, None, None] * found, r.factor)
+        text = f"the exponents of the frequencies are 2i over {words}"
+        yield Variant("rope_dimension", "rope", text, {"exponent": times}, predicted)
+
+
+def _partial(r: Rotated) -> Iterator[Variant]:
+    """Some pairs turned, the others not."""
+    z, w = complex_pairs(r.wrong_part(r.x)), complex_pairs(r.wrong_part(r.seen))
+    right = complex_pairs(r.wrong_part(rotate(r.x, r.right, r.factor)))
+    turned = (np.abs(w - right) ** 2).sum((0, 1)) <= (np.abs(w - z) ** 2).sum((0, 1))
+    if turned.any() and not turned.all():
+        still = np.flatnonzero(~turned).tolist()
+        text = f"{angles.in_words(still, len(turned))} are not rotated"
+        mixed = np.where(turned, complex_pairs(rotate(r.x, r.right, r.factor)), complex_pairs(r.x))
+        yield Variant("rope_partial", "rope", text, {"pairs": still}, joined(np.asarray(mixed)))
+    width, theta = r.x.shape[-1], r.site.facts.model.rope_theta
+    for share in (2, 4):
+        dims = width // share
+        if dims < 2 or dims % 2:
+            continue
+        freq = theta ** (-np.arange(0, dims, 2) / dims)
+        own = r.positions[:, None, None] * freq
+        for first, words in ((0, "first"), (width - dims, "last")):
+            for form in (HALVES, *(f for f in FORMS if f.name == "rope_interleaved")):
+                predicted = r.x.copy()
+                predicted[..., first : first + dims] = form.rotate(
+                    predicted[..., first : first + dims], own, 1.0
+                )
+                text = f"only the {words} {dims} of {width} elements of each head are rotated, as a head of {dims}"
+                how = "" if form is HALVES else f"; {form.text}"
+                yield Variant("rope_partial", "rope", text + how, {"elements": dims}, predicted)
+
+
+def _precision(r: Rotated) -> Iterator[Variant]:
+    """Angles and tables in fewer bits."""
+    for dtype in narrower(r.site.facts.dtype):
+
+        def low(value: Array, dtype: str = dtype) -> Array:
+            return rounded(value, dtype).astype(np.float64)
+
+        positions, freq = r.positions[:, None, None], r.frequencies
+        tables = {
+            "positions, frequencies and their product are rounded to {}": low(low(positions) * low(freq)),
+            "the frequencies are rounded to {}": positions * low(freq),
+            "the angles are rounded to {}": low(positions * freq),
+        }
+        for text, at in tables.items():
+            for words, finish in ((text, _exact), (f"{text}, cosine and sine as well", low)):
+                yield Variant("rope_precision", "precision", words.format(dtype), {"dtype": dtype},
+                              rotate_by(r.x, finish(np.cos(at) * r.factor), finish(np.sin(at) * r.factor)))  # fmt: skip
+        cos, sin = low(np.cos(r.right) * r.factor), low(np.sin(r.right) * r.factor)
+        forms = {
+            "cosine and sine are rounded to {}": rotate_by(r.x, cos, sin),
+            "the rotation's input is rounded to {}": rotate(low(r.x), r.right, r.factor),
+            "the rotation's result is rounded to {}": low(r.site.expected),
+            "the rotation is computed in {}": low(
+                low(low(r.x) * np.concatenate([cos, cos], -1))
+                + low(_crossed(low(r.x)) * np.concatenate([sin, sin], -1))
+            ),
+        }
+        for text, predicted in forms.items():
+            yield Variant("rope_precision", "precision", text.format(dtype), {"dtype": dtype}, predicted)
+
+
+def _exact(x: Array) -> Array:
+    return x
+
+
+def _crossed(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    return np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+
+
+def _pairs(r: Rotated) -> Iterator[Variant]:
+    """Each pair by a frequency of its own: what no known rule gives."""
+    if len(np.unique(r.turns.positions)) < 2:
+        return
+    found = angles.fit_pairs(r.turns, float(r.frequencies.max()))
+    turned = rotate(r.x, r.positions[:, None, None] * found)
+    by = float(factor(r.wrong_part(r.seen), r.wrong_part(turned)))
+    by = r.factor if math.isclose(by, r.factor, rel_tol=1e-3) else by
+    if not r.near(turned * by):
+        return
+    ratio = found / r.frequencies
+    other = np.flatnonzero(np.abs(ratio - 1) > 1e-2).tolist()
+    if not other:
+        return
+    by_times = f"{ratio[other].min():.4g} to {ratio[other].max():.4g} times theirs"
+    text = f"{angles.in_words(other, len(found))} turn at other frequencies: {by_times}"
+    fitted = {"pairs": other, "ratios": [float(x) for x in np.round(ratio, 6)]}
+    yield Variant("rope_frequencies", "rope", text, fitted, turned * by, len(found) + (by != r.factor))
