@@ -1,0 +1,132 @@
+"""Attention's sites as their banks read them: one part a pass of a sequence, told apart by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnosis.operations.attention import expand
+from workbench.diagnosis.operations.deviation import WRONG, Part
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
+
+
+def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
+    """Which cells have a probability that is not zero beside their row's largest: what a mask of -inf, of a dtype's
+    least number or of -1e9 hides is not among them."""
+    depth = 746.0 if facts.dtype == "float64" else 105.0  # exp of less is zero
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=~np.isnan(scores))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.isnan(scores) | (scores >= top - depth) & (scores > -np.inf))
+
+
+def settled(facts: Facts, seen: Array, expected: Array) -> Array:
+    """Scores with -inf wherever both what was seen and what was expected leave no probability."""
+    if seen.shape != expected.shape:
+        return seen
+    return np.where(visible(facts, seen) | visible(facts, expected), seen, -np.inf)
+
+
+def positions(part: Part) -> NDArray[np.int64]:
+    """Where the queries [T] stand."""
+    return np.array([row.position for row in part.rows], dtype=np.int64)
+
+
+def by_head(site: Site, x: Array) -> Array:
+    """Any tensor of an attention site with its heads first: of a context [T, heads * D] -> [heads, T, D]."""
+    if site.operation == "context":
+        return x.reshape(len(x), -1, site.facts.model.head_dim).swapaxes(0, 1)
+    return x.swapaxes(0, 1) if site.operation == "cache" else x
+
+
+def from_heads(site: Site, x: Array) -> Array:
+    """The reverse of `by_head`."""
+    if site.operation == "context":
+        return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+    return x.swapaxes(0, 1) if site.operation == "cache" else x
+
+
+def scopes(site: Site) -> list[Array]:
+    """Which elements of each part are to be explained, heads first."""
+    assert site.deviation is not None, "banks are asked where something is wrong"
+    return [by_head(site, scope) for scope in site.deviation.scopes]
+
+
+def wrong_heads(site: Site) -> list[tuple[int, ...]]:
+    """For each part the heads that are wrong."""
+    return [tuple(np.flatnonzero(scope.reshape(len(scope), -1).any(1)).tolist()) for scope in scopes(site)]
+
+
+def places(site: Site) -> Iterator[tuple[int, int]]:
+    """(part, head) of everything that is wrong."""
+    for index, heads in enumerate(wrong_heads(site)):
+        for head in heads:
+            yield index, head
+
+
+def all_wrong_heads(site: Site) -> list[int]:
+    return sorted({head for _, head in places(site)})
+
+
+def reproduces(seen: Array, guess: Array, noise: Array, scope: Array) -> bool:
+    """Whether a guess gives what was seen within rounding, in the cells of `scope` that are finite in both."""
+    cells = scope & np.isfinite(seen) & np.isfinite(guess)
+    if seen.shape != guess.shape or not cells.any():
+        return False
+    allowed = np.linalg.norm(noise[cells]) + 1e-300
+    return bool(np.linalg.norm((seen - guess)[cells]) <= WRONG * allowed)
+
+
+def others(site: Site, kind: str, layer: int | None = None, rank: int | None = None) -> list[Array | None]:
+    """Another tap at the site's passes: of this layer and rank, or of another one."""
+    tap = site.near(kind) if layer is None else f"layers.{layer}.{kind}"
+    tensors = site.taps.tensors(tap, site.rank if rank is None else rank)
+    return [tensors[index] for index in site.passes]
+
+
+def history(site: Site, kind: str) -> list[Array | None]:
+    """For each of the site's passes the rows of a tap of all tokens of its sequence so far, one below the other."""
+    tensors, found = site.taps.tensors(site.near(kind), site.rank), []
+    for index in site.passes:
+        seq = site.taps.passes[index].seq
+        rows = [x for one, x in zip(site.taps.passes[: index + 1], tensors, strict=False) if one.seq == seq]
+        whole = [x for x in rows if x is not None]
+        found.append(np.concatenate(whole) if len(whole) == len(rows) else None)
+    return found
+
+
+def unrotated(site: Site, which: str) -> str:
+    """The tap that rotation reads: the normalised heads where the model normalises q and k."""
+    return f"attn.{which}_{'norm' if site.facts.model.qk_norm else 'proj'}"
+
+
+def products(q: Array, k: Array) -> Array:
+    """[T, heads, D], [K, kv_heads, D] -> [heads, T, K]."""
+    return np.asarray(np.einsum("thd,khd->htk", q, expand(k, q.shape[1]), optimize=True))
+
+
+def shaped(x: Array | None, like: Array) -> Array | None:
+    """[N, heads * D] or [N, heads, D] in the shape of `like`; None where it has another number of elements."""
+    return x.reshape(like.shape) if x is not None and x.size == like.size else None
+
+
+def in_place(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
+    """A prediction for every part: the guess where there is one of the right shape, else the expectation."""
+    return [
+        guess if guess is not None and guess.shape == part.seen.shape else part.expected
+        for guess, part in zip(guesses, site.parts, strict=True)
+    ]
+
+
+def of_scores(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
+    """The same for scores that were not masked yet: under the right mask."""
+    masked = [
+        None
+        if x is None or x.shape != part.expected.shape
+        else np.where(np.isfinite(part.expected), x, -np.inf)
+        for part, x in zip(site.parts, guesses, strict=True)
+    ]
+    return in_place(site, masked)

@@ -1,0 +1,184 @@
+"""Which head reads which: every wrong head held against all KV heads (and all other heads), and the map then read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from workbench.diagnosis.operations.blocks import (
+    all_wrong_heads,
+    by_head,
+    from_heads,
+    in_place,
+    others,
+    places,
+    products,
+    reproduces,
+    scopes,
+)
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+#: What a head (of a part) gives if it reads `source`; None where that cannot be.
+Reading = Callable[[int, int, int], Array | None]
+#: (id, sentence, the source of head h)
+_Rule = tuple[str, str, Callable[[int], int]]
+
+
+def score_heads(site: Site) -> Iterator[Variant]:
+    """KV heads that queries meet, and query heads in each other's place."""
+    scale = site.facts.model.head_dim**-0.5
+    inputs = [part.inputs for part in site.parts]
+
+    def masked(i: int, head: int, x: Array) -> Array:
+        return np.where(np.isfinite(site.parts[i].expected[head]), x * scale, -np.inf)
+
+    def reading(keys: Sequence[Array | None]) -> Reading:
+        def of(i: int, head: int, source: int) -> Array | None:
+            k = keys[i]
+            fits = k is not None and k.shape == inputs[i]["k"].shape
+            return masked(i, head, inputs[i]["q"][:, head] @ k[:, source].T) if fits and k is not None else None
+
+        return of
+
+    right = [products(each["q"], each["k"]) for each in inputs]
+    yield from _kv_heads(site, inputs[0]["k"].shape[1], "k", [each["k"] for each in inputs], reading)
+    yield from _exchanged(site, "query", lambda i, head, source: masked(i, head, right[i][source]))
+
+
+def value_heads(site: Site) -> Iterator[Variant]:
+    """KV heads whose values are read, probabilities of other heads, and the order in which heads are merged."""
+    inputs = [part.inputs for part in site.parts]
+
+    def reading(values: Sequence[Array | None]) -> Reading:
+        def of(i: int, head: int, source: int) -> Array | None:
+            v = values[i]
+            fits = v is not None and v.shape == inputs[i]["v"].shape
+            return inputs[i]["probs"][head] @ v[:, source] if fits and v is not None else None
+
+        return of
+
+    yield from _kv_heads(site, inputs[0]["v"].shape[1], "v", [each["v"] for each in inputs], reading)
+    yield from _exchanged(site, "merged", lambda i, head, source: by_head(site, site.parts[i].expected)[source])
+    kv_heads, heads = inputs[0]["v"].shape[1], inputs[0]["probs"].shape[0]
+    yield from _exchanged(
+        site,
+        "probability",
+        lambda i, head, source: inputs[i]["probs"][source] @ inputs[i]["v"][:, head * kv_heads // heads],
+    )
+
+
+def _kv_heads(
+    site: Site, kv_heads: int, which: str, own: Sequence[Array], reading: Callable[[Sequence[Array | None]], Reading]
+) -> Iterator[Variant]:
+    heads = len(by_head(site, site.parts[0].expected))
+    rules = list(_maps(heads, kv_heads))
+    yield from _variants(site, "kv_heads", reading(own), kv_heads, rules, lambda h: h * kv_heads // heads, "query head {} reads KV head {} instead of {}")
+    for rank in site.taps.ranks:  # the heads of another rank
+        if rank not in site.ranks:
+            of = reading(others(site, f"attn.{which}_cache", rank=rank))
+            right: _Rule = (f"of_rank_{rank}", f"query heads read the KV heads of rank {rank}", lambda h: h * kv_heads // heads)
+            yield from _variants(site, "kv_heads", of, kv_heads, [right], None, "")
+
+
+def _exchanged(site: Site, what: str, of: Reading) -> Iterator[Variant]:
+    heads = len(by_head(site, site.parts[0].expected))
+    words = {
+        "query": "head {}'s scores are those of head {}",
+        "merged": "the context of head {} is that of head {}",
+        "probability": "head {} uses the probabilities of head {}",
+    }[what]
+    yield from _variants(site, f"{what}_heads", of, heads, list(_orders(heads, what)), lambda h: h, words)
+
+
+def _variants(
+    site: Site,
+    name: str,
+    of: Reading,
+    sources: int,
+    rules: Sequence[_Rule],
+    right: Callable[[int], int] | None,
+    words: str,
+) -> Iterator[Variant]:
+    """Every rule under which all wrong heads read a source that reproduces them; a list of sources where there is
+    none and each wrong head has one (`right` tells what it should have read)."""
+    if not all(part.fits for part in site.parts):
+        return
+    found = _sources(site, of, sources)
+    if not found or not all(found.values()):
+        return
+    fitting = [rule for rule in rules if all(rule[2](head) in fits for head, fits in found.items())]
+    for rule, text, reads in fitting[:2]:  # two that cannot be told apart are both told
+        chosen = {head: reads(head) for head in found}
+        yield Variant(f"{name}_{rule}", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen))
+    if not fitting and right is not None:
+        chosen = {head: min(fits) for head, fits in found.items()}
+        text = ", ".join(words.format(head, source, right(head)) for head, source in list(chosen.items())[:4])
+        text += f" and {len(chosen) - 4} more" if len(chosen) > 4 else ""
+        yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen), len(chosen))
+
+
+def _sources(site: Site, of: Reading, sources: int) -> dict[int, set[int]]:
+    """For each wrong head the sources that reproduce it wherever it is wrong."""
+    scope, at = scopes(site), list(places(site))
+    seen = [by_head(site, part.seen) for part in site.parts]
+    noise = [by_head(site, part.noise) for part in site.parts]
+    found: dict[int, set[int]] = {}
+    for head in all_wrong_heads(site):
+        mine = [i for i, wrong in at if wrong == head]
+        found[head] = set()
+        for source in range(sources):
+            guesses = [of(i, head, source) for i in mine]
+            if all(guess is not None and reproduces(seen[i][head], guess, noise[i][head], scope[i][head])
+                   for i, guess in zip(mine, guesses, strict=True)):  # fmt: skip
+                found[head].add(source)
+    return found
+
+
+def _predicted(site: Site, of: Reading, chosen: Mapping[int, int]) -> list[Array]:
+    guesses: list[Array | None] = []
+    for i, part in enumerate(site.parts):
+        made = by_head(site, part.expected).copy()
+        for head, source in chosen.items():
+            guess = of(i, head, source)
+            if guess is not None:
+                made[head] = guess
+        guesses.append(from_heads(site, made))
+    return in_place(site, guesses)
+
+
+def _written(chosen: Mapping[int, int]) -> dict[str, int]:
+    return {str(head): source for head, source in chosen.items()}
+
+
+def _maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
+    """Rules by which query heads may find their KV heads; the right one is h // group."""
+    group, n = max(heads // kv_heads, 1), kv_heads
+    yield "tiled", "query head h reads KV head h % n instead of h // group", lambda h: h % n
+    yield "reversed", "query heads read the KV heads in reversed order", lambda h: n - 1 - h // group
+    for kv in range(n):
+        yield f"all_{kv}", f"every query head reads KV head {kv}", lambda h, kv=kv: kv
+    for shift in range(1, n):
+        yield f"shifted_{shift}", f"query heads read the KV head {shift} after their own", lambda h, s=shift: (h // group + s) % n
+    for size in range(1, heads + 1):
+        if size != group:
+            text = f"query head h reads KV head h // {size} instead of h // {group}: groups of another size"
+            yield f"groups_of_{size}", text, lambda h, s=size: min(h // s, n - 1)
+            yield f"groups_of_{size}", f"{text}, beyond the last from the first again", lambda h, s=size: h // s % n
+    yield "tiled_reversed", "query head h reads KV head n - 1 - h % n", lambda h: n - 1 - h % n
+
+
+def _orders(heads: int, what: str) -> Iterator[_Rule]:
+    """Rules by which heads may stand in each other's place."""
+    told = {"query": "query heads", "merged": "merged heads", "probability": "heads of the probabilities"}[what]
+    yield "reversed", f"{told} stand in reversed order", lambda h: heads - 1 - h
+    for source in range(heads):
+        yield f"all_{source}", f"all {told} are head {source}", lambda h, s=source: s
+    for shift in range(1, heads):
+        yield f"rolled_{shift}", f"{told} are rolled by {shift}: head h stands where h + {shift} should", lambda h, s=shift: (h - s) % heads
+    for parts in range(2, heads):
+        if heads % parts == 0:
+            text = f"{told} are interleaved: [{heads // parts}, {parts}] is read as [{parts}, {heads // parts}]"
+            yield f"interleaved_{parts}", text, lambda h, p=parts: (h % p) * (heads // p) + h // p

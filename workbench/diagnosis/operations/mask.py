@@ -1,0 +1,141 @@
+"""What a wrong mask may be: which keys each query was let see, read off the scores of all heads and passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from workbench.diagnosis.operations.blocks import (
+    all_wrong_heads,
+    in_place,
+    places,
+    products,
+    scopes,
+    visible,
+)
+from workbench.diagnosis.operations.mask_forms import Cells, Form, Seen, forms, made_by
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+
+def masks(site: Site) -> Iterator[Variant]:
+    """Variants of the mask of one layer on one rank."""
+    if not all(part.fits for part in site.parts):
+        return
+    right = _unmasked(site)
+    yield from _numbers(site, right)
+    scope = scopes(site)
+    shown = [visible(site.facts, part.seen) for part in site.parts]
+    allowed = [np.isfinite(part.expected) for part in site.parts]
+    at = [Seen(i, head, shown[i][head], scope[i][head].any(1)) for i, head in places(site)]
+    if all(np.array_equal(one.cells[one.rows], allowed[one.part][one.head][one.rows]) for one in at):
+        return  # each sees what it should
+    known = list(forms(site, at))
+    fitting = [form for form in known if made_by(site, form, at)]
+    for form in fitting:
+        yield _variant(site, right, form.name, form.text, form.fitted, _shaped(site, {h: form for h in all_wrong_heads(site)}))
+    if not fitting:
+        yield from _keys_hidden(site, right, at, allowed)
+        yield from _of_each_head(site, right, at, known)
+
+
+def _unmasked(site: Site) -> list[Array]:
+    scale = site.facts.model.head_dim**-0.5
+    return [products(part.inputs["q"], part.inputs["k"]) * scale for part in site.parts]
+
+
+def _variant(
+    site: Site,
+    right: Sequence[Array],
+    name: str,
+    text: str,
+    fitted: Mapping[str, object],
+    cells: Sequence[Cells],
+    parameters: int = 0,
+) -> Variant:
+    """The right products under another mask, [heads, T, K]."""
+    guesses = [np.where(seen, x, -np.inf) for seen, x in zip(cells, right, strict=True)]
+    return Variant(name, "mask", text, fitted, in_place(site, guesses), parameters)
+
+
+def _shaped(site: Site, of_heads: Mapping[int, Form]) -> list[Cells]:
+    """The mask of every part, with those heads' forms in the place of the right one."""
+    cells = [np.isfinite(part.expected) for part in site.parts]
+    for head, form in of_heads.items():
+        for i, part in enumerate(site.parts):
+            cells[i][head] = form.cells(part)
+    return cells
+
+
+def _keys_hidden(
+    site: Site, right: Sequence[Array], at: Sequence[Seen], allowed: Sequence[Cells]
+) -> Iterator[Variant]:
+    """Single keys of a sequence that no query sees, in any wrong head or pass: padding of another sequence."""
+    hidden: dict[int, set[int]] = {}
+    for one in at:
+        should = allowed[one.part][one.head]
+        lost = np.flatnonzero((should & one.rows[:, None]).any(0) & ~(one.cells & one.rows[:, None]).any(0))
+        seq = site.taps.passes[site.passes[one.part]].seq
+        hidden[seq] = hidden.get(seq, set()) | set(lost.tolist())
+    hidden = {seq: keys for seq, keys in hidden.items() if keys}
+    if not hidden:
+        return
+    cells = []
+    for part, index, may in zip(site.parts, site.passes, allowed, strict=True):
+        gone = list(hidden.get(site.taps.passes[index].seq, ()))
+        cells.append(may & ~np.isin(np.arange(part.expected.shape[2]), gone))
+    told = "; ".join(f"of sequence {seq} the keys at {sorted(keys)[:8]}" for seq, keys in hidden.items())
+    yield _variant(
+        site, right, "mask_keys_hidden", f"single keys are masked: {told}: a mask of padding, or of another sequence",
+        {"keys": {str(seq): sorted(keys) for seq, keys in hidden.items()}}, cells, sum(map(len, hidden.values())),
+    )  # fmt: skip
+
+
+def _of_each_head(
+    site: Site, right: Sequence[Array], at: Sequence[Seen], known: Sequence[Form]
+) -> Iterator[Variant]:
+    """Heads whose masks differ from each other, each of a known form."""
+    chosen: dict[int, Form] = {}
+    for head in all_wrong_heads(site):
+        own = [one for one in at if one.head == head]
+        fitting = next((form for form in [*known, *forms(site, own)] if made_by(site, form, own)), None)
+        if fitting is None:
+            return
+        chosen[head] = fitting
+    told = "; ".join(f"head {head}: {form.text}" for head, form in list(chosen.items())[:4])
+    fitted = {str(head): form.name for head, form in chosen.items()}
+    yield _variant(site, right, "mask_of_heads", f"heads have masks of their own: {told}", fitted, _shaped(site, chosen), len(chosen))
+
+
+# --- masks that are numbers -------------------------------------------------------------------------------
+
+
+def _numbers(site: Site, right: Sequence[Array]) -> Iterator[Variant]:
+    """A finite number added to what should be masked, or put there, that is too small to hide it; a mask of True and False
+    that is added or multiplied as 1 and 0; a mask multiplied with infinity."""
+    hidden = [~np.isfinite(part.expected) for part in site.parts]
+    multiplied = [np.where(cells, -np.inf, np.nan) for cells in hidden]
+    yield Variant("mask_zero_times_inf", "mask", "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell that it allows",
+                  {}, multiplied)  # fmt: skip
+    yield Variant("mask_zero_times_inf", "mask", "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell that it should hide",
+                  {}, [np.where(cells, np.nan, x) for cells, x in zip(hidden, right, strict=True)])  # fmt: skip
+    leaks = [(part.seen[cells], x[cells]) for part, cells, x in zip(site.parts, hidden, right, strict=True)]
+    gone, plain = (np.concatenate(each) for each in zip(*leaks, strict=True))
+    finite = np.isfinite(gone)
+    if not finite.any():
+        return
+    gone, plain = gone[finite], plain[finite]
+    for name, words, values in (("filled", "masked scores are set to", gone), ("added", "the mask adds", gone - plain)):
+        number = float(np.median(values))
+        guesses = [np.where(cells, number if name == "filled" else x + number, x) for cells, x in zip(hidden, right, strict=True)]
+        if abs(number) > 1e-3 and number not in (-1.0, 1.0):
+            text = f"{words} {number:.4g}, which does not hide them: they keep a share of the attention"
+            yield Variant("mask_finite", "mask", text, {"value": number, "how": name}, guesses, 1)
+    masks = [(cells, x) for cells, x in zip(hidden, right, strict=True)]
+    text = "a mask of True and False is added to the scores as 1 and 0: nothing is hidden"
+    yield Variant("mask_bool_added", "mask", text, {"hidden": 0}, [np.where(cells, x, x + 1.0) for cells, x in masks])
+    yield Variant("mask_bool_added", "mask", text, {"hidden": 1}, [np.where(cells, x + 1.0, x) for cells, x in masks])
+    yield Variant("mask_multiplied", "mask", "scores are multiplied by a mask of 1 and 0: what should be hidden has a score of 0 and is attended to",
+                  {}, [np.where(cells, 0.0, x) for cells, x in masks])  # fmt: skip
