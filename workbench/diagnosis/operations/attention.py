@@ -16,8 +16,8 @@ from workbench.diagnosis.recording import Array
 
 @dataclass(frozen=True, slots=True)
 class AttentionPass:
-    """One pass of one sequence. `positions` of its T queries; keys stand at 0 to K - 1. `window` in tokens, None where
-    all keys are seen."""
+    """One pass of one sequence. `positions` of its T queries; the last of K keys is the newest query's, or, where there
+    are more than positions, the first stands at 0. `window` in tokens, None where all keys are seen."""
 
     facts: Facts
     inputs: Mapping[str, Array]
@@ -44,9 +44,26 @@ def scores(b: AttentionPass) -> Result:
 
 def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:
     """Which keys [T, K] a query may see: none after it, and of a window the last so many, itself among them."""
-    distance = b.positions[:, None] - np.arange(keys)[None, :]
+    first = max(0, int(b.positions.max(initial=-1)) + 1 - keys)  # a cache may hold the newest keys alone
+    distance = b.positions[:, None] - (first + np.arange(keys))[None, :]
     seen = distance >= 0
     return seen if b.window is None else seen & (distance < b.window)
+
+
+def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
+    """Which cells have a probability that is not zero beside their row's largest: what a mask of -inf, of a dtype's
+    least number or of -1e9 hides is not among them."""
+    depth = 746.0 if facts.dtype == "float64" else 105.0  # exp of less is zero
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=~np.isnan(scores))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.isnan(scores) | (scores >= top - depth) & (scores > -np.inf))
+
+
+def settled(facts: Facts, seen: Array, expected: Array) -> Array:
+    """Scores with -inf wherever both what was seen and what was expected leave no probability."""
+    if seen.shape != expected.shape:
+        return seen
+    return np.where(visible(facts, seen) | visible(facts, expected), seen, -np.inf)
 
 
 def softmax(b: AttentionPass) -> Result:

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.attention import expand
 from workbench.diagnosis.operations.deviation import WRONG, Part
-from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 
-
-def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
-    """Which cells have a probability that is not zero beside their row's largest: what a mask of -inf, of a dtype's
-    least number or of -1e9 hides is not among them."""
-    depth = 746.0 if facts.dtype == "float64" else 105.0  # exp of less is zero
-    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=~np.isnan(scores))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.isnan(scores) | (scores >= top - depth) & (scores > -np.inf))
-
-
-def settled(facts: Facts, seen: Array, expected: Array) -> Array:
-    """Scores with -inf wherever both what was seen and what was expected leave no probability."""
-    if seen.shape != expected.shape:
-        return seen
-    return np.where(visible(facts, seen) | visible(facts, expected), seen, -np.inf)
+Scalar = TypeVar("Scalar", np.float64, np.bool_)
 
 
 def positions(part: Part) -> NDArray[np.int64]:
@@ -35,7 +21,13 @@ def positions(part: Part) -> NDArray[np.int64]:
     return np.array([row.position for row in part.rows], dtype=np.int64)
 
 
-def by_head(site: Site, x: Array) -> Array:
+def key_positions(part: Part) -> NDArray[np.int64]:
+    """Where the keys [K] stand: the last one at the newest query, as far as there are positions for all."""
+    keys = part.expected.shape[2]
+    return np.asarray(np.arange(keys) + max(0, int(positions(part).max(initial=-1)) + 1 - keys))
+
+
+def by_head(site: Site, x: NDArray[Scalar]) -> NDArray[Scalar]:
     """Any tensor of an attention site with its heads first: of a context [T, heads * D] -> [heads, T, D]."""
     if site.operation == "context":
         return x.reshape(len(x), -1, site.facts.model.head_dim).swapaxes(0, 1)
@@ -49,7 +41,7 @@ def from_heads(site: Site, x: Array) -> Array:
     return x.swapaxes(0, 1) if site.operation == "cache" else x
 
 
-def scopes(site: Site) -> list[Array]:
+def scopes(site: Site) -> list[NDArray[np.bool_]]:
     """Which elements of each part are to be explained, heads first."""
     assert site.deviation is not None, "banks are asked where something is wrong"
     return [by_head(site, scope) for scope in site.deviation.scopes]

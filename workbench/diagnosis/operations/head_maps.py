@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.blocks import (
     all_wrong_heads,
@@ -23,8 +24,8 @@ from workbench.diagnosis.recording import Array
 
 #: What a head (of a part) gives if it reads `source`; None where that cannot be.
 Reading = Callable[[int, int, int], Array | None]
-#: (id, sentence, the source of head h)
-_Rule = tuple[str, str, Callable[[int], int]]
+#: (id, sentence, the source of each head)
+_Rule = tuple[str, str, NDArray[np.int64]]
 
 
 def score_heads(site: Site) -> Iterator[Variant]:
@@ -39,7 +40,9 @@ def score_heads(site: Site) -> Iterator[Variant]:
         def of(i: int, head: int, source: int) -> Array | None:
             k = keys[i]
             fits = k is not None and k.shape == inputs[i]["k"].shape
-            return masked(i, head, inputs[i]["q"][:, head] @ k[:, source].T) if fits and k is not None else None
+            return (
+                masked(i, head, inputs[i]["q"][:, head] @ k[:, source].T) if fits and k is not None else None
+            )
 
         return of
 
@@ -61,7 +64,9 @@ def value_heads(site: Site) -> Iterator[Variant]:
         return of
 
     yield from _kv_heads(site, inputs[0]["v"].shape[1], "v", [each["v"] for each in inputs], reading)
-    yield from _exchanged(site, "merged", lambda i, head, source: by_head(site, site.parts[i].expected)[source])
+    yield from _exchanged(
+        site, "merged", lambda i, head, source: by_head(site, site.parts[i].expected)[source]
+    )
     kv_heads, heads = inputs[0]["v"].shape[1], inputs[0]["probs"].shape[0]
     yield from _exchanged(
         site,
@@ -71,26 +76,36 @@ def value_heads(site: Site) -> Iterator[Variant]:
 
 
 def _kv_heads(
-    site: Site, kv_heads: int, which: str, own: Sequence[Array], reading: Callable[[Sequence[Array | None]], Reading]
+    site: Site,
+    kv_heads: int,
+    which: str,
+    own: Sequence[Array],
+    reading: Callable[[Sequence[Array | None]], Reading],
 ) -> Iterator[Variant]:
     heads = len(by_head(site, site.parts[0].expected))
-    rules = list(_maps(heads, kv_heads))
-    yield from _variants(site, "kv_heads", reading(own), kv_heads, rules, lambda h: h * kv_heads // heads, "query head {} reads KV head {} instead of {}")
-    for rank in site.taps.ranks:  # the heads of another rank
+    right = np.arange(heads) * kv_heads // heads
+    words = "query head {} reads KV head {} instead of {}"
+    yield from _variants(site, "kv_heads", reading(own), kv_heads, list(_maps(heads, kv_heads)), right, words)
+    for rank in site.taps.ranks:
         if rank not in site.ranks:
             of = reading(others(site, f"attn.{which}_cache", rank=rank))
-            right: _Rule = (f"of_rank_{rank}", f"query heads read the KV heads of rank {rank}", lambda h: h * kv_heads // heads)
-            yield from _variants(site, "kv_heads", of, kv_heads, [right], None, "")
+            rule = (f"of_rank_{rank}", f"query heads read the KV heads of rank {rank}", right)
+            yield from _variants(site, "kv_heads", of, kv_heads, [rule], None, "")
+
+
+#: What stands in another head's place: (name of several, words for one).
+_EXCHANGED = {
+    "query": ("query heads", "head {}'s scores are those of head {}"),
+    "merged": ("merged heads", "the context of head {} is that of head {}"),
+    "probability": ("heads of the probabilities", "head {} uses the probabilities of head {}"),
+}
 
 
 def _exchanged(site: Site, what: str, of: Reading) -> Iterator[Variant]:
     heads = len(by_head(site, site.parts[0].expected))
-    words = {
-        "query": "head {}'s scores are those of head {}",
-        "merged": "the context of head {} is that of head {}",
-        "probability": "head {} uses the probabilities of head {}",
-    }[what]
-    yield from _variants(site, f"{what}_heads", of, heads, list(_orders(heads, what)), lambda h: h, words)
+    told, words = _EXCHANGED[what]
+    rules = list(_orders(heads, told))
+    yield from _variants(site, f"{what}_heads", of, heads, rules, np.arange(heads), words)
 
 
 def _variants(
@@ -99,25 +114,35 @@ def _variants(
     of: Reading,
     sources: int,
     rules: Sequence[_Rule],
-    right: Callable[[int], int] | None,
+    right: NDArray[np.int64] | None,
     words: str,
 ) -> Iterator[Variant]:
-    """Every rule under which all wrong heads read a source that reproduces them; a list of sources where there is
-    none and each wrong head has one (`right` tells what it should have read)."""
+    """Every rule under which all wrong heads read a source that reproduces them, and the others what they should
+    (`right`). A list of sources where there is no rule, but a source for each."""
     if not all(part.fits for part in site.parts):
         return
     found = _sources(site, of, sources)
     if not found or not all(found.values()):
         return
-    fitting = [rule for rule in rules if all(rule[2](head) in fits for head, fits in found.items())]
+    fitting = [
+        rule
+        for rule in rules
+        if all(
+            s in found[h] if h in found else right is None or s == right[h]
+            for h, s in enumerate(rule[2].tolist())
+        )
+    ]
     for rule, text, reads in fitting[:2]:  # two that cannot be told apart are both told
-        chosen = {head: reads(head) for head in found}
-        yield Variant(f"{name}_{rule}", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen))
+        chosen = {head: int(reads[head]) for head in found}
+        yield Variant(
+            f"{name}_{rule}", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen)
+        )
     if not fitting and right is not None:
         chosen = {head: min(fits) for head, fits in found.items()}
-        text = ", ".join(words.format(head, source, right(head)) for head, source in list(chosen.items())[:4])
+        text = ", ".join(words.format(head, source, right[head]) for head, source in list(chosen.items())[:4])
         text += f" and {len(chosen) - 4} more" if len(chosen) > 4 else ""
-        yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen), len(chosen))
+        predicted = _predicted(site, of, chosen)
+        yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, predicted, len(chosen))
 
 
 def _sources(site: Site, of: Reading, sources: int) -> dict[int, set[int]]:
@@ -155,30 +180,34 @@ def _written(chosen: Mapping[int, int]) -> dict[str, int]:
 
 def _maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
     """Rules by which query heads may find their KV heads; the right one is h // group."""
-    group, n = max(heads // kv_heads, 1), kv_heads
-    yield "tiled", "query head h reads KV head h % n instead of h // group", lambda h: h % n
-    yield "reversed", "query heads read the KV heads in reversed order", lambda h: n - 1 - h // group
+    h, n, group = np.arange(heads), kv_heads, max(heads // kv_heads, 1)
+    yield "tiled", "query head h reads KV head h % n instead of h // group", h % n
+    yield "reversed", "query heads read the KV heads in reversed order", n - 1 - h // group
     for kv in range(n):
-        yield f"all_{kv}", f"every query head reads KV head {kv}", lambda h, kv=kv: kv
+        yield f"all_{kv}", f"every query head reads KV head {kv}", np.full(heads, kv)
     for shift in range(1, n):
-        yield f"shifted_{shift}", f"query heads read the KV head {shift} after their own", lambda h, s=shift: (h // group + s) % n
+        text = f"query heads read the KV head {shift} after their own"
+        yield f"shifted_{shift}", text, (h // group + shift) % n
     for size in range(1, heads + 1):
         if size != group:
             text = f"query head h reads KV head h // {size} instead of h // {group}: groups of another size"
-            yield f"groups_of_{size}", text, lambda h, s=size: min(h // s, n - 1)
-            yield f"groups_of_{size}", f"{text}, beyond the last from the first again", lambda h, s=size: h // s % n
-    yield "tiled_reversed", "query head h reads KV head n - 1 - h % n", lambda h: n - 1 - h % n
+            yield f"groups_of_{size}", text, np.minimum(h // size, n - 1)
+            yield f"groups_of_{size}", f"{text}, beyond the last from the first again", h // size % n
+    yield "tiled_reversed", "query head h reads KV head n - 1 - h % n", n - 1 - h % n
 
 
-def _orders(heads: int, what: str) -> Iterator[_Rule]:
+def _orders(heads: int, told: str) -> Iterator[_Rule]:
     """Rules by which heads may stand in each other's place."""
-    told = {"query": "query heads", "merged": "merged heads", "probability": "heads of the probabilities"}[what]
-    yield "reversed", f"{told} stand in reversed order", lambda h: heads - 1 - h
+    h = np.arange(heads)
+    yield "reversed", f"{told} stand in reversed order", heads - 1 - h
     for source in range(heads):
-        yield f"all_{source}", f"all {told} are head {source}", lambda h, s=source: s
+        yield f"all_{source}", f"all {told} are head {source}", np.full(heads, source)
     for shift in range(1, heads):
-        yield f"rolled_{shift}", f"{told} are rolled by {shift}: head h stands where h + {shift} should", lambda h, s=shift: (h - s) % heads
+        text = f"{told} are rolled by {shift}: head h stands where h + {shift} should"
+        yield f"rolled_{shift}", text, (h - shift) % heads
     for parts in range(2, heads):
         if heads % parts == 0:
-            text = f"{told} are interleaved: [{heads // parts}, {parts}] is read as [{parts}, {heads // parts}]"
-            yield f"interleaved_{parts}", text, lambda h, p=parts: (h % p) * (heads // p) + h // p
+            text = (
+                f"{told} are interleaved: [{heads // parts}, {parts}] is read as [{parts}, {heads // parts}]"
+            )
+            yield f"interleaved_{parts}", text, (h % parts) * (heads // parts) + h // parts

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from workbench.diagnosis.operations.attention import visible
 from workbench.diagnosis.operations.blocks import (
     all_wrong_heads,
     in_place,
     places,
     products,
     scopes,
-    visible,
 )
-from workbench.diagnosis.operations.mask_forms import Cells, Form, Seen, forms, made_by
+from workbench.diagnosis.operations.mask_forms import Cells, Form, MaskForms, SeenMask
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -29,13 +29,14 @@ def masks(site: Site) -> Iterator[Variant]:
     scope = scopes(site)
     shown = [visible(site.facts, part.seen) for part in site.parts]
     allowed = [np.isfinite(part.expected) for part in site.parts]
-    at = [Seen(i, head, shown[i][head], scope[i][head].any(1)) for i, head in places(site)]
+    at = [SeenMask(i, head, shown[i][head], scope[i][head].any(1)) for i, head in places(site)]
     if all(np.array_equal(one.cells[one.rows], allowed[one.part][one.head][one.rows]) for one in at):
         return  # each sees what it should
-    known = list(forms(site, at))
-    fitting = [form for form in known if made_by(site, form, at)]
+    known = list(MaskForms(site, at))
+    fitting = [form for form in known if form.gives(at)]
     for form in fitting:
-        yield _variant(site, right, form.name, form.text, form.fitted, _shaped(site, {h: form for h in all_wrong_heads(site)}))
+        cells = _of_forms(site, dict.fromkeys(all_wrong_heads(site), form))
+        yield _variant(site, right, form.name, form.text, form.fitted, cells)
     if not fitting:
         yield from _keys_hidden(site, right, at, allowed)
         yield from _of_each_head(site, right, at, known)
@@ -60,17 +61,17 @@ def _variant(
     return Variant(name, "mask", text, fitted, in_place(site, guesses), parameters)
 
 
-def _shaped(site: Site, of_heads: Mapping[int, Form]) -> list[Cells]:
+def _of_forms(site: Site, of_heads: Mapping[int, Form]) -> list[Cells]:
     """The mask of every part, with those heads' forms in the place of the right one."""
     cells = [np.isfinite(part.expected) for part in site.parts]
     for head, form in of_heads.items():
-        for i, part in enumerate(site.parts):
-            cells[i][head] = form.cells(part)
+        for made, own in zip(cells, form.cells, strict=True):
+            made[head] = own
     return cells
 
 
 def _keys_hidden(
-    site: Site, right: Sequence[Array], at: Sequence[Seen], allowed: Sequence[Cells]
+    site: Site, right: Sequence[Array], at: Sequence[SeenMask], allowed: Sequence[Cells]
 ) -> Iterator[Variant]:
     """Single keys of a sequence that no query sees, in any wrong head or pass: padding of another sequence."""
     hidden: dict[int, set[int]] = {}
@@ -94,48 +95,51 @@ def _keys_hidden(
 
 
 def _of_each_head(
-    site: Site, right: Sequence[Array], at: Sequence[Seen], known: Sequence[Form]
+    site: Site, right: Sequence[Array], at: Sequence[SeenMask], known: Sequence[Form]
 ) -> Iterator[Variant]:
     """Heads whose masks differ from each other, each of a known form."""
     chosen: dict[int, Form] = {}
     for head in all_wrong_heads(site):
         own = [one for one in at if one.head == head]
-        fitting = next((form for form in [*known, *forms(site, own)] if made_by(site, form, own)), None)
+        fitting = next((form for form in [*known, *MaskForms(site, own)] if form.gives(own)), None)
         if fitting is None:
             return
         chosen[head] = fitting
     told = "; ".join(f"head {head}: {form.text}" for head, form in list(chosen.items())[:4])
-    fitted = {str(head): form.name for head, form in chosen.items()}
-    yield _variant(site, right, "mask_of_heads", f"heads have masks of their own: {told}", fitted, _shaped(site, chosen), len(chosen))
+    text, fitted = f"heads have masks of their own: {told}", {str(h): form.name for h, form in chosen.items()}
+    yield _variant(site, right, "mask_of_heads", text, fitted, _of_forms(site, chosen), len(chosen))
 
 
 # --- masks that are numbers -------------------------------------------------------------------------------
 
 
 def _numbers(site: Site, right: Sequence[Array]) -> Iterator[Variant]:
-    """A finite number added to what should be masked, or put there, that is too small to hide it; a mask of True and False
-    that is added or multiplied as 1 and 0; a mask multiplied with infinity."""
-    hidden = [~np.isfinite(part.expected) for part in site.parts]
-    multiplied = [np.where(cells, -np.inf, np.nan) for cells in hidden]
-    yield Variant("mask_zero_times_inf", "mask", "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell that it allows",
-                  {}, multiplied)  # fmt: skip
-    yield Variant("mask_zero_times_inf", "mask", "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell that it should hide",
-                  {}, [np.where(cells, np.nan, x) for cells, x in zip(hidden, right, strict=True)])  # fmt: skip
-    leaks = [(part.seen[cells], x[cells]) for part, cells, x in zip(site.parts, hidden, right, strict=True)]
-    gone, plain = (np.concatenate(each) for each in zip(*leaks, strict=True))
+    """A finite number added to what should be masked, or put there, that is too small to hide it; a mask of True and
+    False that is added or multiplied as 1 and 0; a mask multiplied with infinity."""
+    pairs = [(~np.isfinite(part.expected), x) for part, x in zip(site.parts, right, strict=True)]
+    product = "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell"
+    fixed = [
+        ("mask_zero_times_inf", f"{product} that it allows",
+         [np.where(hidden, -np.inf, np.nan) for hidden, _ in pairs]),
+        ("mask_zero_times_inf", f"{product} that it should hide",
+         [np.where(hidden, np.nan, x) for hidden, x in pairs]),
+        ("mask_bool_added", "a mask of True and False is added to the scores as 1 and 0: nothing is hidden",
+         [np.where(hidden, x, x + 1.0) for hidden, x in pairs]),
+        ("mask_bool_added", "a mask of True and False is added to the scores as 0 and 1: nothing is hidden",
+         [np.where(hidden, x + 1.0, x) for hidden, x in pairs]),
+        ("mask_multiplied", "scores are multiplied by a mask of 1 and 0: what should be hidden scores 0",
+         [np.where(hidden, 0.0, x) for hidden, x in pairs]),
+    ]  # fmt: skip
+    for name, text, guesses in fixed:
+        yield Variant(name, "mask", text, {}, guesses)
+    gone = np.concatenate([part.seen[hidden] for part, (hidden, _) in zip(site.parts, pairs, strict=True)])
+    plain = np.concatenate([x[hidden] for hidden, x in pairs])
     finite = np.isfinite(gone)
     if not finite.any():
         return
-    gone, plain = gone[finite], plain[finite]
-    for name, words, values in (("filled", "masked scores are set to", gone), ("added", "the mask adds", gone - plain)):
-        number = float(np.median(values))
-        guesses = [np.where(cells, number if name == "filled" else x + number, x) for cells, x in zip(hidden, right, strict=True)]
-        if abs(number) > 1e-3 and number not in (-1.0, 1.0):
-            text = f"{words} {number:.4g}, which does not hide them: they keep a share of the attention"
-            yield Variant("mask_finite", "mask", text, {"value": number, "how": name}, guesses, 1)
-    masks = [(cells, x) for cells, x in zip(hidden, right, strict=True)]
-    text = "a mask of True and False is added to the scores as 1 and 0: nothing is hidden"
-    yield Variant("mask_bool_added", "mask", text, {"hidden": 0}, [np.where(cells, x, x + 1.0) for cells, x in masks])
-    yield Variant("mask_bool_added", "mask", text, {"hidden": 1}, [np.where(cells, x + 1.0, x) for cells, x in masks])
-    yield Variant("mask_multiplied", "mask", "scores are multiplied by a mask of 1 and 0: what should be hidden has a score of 0 and is attended to",
-                  {}, [np.where(cells, 0.0, x) for cells, x in masks])  # fmt: skip
+    filled, added = (float(np.median(x[finite])) for x in (gone, gone - plain))
+    for how, number in (("are set to", filled), ("get the mask's", added)):
+        if abs(number) > 1e-3 and abs(number) != 1:
+            made = [np.where(hidden, number if how == "are set to" else x + number, x) for hidden, x in pairs]
+            text = f"masked scores {how} {number:.4g}, which does not hide them: they keep a share"
+            yield Variant("mask_finite", "mask", text, {"value": number}, made, 1)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from workbench.diagnosis.operations.blocks import all_wrong_heads, places, positions
-from workbench.diagnosis.operations.scores import factor_of
 from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.scores import factor_of
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -22,11 +22,13 @@ def score_biases(site: Site) -> Iterator[Variant]:
     if not all(part.fits for part in site.parts):
         return
     cells = {
-        head: [(i, _added(site.parts[i], head)) for i, h in places(site) if h == head] for head in all_wrong_heads(site)
+        head: [(i, _added(site.parts[i], head)) for i, h in places(site) if h == head]
+        for head in all_wrong_heads(site)
     }
     yield from _slopes(site, cells)
     tables: list[tuple[str, str, Callable[[Part], Array]]] = [
-        ("scores_constant", "a constant is added to all scores, which softmax does not see", lambda part: 0 * _keys(part)),
+        ("scores_constant", "a constant is added to all scores, which softmax does not see",
+         lambda part: 0 * _keys(part)),
         ("scores_bias_relative", "a number for each distance of query and key is added: a relative position bias",
          lambda part: positions(part)[:, None] - _keys(part)),
         ("scores_bias_of_keys", "a number for each key's position is added", _keys),
@@ -61,7 +63,9 @@ def _table(
     values: dict[str, dict[str, float]] = {}
     total = parameters = 0
     for head, parts in cells.items():
-        where = np.concatenate([np.broadcast_to(index(site.parts[i]), finite.shape)[finite] for i, (finite, _) in parts])
+        where = np.concatenate(
+            [np.broadcast_to(index(site.parts[i]), finite.shape)[finite] for i, (finite, _) in parts]
+        )
         added = np.concatenate([numbers for _, (_, numbers) in parts])
         if not len(added):
             return
@@ -76,7 +80,8 @@ def _table(
     tables = list(values.values())
     first = next(iter(tables[0].values()))
     alike = all(
-        table.keys() == tables[0].keys() and np.allclose(list(table.values()), list(tables[0].values()), rtol=1e-3, atol=1e-4)
+        table.keys() == tables[0].keys()
+        and np.allclose(list(table.values()), list(tables[0].values()), rtol=1e-3, atol=1e-4)
         for table in tables
     )
     parameters = len(tables[0]) if alike else parameters
@@ -87,8 +92,8 @@ def _table(
 
 
 def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:
-    """ALiBi (Press et al. 2022, arXiv:2108.12409): a slope a head over the distance, or over the key's position, from which
-    it differs by a constant a query. Slopes are those of the paper where they fit."""
+    """ALiBi (Press et al. 2022, arXiv:2108.12409): a slope a head over the distance, or over the key's position, from
+    which it differs by a constant a query. Slopes are those of the paper where they fit."""
     for name, over, index in (
         ("distance", "the distance of query and key", lambda part: positions(part)[:, None] - _keys(part)),
         ("key", "the key's position", _keys),
@@ -103,7 +108,9 @@ def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:
         if not slopes:
             return
         paper = _paper(site)
-        known = all(abs(abs(slope) / paper[head] - 1) < 1e-2 for head, slope in slopes.items() if head < len(paper))
+        known = all(
+            abs(abs(slope) / paper[head] - 1) < 1e-2 for head, slope in slopes.items() if head < len(paper)
+        )
         text = f"a bias linear in {over} is added to the scores (ALiBi{', with its published slopes' if known else ''})"
         yield Variant("scores_alibi", "scores", text, {"over": name, "slopes": {str(h): s for h, s in slopes.items()}},
                       guesses, len(slopes))  # fmt: skip

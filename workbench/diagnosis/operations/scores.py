@@ -7,9 +7,10 @@ at which a head is wrong: a decode step alone has a single row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.attention import expand
 from workbench.diagnosis.operations.blocks import (
@@ -22,6 +23,7 @@ from workbench.diagnosis.operations.blocks import (
     products,
     shaped,
     unrotated,
+    wrong_heads,
 )
 from workbench.diagnosis.operations.rotary import frequencies
 from workbench.diagnosis.operations.site import Site
@@ -40,13 +42,20 @@ def scores(site: Site) -> Iterator[Variant]:
         return
     right: list[Array | None] = [products(part.inputs["q"], part.inputs["k"]) for part in site.parts]
     scale = float(site.facts.model.head_dim**-0.5)
+    wrong = wrong_heads(site)
     yield from _scaled(site, right, scale)
     yield from _scales_of_heads(site, right, scale)
     yield from _log_scale(site, right, scale)
     yield from _soft_cap(site, right, scale)
     for name, text, raw in _operands(site, right):
+        if all(x is None or _alike(x, right[i]) for i, x in enumerate(raw) if wrong[i]):
+            continue  # of a single token, say, many operands are the right ones
         yield Variant(name, "scores", text, {}, _masked(site, raw, scale))
         yield from _scaled(site, raw, scale, name, text)
+
+
+def _alike(x: Array, y: Array | None) -> bool:
+    return y is not None and x.shape == y.shape and np.allclose(x, y, rtol=1e-9, atol=1e-12)
 
 
 def _masked(site: Site, raw: _Raw, scale: float) -> list[Array]:
@@ -78,9 +87,12 @@ def resolution(site: Site) -> float:
     return max(1e-4, 4 * site.facts.unit)
 
 
-def _scaled(
-    site: Site, raw: _Raw, scale: float, name: str = "scores", what: str = ""
-) -> Iterator[Variant]:
+def named(value: float, known: Iterable[tuple[float, str]], tolerance: float) -> tuple[float, str] | None:
+    """The first of the known numbers that a fitted one may be, with its words."""
+    return next((one for one in known if math.isclose(value, one[0], rel_tol=tolerance)), None)
+
+
+def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str = "") -> Iterator[Variant]:
     """Another factor in the place of 1 / sqrt(head_dim)."""
     x, y = _cells(site, raw)
     factor = factor_of(x, y) if len(x) > 1 else scale
@@ -89,7 +101,9 @@ def _scaled(
     known = [(value, text) for value, text in meanings(site, scale)
              if math.isclose(factor, value, rel_tol=resolution(site), abs_tol=1e-6 * scale)]  # fmt: skip
     factor = known[0][0] if known else factor
-    told = f"{factor:.5g} instead of {scale:.5g} = 1/sqrt(head_dim), {factor / scale:.5g} times the right scale"
+    told = (
+        f"{factor:.5g} instead of {scale:.5g} = 1/sqrt(head_dim), {factor / scale:.5g} times the right scale"
+    )
     words = ", or ".join(text for _, text in known)
     text = f"{what + '; ' if what else ''}scores are scaled by {told}{': ' + words if words else ''}"
     fitted = {"scale": factor, "ratio": factor / scale, "meanings": [text for _, text in known]}
@@ -118,8 +132,9 @@ def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
     yield right * math.log(2), "ln(2) is folded in"
     yield -right, "the sign is turned"
     yield 0.0, "all scores are zero"
-    for divisor, words in ((layer + 1, "the layer's number"), (layer, "the layer's index"), (ranks, "the number of ranks"),
-                           (heads // kv_heads, "the number of queries a KV head serves")):  # fmt: skip
+    divisors = [(layer + 1, "the layer's number"), (layer, "the layer's index"), (ranks, "the number of ranks"),
+                (heads // kv_heads, "the number of queries a KV head serves")]  # fmt: skip
+    for divisor, words in divisors:
         if divisor > 1:
             yield right / divisor, f"divided by {words} as well"
             yield right * divisor, f"multiplied by {words} as well"
@@ -151,7 +166,9 @@ def _log_scale(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
     if factor > 0:
         length = math.exp(min(1 / factor, 700))
         text = f"scores are multiplied by log(position + 1) / log({length:.4g})"
-        yield Variant("scores_log_position", "scores", text, {"length": length}, _masked(site, grown, factor), 1)
+        yield Variant(
+            "scores_log_position", "scores", text, {"length": length}, _masked(site, grown, factor), 1
+        )
 
 
 def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
@@ -168,9 +185,12 @@ def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
     known = [value for value in SOFT_CAPS if math.isclose(cap, value, rel_tol=1e-2)]
     cap = known[0] if known else cap
     guesses = [
-        np.where(np.isfinite(part.expected), cap * np.tanh(part.expected / cap), -np.inf) for part in site.parts
+        np.where(np.isfinite(part.expected), cap * np.tanh(part.expected / cap), -np.inf)
+        for part in site.parts
     ]
-    text = f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
+    text = (
+        f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
+    )
     yield Variant("scores_soft_cap", "scores", text, {"cap": cap}, guesses, 0 if known else 1)
 
 
@@ -184,11 +204,19 @@ def _operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
            [x.swapaxes(1, 2) if x is not None and x.shape[1] == x.shape[2] else None for x in right])  # fmt: skip
     yield "scores_unrotated_keys", "keys enter the scores without their rotation", _pairs(q, plain_k)
     yield "scores_unrotated_queries", "queries enter the scores without their rotation", _pairs(plain_q, k)
-    yield "scores_unrotated", "queries and keys enter the scores without their rotation", _pairs(plain_q, plain_k)
+    yield (
+        "scores_unrotated",
+        "queries and keys enter the scores without their rotation",
+        _pairs(plain_q, plain_k),
+    )
     again_q = [_turn(site, x, positions(part)) for x, part in zip(q, site.parts, strict=True)]
     again_k = [_turn(site, x, np.arange(len(x))) for x in k]
     yield "scores_rotated_again", "attention rotates queries and keys once more", _pairs(again_q, again_k)
-    yield "scores_keys_rotated_again", "cached keys are rotated once more when they are read", _pairs(q, again_k)
+    yield (
+        "scores_keys_rotated_again",
+        "cached keys are rotated once more when they are read",
+        _pairs(q, again_k),
+    )
     yield "scores_queries_rotated_again", "attention rotates the queries once more", _pairs(again_q, k)
     yield ("scores_keys_one_behind", "each key stands one place too late: the cache is read one row behind",
            _pairs(q, [np.concatenate([0 * x[:1], x[:-1]]) for x in k]))  # fmt: skip
@@ -196,10 +224,14 @@ def _operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
            _pairs(q, [np.concatenate([x[1:], 0 * x[:1]]) for x in k]))  # fmt: skip
     yield ("scores_newest_key_missing", "the newest key is not there yet: its row of the cache is read as zero",
            _pairs(q, [np.concatenate([x[:-1], 0 * x[:1]]) for x in k]))  # fmt: skip
-    yield "scores_heads_not_transposed", "q [T, heads, D] is read as [heads, T, D] without being transposed", [
-        np.einsum("htd,khd->htk", x.reshape(x.shape[1], x.shape[0], -1), expand(y, x.shape[1]))
-        for x, y in zip(q, k, strict=True)
-    ]
+    yield (
+        "scores_heads_not_transposed",
+        "q [T, heads, D] is read as [heads, T, D] without being transposed",
+        [
+            np.einsum("htd,khd->htk", x.reshape(x.shape[1], x.shape[0], -1), expand(y, x.shape[1]))
+            for x, y in zip(q, k, strict=True)
+        ],
+    )
     values = _like(others(site, "attn.v_cache"), k)
     yield "scores_of_values", "queries are multiplied with the values instead of the keys", _pairs(q, values)
     for layer in range(site.facts.model.num_layers):
@@ -219,10 +251,9 @@ def _pairs(q: Sequence[Array | None], k: Sequence[Array | None]) -> list[Array |
     return [None if x is None or y is None else products(x, y) for x, y in zip(q, k, strict=True)]
 
 
-def _turn(site: Site, x: Array, at: Array) -> Array:
+def _turn(site: Site, x: Array, at: NDArray[np.int64]) -> Array:
     """[N, heads, D] rotated by the model's angles at those positions, once more."""
     angle = at[:, None, None] * frequencies(site.facts.model)
     a, b = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-

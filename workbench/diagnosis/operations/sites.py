@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.taps.names import layer_of, local_name
 from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
+from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass, settled
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
 from workbench.diagnosis.operations.facts import LARGEST, Facts
@@ -175,6 +175,8 @@ class _RankOperation:
             expected, noise = BLOCKS[self.operation](AttentionPass(self.facts, inputs, positions, window))
             if self.operation == "cache":
                 rows = self._history(i)
+            if self.operation == "scores":
+                seen = settled(self.facts, seen, expected)
             parts.append(Part(rows, inputs, seen, expected, noise, LARGEST[self.facts.dtype]))
         return parts, passes
 

@@ -65,8 +65,8 @@ class Fit:
 
 
 def fits(site: Site, banks: Iterable[Bank]) -> list[Fit]:
-    """The variants that explain the site's deviation, fewest fitted numbers first; after them those that explain a
-    part. Empty where it has none."""
+    """The variants that explain the site's deviation, fewest fitted numbers first, then those that fit where the
+    operation is right too; after them those that explain a part. Empty where it has none."""
     if site.deviation is None:
         return []
     found = []
@@ -132,11 +132,12 @@ class _Rest:
         right = np.where(np.isfinite(right), right, 0.0)
         grown = max(1.0, float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300))
         noise = np.where(np.isfinite(noise), noise, 0.0) * grown + variant.tolerance * guess
-        noise = np.maximum(
-            noise, 3 * unit * guess
-        )  # the roundings of a result that is larger than it should be
+        # The roundings of a result that is larger than it should be.
+        noise = np.maximum(noise, 3 * unit * guess)
         noise = noise if variant.noise is None else np.maximum(noise, variant.noise[scope])
-        over = np.where(left > 0, left / np.maximum(noise, 1e-320), 0.0)
+        # A variant may move numbers to where those expected are of another size: no element's noise is below the mean.
+        usual = np.sqrt(np.mean(noise**2)) if noise.size else 0.0
+        over = np.where(left > 0, left / np.maximum(np.maximum(noise, usual), 1e-320), 0.0)
         norm = np.linalg.norm
         return cls(
             float(norm(error)), float(norm(left)), float(norm(noise)), float(over.max(initial=0.0)), left.size
