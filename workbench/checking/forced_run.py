@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 def record_reference(
     model: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | GoldenSequence],
     steps: int,
     dtype: DType,
     *,
@@ -49,11 +49,12 @@ def record_reference(
     warn: Callable[[str], None] = lambda text: None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
-    Runs are forced onto what the truth emits, greedily. With llama.cpp: `_record_llamacpp`.
+    Runs are forced onto what the truth emits, greedily, or onto the tokens of a `GoldenSequence`. With llama.cpp:
+    `_record_llamacpp`.
 
     ReferenceFailure and CheckpointError say why there is none.
     """
-    sequences = [GoldenSequence(tuple(prompt)) for prompt in prompts]
+    sequences = [one if isinstance(one, GoldenSequence) else GoldenSequence(tuple(one)) for one in prompts]
 
     def count(done: int, of: int) -> None:
         progress("golden reference", done, of)

@@ -13,7 +13,7 @@ from engine.taps.names import layer_of, local_name
 from sessions.text import clean
 from workbench.diagnosis.judgement import TapVerdict
 from workbench.views.causes import NO_CAUSE, cause_lines
-from workbench.views.golden_event import Divergence, GoldenEvent, QuantisationLoss, UntappedRun
+from workbench.views.golden_event import Divergence, GoldenEvent, UntappedRun
 from workbench.views.numbers import number
 
 #: Heads of the columns: operations in execution order.
@@ -161,7 +161,7 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     _say(console, "tokens", tokens)
     _say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
-        _say(console, "quantised", quantised(event.quantisation, event.matches))
+        _say(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:
         _say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
     if event.matches:
@@ -184,20 +184,6 @@ def untapped(run: UntappedRun, reference: str) -> str:
         if value is not None and not math.isnan(value)
     ]
     return f"as `generate` runs: logits {', '.join(apart) or 'not compared'}"
-
-
-def quantised(loss: QuantisationLoss, matches: bool) -> str:
-    """What quantisation does and what it does not, in words."""
-    said = (
-        f"llama.cpp on the blocks as stored is off by max abs {number(loss.max_abs)} (relative {number(loss.rel_l2)}, "
-        f"KL {number(loss.kl)}), {loss.same} of {loss.tokens} tokens the same: its rounding of activations"
-    )
-    if matches:
-        return f"{said}. The engine is off that by {number(loss.engine_max_abs)}, and right on the blocks dequantised"
-    return (
-        f"{said}. The verdict is against the same blocks dequantised: what diverges is no quantisation loss but a "
-        "kernel or a loading bug"
-    )
 
 
 def _say(console: Console, name: str, value: str, style: str = "") -> None:

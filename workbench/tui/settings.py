@@ -36,6 +36,7 @@ class UserSettings:
     token_colour: str = "probability"
     timeout: float | None = None  # seconds without progress until a rank counts as hung
     start_timeout: float | None = None  # the same while ranks start and load
+    reference: str = "transformers"  # whom `golden` asks of a GGUF file
     catch: tuple[str, ...] = ("nan", "desync")  # catchpoints that are set when a model is started
     keys: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
@@ -46,7 +47,8 @@ class UserSettings:
         """What of it a host is told, as its options."""
         given = (("--timeout", self.timeout), ("--start-timeout", self.start_timeout))
         seconds = [word for name, value in given if value is not None for word in (name, str(value))]
-        return [*seconds, *(word for sentinel in self.catch for word in ("--catch", sentinel))]
+        asked = ["--reference", self.reference] if self.reference != DEFAULTS.reference else []
+        return [*seconds, *asked, *(word for sentinel in self.catch for word in ("--catch", sentinel))]
 
 
 DEFAULTS = UserSettings()
@@ -54,7 +56,11 @@ DEFAULTS = UserSettings()
 TOKEN_COLOURS = ("probability", "entropy", "divergence")
 #: What may be caught from the beginning: every sentinel that needs no reference.
 CATCHABLE = ("nan", "inf", "desync", "repetition", "eos", "error")
-_CHOICES = {"theme": _THEME_NAMES, "token_colour": TOKEN_COLOURS}
+_CHOICES = {
+    "theme": _THEME_NAMES,
+    "token_colour": TOKEN_COLOURS,
+    "reference": ("transformers", "llama.cpp"),
+}
 _SECONDS = ("timeout", "start_timeout")
 #: Keys that have a name and are no characters.
 _NAMED_KEYS = {key.value for key in Keys if "<" not in key.value} | {"space"}

@@ -16,6 +16,7 @@ from sessions import Session
 from sessions.records import JSON
 from sessions.text import clean
 from workbench.views.causes import NO_CAUSE, Cause
+from workbench.views.numbers import number
 
 #: The kind of the event.
 KIND = "golden"
@@ -83,6 +84,21 @@ class QuantisationLoss(msgspec.Struct, frozen=True):
     same: int = 0
     engine_max_abs: float | None = None
 
+    def in_words(self, matches: bool) -> str:
+        """What quantisation does and what it does not."""
+        said = (
+            f"llama.cpp on the blocks as stored is off by max abs {number(self.max_abs)} (relative "
+            f"{number(self.rel_l2)}, KL {number(self.kl)}), {self.same} of {self.tokens} tokens the same: its rounding "
+            "of activations"
+        )
+        if matches:
+            engine = number(self.engine_max_abs)
+            return f"{said}. The engine is off that by {engine}, and right on the blocks dequantised"
+        return (
+            f"{said}. The verdict is against the same blocks dequantised: what diverges is no quantisation loss but a "
+            "kernel or a loading bug"
+        )
+
 
 class UntappedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The same passes with no tap on inside the attention, as `generate` makes them. The largest differences of its
@@ -127,6 +143,12 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self) -> bool:
         """Whether the engine does what the reference does."""
         return self.verdict == "match"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else is to be known of the judgement, in words: the notes, and of llama.cpp what quantisation costs."""
+        loss = self.quantisation
+        return self.notes if loss is None else (*self.notes, loss.in_words(self.matches))
 
     def causes_in_words(self) -> list[str]:
         """The causes, best first; a sentence where none is known."""

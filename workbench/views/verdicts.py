@@ -169,7 +169,7 @@ def judgement(
         causes(session, branch) if first else (),
         tuple(_step(k, group) for k, group in _by_step(judged)),
         tuple(_miss(one, label) for one in event.token_mismatches) if event else (),
-        event.notes[:5] if event else (),
+        event.remarks[:5] if event else (),
         event.ledger if event else "",
     )
 

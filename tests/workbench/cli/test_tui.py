@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from engine.run.sampling import Sampling
 from workbench.cli import tui
-from workbench.debugger.host.options import Launch, parse_options
-from workbench.tui import launch
+from workbench.debugger.host.options import Launch, parse_options, target_of
+from workbench.references.request import REFERENCES
+from workbench.settings import SettingsError
+from workbench.tui import launch, settings
+
+
+def test_the_reference_of_the_settings_is_that_of_gguf_files(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('reference = "llama.cpp"')
+    words = settings.load(file).host_words
+    for model, expected in (("demo-q8_0", "llama.cpp"), ("demo", "transformers")):
+        launched = parse_options(["--socket", "s", model, *words]).launch
+        assert launched is not None
+        assert target_of(launched).reference == expected
+    for known in REFERENCES:
+        file.write_text(f'reference = "{known}"')
+        assert settings.load(file).reference == known
+    file.write_text('reference = "vllm"')
+    with pytest.raises(
+        SettingsError, match=r"reference = 'vllm': must be one of 'transformers', 'llama\.cpp'"
+    ):
+        settings.load(file)
 
 
 def test_every_option_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,17 @@ class GoldenResult(Result):
 
     def _text(self) -> str:
         event = self.event
-        head = f"golden: {event.verdict} over {plural(event.steps, 'step')}"
-        if not event.words:
-            return head
-        told = [
-            f"{head}; first divergence {event.words}",
-            event.ledger,
-            f"cause: {event.causes_in_words()[0]}",
-        ]
+        named = "" if event.reference == "transformers" else f" ({event.reference})"
+        head = f"golden{named}: {event.verdict} over {plural(event.steps, 'step')}"
+        told = [head]
+        if event.words:
+            told = [
+                f"{head}; first divergence {event.words}",
+                event.ledger,
+                f"cause: {event.causes_in_words()[0]}",
+            ]
+        if event.quantisation is not None:
+            told.append(f"quantised: {event.quantisation.in_words(event.matches)}")
         return "\n".join(filter(None, told))
 
     def to_json(self) -> JsonObject:
@@ -82,7 +85,7 @@ def diagnose(debugger: Debugger) -> Result:
             debugger.execute("golden")
         event = last_judgement(debugger)
     assert event is not None, "`golden` leaves a judgement or raises"
-    return Diagnosis(event.verdict, event.words, event.causes, event.notes)
+    return Diagnosis(event.verdict, event.words, event.causes, event.remarks)
 
 
 @command(

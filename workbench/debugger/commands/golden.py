@@ -10,67 +10,75 @@ from engine.scratch import ScratchFolder
 from sessions import SessionWriter, Verdict
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
+from workbench.checking.forced_run import record_reference
 from workbench.checking.pipeline import Reference, check_run
 from workbench.debugger.answers import Result
 from workbench.debugger.commands.diagnose import GoldenResult
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
-from workbench.debugger.core.registry import Key, command
+from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.inferior.step_record import taps_of
 from workbench.models.capture import FULL, Capture
-from workbench.references.golden import record_pair
-from workbench.references.request import DTYPES, GoldenSequence
+from workbench.references.request import REFERENCES, GoldenSequence, ReferenceName
 from workbench.views.golden_event import KIND, GoldenEvent, plain
 
 
 @command(
     "golden", "g", group="checking", changes=True,
+    arguments=(Argument("reference", choices=REFERENCES, form="|".join(REFERENCES), help="default: the last one"),),
     key=Key("g", "compare with the golden reference", footer="golden"),
-    help="hold the branch against the golden reference (transformers), tap by tap",
-    details="Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
+    help="hold the branch against the golden reference, tap by tap",
+    details="The reference is transformers, or of a GGUF file `golden llama.cpp`, which tells what quantisation costs"
+    " apart from what is a bug; the next `golden` asks the same. "
+    "Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
     " every tensor captured, and judges each against the noise of the operation at this dtype. Where one has failed"
     " it is run once more, each tap replaced by its golden value once it was recorded, which tells every operation"
     " that is wrong by itself. The verdicts go into the session; a replay tells what was found.",
 )  # fmt: skip
-def golden(debugger: Debugger) -> Result:
+def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
     """The verdict on the branch up to here."""
     if debugger.executor is None:
         event = last_judgement(debugger)
-        if event is None:
-            raise NotCaptured(
-                "the run was never held against a golden reference: `golden` does, in the live run"
-            )
+        if event is None or reference not in (None, event.reference):
+            whom = "a golden reference" if reference is None else f"{reference} here"
+            raise NotCaptured(f"the run was never held against {whom}: `golden` does, in the live run")
         return GoldenResult(event)
     debugger.engine.land()
     at = debugger.position
     last = min(at.step, debugger.timeline.last(at.branch))
     if last < 0:
         raise DebuggerError("nothing was run yet: `next` runs the first step")
-    reference = _reference(debugger, at.branch, last)
+    chosen = reference or debugger.settings.reference
+    recorded = _record(debugger, at.branch, last, chosen)
     with ScratchFolder.make("golden") as folder:
         run = BranchRun(debugger, at.branch, last, folder.path / "engine.session")
         try:
-            result = check_run(run, reference)
+            result = check_run(run, recorded)
         except DiagnosisError as error:
             raise DebuggerError(f"no verdict: {error}") from error
-    debugger.settings.golden = str(reference.golden)
+    debugger.settings.golden, debugger.settings.reference = str(recorded.golden), chosen
     return GoldenResult(result.event)
 
 
-def _reference(debugger: Debugger, branch: int, last: int) -> Reference:
-    """The reference in float64, and at the engine's dtype (its own noise), for the branch's tokens up to `last`."""
+def _record(debugger: Debugger, branch: int, last: int, reference: ReferenceName) -> Reference:
+    """The reference and its noise at the engine's dtype, for the branch's tokens up to `last`."""
     inferior, timeline = debugger.engine.inferior, debugger.timeline
-    sequences = tuple(
+    sequences = [
         GoldenSequence(
             tuple(state.ids[: state.prompt_length]), tuple(timeline.tokens(branch, seq, stop=last))
         )
         for seq, state in sorted(inferior.sequences.items())
+    ]
+    return record_reference(
+        inferior.path,
+        sequences,
+        last,
+        inferior.config.dtype,
+        reference=reference,
+        warn=inferior.recorder.on_warning,
     )
-    dtype = next(known for known in DTYPES if known == inferior.config.dtype)
-    warn = inferior.recorder.on_warning
-    return Reference(sequences, last, *record_pair(inferior.path, sequences, last, dtype, warn=warn))
 
 
 @dataclass(frozen=True, slots=True)

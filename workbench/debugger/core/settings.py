@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from workbench.debugger.answers import Position
+from workbench.references.request import ReferenceName
 
 
 @dataclass(slots=True)
@@ -21,5 +22,6 @@ class DebuggerSettings:
     """What `set` changes about the debugger itself."""
 
     golden: str | None = None  # path of the golden session in use
+    reference: ReferenceName = "transformers"  # whom `golden` asks
     in_script: bool = False
     displays: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import STATS, Capture
 from workbench.models.tokenizer import Tokenizer
+from workbench.references.request import ReferenceName
 from workbench.settings import session_limits
 from workbench.views.token_texts import TokenTexts
 
@@ -37,6 +38,7 @@ class DebugTarget:
     tokenizer: Tokenizer | None = None
     meta: SessionMeta | None = None  # what else the session is to say of itself
     overwrite: bool = False
+    reference: ReferenceName = "transformers"  # whom `golden` asks
 
 
 def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: None) -> Debugger:
@@ -55,4 +57,6 @@ def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: 
     )
     inferior.recorder.advice = " `record FILE` records it all to another file."
     executor = Executor(inferior, timeline)
-    return Debugger(timeline, executor, texts=TokenTexts({}, lambda: target.tokenizer))
+    debugger = Debugger(timeline, executor, texts=TokenTexts({}, lambda: target.tokenizer))
+    debugger.settings.reference = target.reference
+    return debugger

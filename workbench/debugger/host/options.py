@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.checkpoint.files import gguf_file
 from engine.run.sampling import Sampling
 from sessions.meta import ModelMeta, SessionMeta
 from workbench.debugger.core.debugger import Debugger
@@ -16,6 +17,7 @@ from workbench.inferior.destination import may_write
 from workbench.models import requests
 from workbench.models.opening import open_model
 from workbench.paths import new_session_path
+from workbench.references.request import REFERENCES, ReferenceName
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Launch:
     start_timeout: float = 300.0
     catch: Sequence[str] = ()  # sentinels that stop it from the beginning
     weights: str = "dequantised"
+    reference: ReferenceName = "transformers"  # whom `golden` asks of a GGUF file, until it is told another
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def target_of(launch: Launch) -> DebugTarget:
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
         capture=requests.capture_of(launch.capture, model, launch.tp),
+        reference=launch.reference if gguf_file(model.path) else "transformers",
         meta=SessionMeta(
             source="lockstep run", model=ModelMeta(name=model.name), prompts=tuple(texts), chat=chat
         ),
@@ -104,6 +108,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", default="dequantised")
+    parser.add_argument("--reference", choices=REFERENCES, default="transformers")
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--start-timeout", type=float, default=300.0)
     parser.add_argument("--listen", default="")
@@ -122,5 +127,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
         found.listen, start_timeout=found.start_timeout, catch=found.catch, weights=found.weights,
+        reference=found.reference,
     )  # fmt: skip
     return HostOptions(found.socket, found.lifeline, launch=launch)
