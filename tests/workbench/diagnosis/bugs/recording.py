@@ -77,7 +77,7 @@ class Recordings:
     def of(self, bug: Bug) -> Recorded:
         """Record the bug. A session that exists is used again."""
         torch.set_num_threads(1)
-        checkpoint, golden = self._golden(bug.model, bug.seed)
+        checkpoint, golden = self.reference(bug.model, bug.seed)
         forced = forced_onto(golden)
         request = GoldenRequest(str(checkpoint), forced, STEPS, bug.dtype)  # type: ignore[arg-type]
         floor = golden.with_name(f"{bug.dtype}.session")
@@ -88,7 +88,8 @@ class Recordings:
             spoil(bug, request, engine)
         return Recorded(engine, golden, floor, checkpoint)
 
-    def _golden(self, model: str, seed: int) -> tuple[Path, Path]:
+    def reference(self, model: str, seed: int) -> tuple[Path, Path]:
+        """A model's checkpoint and its golden session."""
         folder = self.root / f"{model}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         golden = folder / "golden.session"

@@ -1,0 +1,95 @@
+"""How often the diagnosis finds, places and names what is wrong, and how often it accuses what is right.
+
+    python -m benchmarks.diagnosis [--only open,controls] [--limit 20] [--rows ROWS.jsonl] [--json] [--markdown FILE]
+
+    catalogue   every fault of the catalogue wherever it can act: models, ranks, dtypes
+    pairs       two faults at once, all pairs of a dozen classes
+    open        bugs put into transformers' own modules (tests/workbench/diagnosis/bugs), recorded as sessions
+    held_out    the other half of them, not to be looked at while signatures are written
+    controls    harmless changes of the same kind: no cause may be told
+    prompts     random prompts on correct engines
+
+Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.
+`--limit` bounds the new cases of each part, `--seconds` the time of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.diagnosis import live, recorded
+from benchmarks.diagnosis.figures import Row, append, lines, markdown, read
+
+PARTS = ("catalogue", "pairs", "open", "held_out", "controls", "prompts")
+
+
+def cases(part: str, root: Path, engines: live.Engines) -> Iterator[live.Case]:
+    match part:
+        case "catalogue":
+            return live.catalogue(engines)
+        case "pairs":
+            return live.pairs(engines)
+        case "prompts":
+            return live.prompts(engines)
+    return recorded.cases(part, root)
+
+
+def main() -> None:
+    """Parse the options and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="catalogue,pairs,open,controls,prompts", help="parts, with commas")
+    parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument("--limit", type=int, help="new cases of each part")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no new case after so many")
+    parser.add_argument("--rows", type=Path, default=Path("diagnosis.jsonl"), help="what is known, and grows")
+    parser.add_argument("--folder", type=Path, help="where models and sessions are kept between calls")
+    parser.add_argument("--json", action="store_true", help="the rows to stdout")
+    parser.add_argument("--markdown", type=Path, help="the table to this file")
+    options = parser.parse_args()
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="diagnosis-") as scratch:
+        known = _measure(options, options.folder or Path(scratch))
+    rows = [row for row in known.values() if row.part in options.only.split(",")]
+    if options.markdown:
+        options.markdown.write_text(markdown(rows), encoding="utf-8")
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+    else:
+        for line in lines(rows):
+            print("  ".join(f"{cell:>10}" for cell in line))
+
+
+def _measure(options: argparse.Namespace, root: Path) -> dict[str, Row]:
+    known, until = read(options.rows), time.monotonic() + options.seconds
+    root.mkdir(parents=True, exist_ok=True)
+    engines = live.Engines(root)
+    try:
+        for part in options.only.split(","):
+            if part not in PARTS:
+                sys.exit(f"there is no part {part!r}: use {', '.join(PARTS)}")
+            new = ((key, run) for key, run in cases(part, root, engines) if f"{part}: {key}" not in known)
+            for key, run in islice((one for one in new if options.match in one[0]), options.limit):
+                if time.monotonic() > until:
+                    return known
+                row = msgspec.structs.replace(run(), key=f"{part}: {key}")
+                known[row.key] = row
+                append(options.rows, row)
+                print(f"{row.outcome:10} {row.key}: {row.why} {row.said}"[:200], file=sys.stderr, flush=True)
+    finally:
+        engines.close()
+    return known
+
+
+if __name__ == "__main__":
+    main()

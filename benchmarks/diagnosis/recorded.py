@@ -1,0 +1,32 @@
+"""Bugs and controls put into transformers' own modules, recorded as sessions: nothing of the engine runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.diagnosis.figures import Row
+from tests.workbench.diagnosis.bugs.all_bugs import bugs
+from tests.workbench.diagnosis.bugs.bug import Bug
+from tests.workbench.diagnosis.bugs.recording import Recordings
+from tests.workbench.diagnosis.bugs.scoring import diagnose_recorded, score
+
+
+def cases(part: str, root: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """(key, what measures it) for `part`: open, held_out, controls."""
+    recordings = Recordings(root)
+    for name, bug in sorted(bugs().items()):
+        if part == ("controls" if bug.harmless else "held_out" if bug.held_out else "open"):
+            yield name, partial(_measure, part, bug, recordings)
+
+
+def _measure(part: str, bug: Bug, recordings: Recordings) -> Row:
+    recorded = recordings.of(bug)
+    started = time.perf_counter()
+    found = score(bug, diagnose_recorded(recorded))
+    return Row(
+        bug.name, part, bug.group, found.outcome, found.placed, found.worded, found.outcome == "named", 0,
+        time.perf_counter() - started, found.why, found.said,
+    )  # fmt: skip
