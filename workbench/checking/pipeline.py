@@ -3,7 +3,7 @@
     record the run on the reference's tokens, every tensor of every tap
       → judge each tap against the noise of its operation
       → record it again with no tap inside the attention, as `generate` runs, and judge its logits
-      → name the causes of the first divergence
+      → judge each operation on its own recorded inputs, and name the causes of what is wrong
       → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
@@ -25,14 +25,16 @@ from sessions import Session, Verdict
 from sessions.limits import UNLIMITED
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
+from workbench.checking.naming import named
 from workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
 from workbench.checking.verdicts import summary, verdict_rows
-from workbench.diagnosis.explain import explain
+from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.quantisation import quantisation_loss
+from workbench.diagnosis.reconcile import reconciled
 from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
 from workbench.models.capture import FULL, Capture
 from workbench.references.request import GoldenSequence
 from workbench.views.causes import Cause
@@ -95,7 +97,7 @@ class CheckResult:
     judgement: Judgement
     event: GoldenEvent
     engine_session: Path
-    golden_session: Path
+    golden_session: Path | None
     lost: str = ""  # why the run, or what was found, could not be recorded
 
     @property
@@ -115,7 +117,7 @@ class CheckResult:
             "taps": plain(self.judgement.taps),
             "engine_session": None if self.lost else str(self.engine_session),
             "lost": self.lost or None,
-            "golden_session": str(self.golden_session),
+            "golden_session": None if self.golden_session is None else str(self.golden_session),
         }
 
 
@@ -133,17 +135,19 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
         judgement = judge(engine, golden, floor=floor)
-        weights = checkpoint_weights(run.checkpoint)
-        misread = checkpoint_misreadings(run.checkpoint)
-        causes = explain(engine, golden, judgement.first_divergence, weights=weights, misread=misread)
+        found = diagnose(
+            engine, Facts.of(run.checkpoint, engine.meta.config.dtype or "float32"), golden=golden
+        )
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
         untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
-        if judgement.verdict != "diverged" and untapped.verdict == "diverged":
-            causes = [FUSED_PATH]
         if judgement.failed:
             patches = partial(corrections, engine, golden)
             again = stack.enter_context(_again(run, "ledger", patches))
             judgement = ledger(judgement, again, golden, floor=floor)
+        judgement = reconciled(judgement, found)
+        causes = named(found, engine, golden, judgement.first_divergence, run.checkpoint)
+        if judgement.verdict != "diverged" and untapped.verdict == "diverged":
+            causes = [FUSED_PATH]
         quantisation = None
         if reference.stored is not None:
             stored = stack.enter_context(Session.open(reference.stored, UNLIMITED))

@@ -40,7 +40,7 @@ def _detail(one: TapVerdict) -> JSON:
 
 def summary(
     judgement: Judgement,
-    untapped: UntappedRun,
+    untapped: UntappedRun | None,
     causes: Sequence[Cause],
     steps: int,
     rules: Mapping[str, str],
@@ -52,7 +52,9 @@ def summary(
     verdict, first, notes = judgement.verdict, judgement.first_divergence, judgement.notes
     if judgement.overflow is not None:
         notes += (f"this dtype does not carry the model: {judgement.overflow.in_words()}",)
-    if verdict == "diverged" and untapped.verdict == "match":
+    if untapped is None:
+        pass
+    elif verdict == "diverged" and untapped.verdict == "match":
         notes += ("without taps the same passes match: what is wrong is in the attention that taps take",)
     elif untapped.verdict == "diverged" and verdict != "diverged":
         verdict, first = "diverged", untapped.first

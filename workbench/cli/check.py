@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, TextIO
@@ -13,10 +13,9 @@ from rich.console import Console
 from sessions import Session
 from sessions.limits import UNLIMITED
 from sessions.text import clean
-from workbench.checking.forced_run import check as run_check
-from workbench.checking.forced_run import check_fits, record_reference
 from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
+from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.progress import Status
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
@@ -25,18 +24,13 @@ from workbench.export.cases import cases
 from workbench.export.check_text import render, where
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.inferior.inferior import Inferior
-from workbench.models import requests
-from workbench.models.opening import OpenedModel, open_model
+from workbench.models.opening import OpenedModel
 from workbench.paths import new_session_path, sessions_directory
 from workbench.references.cache import prune
+from workbench.views.golden_event import GoldenEvent
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
-#: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
-DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
-#: How many ids, spread over the vocabulary, make the prompt of a model without one.
-DEFAULT_IDS = 16
 #: Bytes that sessions of checks may take which nobody named a file for.
 UNNAMED_BYTES = 2 << 30
 
@@ -101,40 +95,21 @@ def check(
     if floor not in ("auto", "fixed"):
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     chosen = options.reference_of(reference)
-    opened = open_model(model)
-    prompts = _prompts(opened, prompt, ids, chat)
-    config = requests.engine_config(
-        opened,
-        tp=tp,
-        device=device,
-        dtype=dtype,
-        load=load,
-        weights=weights,
-        timeout=timeout,
-        start_timeout=start_timeout,
-        listen=listen,
-    )
-    config = requests.plan(opened, config, prompts, steps + 1)
-    check_fits(prompts, steps, opened.config.context)
-    rules = requests.rules_of(rule, opened, tp)
+    asked = ModelToCheck.of(
+        model, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
+        load=load, weights=weights, timeout=timeout, start_timeout=start_timeout, listen=listen,
+    )  # fmt: skip
+    opened = asked.opened
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:
         with Status() as status:
-            recorded = record_reference(
-                opened.path, prompts, steps, config.dtype, reference=chosen,
-                floor=floor == "auto", device=device, progress=status.count, warn=status.warn,
-            )  # fmt: skip
-            status.say(f"starting {tp} rank{'s' * (tp > 1)}")
-            with Inferior(opened.path, opened.config, config, rules, on_warning=status.warn) as inferior:
-                result = run_check(
-                    inferior, recorded, target,
-                    rules=rules, model=opened, progress=status.count, spare=Path(scratch) / "check.session",
-                )  # fmt: skip
+            recorded = asked.reference(status, chosen, floor == "auto")
+            with asked.engine(status) as inferior:
+                result = asked.check(inferior, recorded, target, Path(scratch) / "check.session", status)
         if as_json:
             print(dumps(result.to_json()))
         else:
-            extent = f"{_extent(prompts)}, {steps} decode steps"
-            print(clean(f"{opened.name}, tp={tp}, {config.dtype}: {extent}"))
+            print(clean(asked.in_words()))
             render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
         lost = [f"{target} lacks {result.lost}"] if result.lost else []
         if junit_file is not None:
@@ -149,8 +124,14 @@ def check(
         tell(f"recorded in {target}")
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not result.lost else lost[1:]
+    told = code_of(result.event)
+    raise typer.Exit(told or (Exit.NOT_SAVED if asked_for else Exit.OK))
+
+
+def code_of(event: GoldenEvent) -> Exit:
+    """What the process says of a verdict."""
     told = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
-    raise typer.Exit(told.get(result.event.verdict, Exit.NOT_SAVED if asked_for else Exit.OK))
+    return told.get(event.verdict, Exit.OK)
 
 
 def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
@@ -161,24 +142,6 @@ def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
     except OSError as error:
         return [f"{file} is not written: {error.strerror}"]
     return []
-
-
-def _prompts(
-    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
-) -> list[list[int]]:
-    """What was asked for, or something that any model can be checked on."""
-    if texts or ids or model.offers_prompt:
-        return requests.prompt_ids(model, texts, ids, chat)
-    if model.tokenizer is not None:
-        return [model.tokenizer.encode(DEFAULT_TEXT)]
-    last = model.config.vocab_size - 1
-    spread = [round(i * last / (DEFAULT_IDS - 1)) for i in range(DEFAULT_IDS)]
-    return [[*([] if model.config.bos_id is None else [model.config.bos_id]), *spread]]
-
-
-def _extent(prompts: Sequence[Sequence[int]]) -> str:
-    lengths = " + ".join(str(len(prompt)) for prompt in prompts)
-    return f"{lengths} prompt tokens"
 
 
 def _csv(out: TextIO, result: CheckResult) -> None:

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("workbench.cli.diff", "Compare two sessions, tap by tap."),
     "generate": ("workbench.cli.generate", "Generate text from one or more prompts."),
     "check": ("workbench.cli.check", "Hold the engine against transformers or llama.cpp, tap by tap."),
+    "diagnose": ("workbench.cli.diagnose", "Name what is wrong with a model, or with a recording, and why."),
     "export": ("workbench.cli.export", "Write a session as a report, a picture, a table or a test result."),
     "web": ("workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),

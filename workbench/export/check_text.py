@@ -108,19 +108,19 @@ def explain(event: GoldenEvent, console: Console) -> None:
     first = event.first_divergence
     if first is None:
         return
-    _say(console, "first wrong", where(first, event.tp), "bold")
-    _say(console, "how wrong", how_wrong(first))
+    say(console, "first wrong", where(first, event.tp), "bold")
+    say(console, "how wrong", how_wrong(first))
     for cause in event.causes[:MOST_CAUSES]:
         told = dict(cause_lines(cause))
         for label in ("cause", "or", "fix"):
             if label in told:
-                _say(console, label, clean(told[label]), "bold" if label == "cause" else "")
+                say(console, label, clean(told[label]), "bold" if label == "cause" else "")
     if (more := len(event.causes) - MOST_CAUSES) > 0:
-        _say(console, "", f"and {more} more: `lockstep diagnose` tells all of them", "dim")
+        say(console, "", f"and {more} more: `lockstep diagnose` tells all of them", "dim")
     if not event.causes:
-        _say(console, "cause", NO_CAUSE, "dim")
+        say(console, "cause", NO_CAUSE, "dim")
     if event.ledger:
-        _say(console, "ledger", event.ledger)
+        say(console, "ledger", event.ledger)
 
 
 def where(first: Divergence, tp: int) -> str:
@@ -147,7 +147,7 @@ def how_wrong(first: Divergence) -> str:
 def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """Tokens, logits, and the verdict itself on the last line."""
     for note in event.notes:
-        _say(console, "note", clean(note))
+        say(console, "note", clean(note))
     apart = event.max_abs_logits
     logits = "not compared" if apart is None or math.isnan(apart) else number(apart)
     at = "at the same dtype" if event.tolerance == "floor" else "in float64"
@@ -158,12 +158,12 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
         miss = event.token_mismatches[0]
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
-    _say(console, "tokens", tokens)
-    _say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
+    say(console, "tokens", tokens)
+    say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
-        _say(console, "quantised", event.quantisation.in_words(event.matches))
+        say(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:
-        _say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
+        say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
     if event.matches:
         suspects = sum(one.verdict == "suspect" for one in taps)
         counted = sum(one.verdict != "absent" for one in taps)
@@ -173,7 +173,7 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     else:
         said = "diverged"
     style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
-    _say(console, "verdict", said, style)
+    say(console, "verdict", said, style)
 
 
 def untapped(run: UntappedRun, reference: str) -> str:
@@ -186,7 +186,7 @@ def untapped(run: UntappedRun, reference: str) -> str:
     return f"as `generate` runs: logits {', '.join(apart) or 'not compared'}"
 
 
-def _say(console: Console, name: str, value: str, style: str = "") -> None:
+def say(console: Console, name: str, value: str, style: str = "") -> None:
     """A line of the report, folded under itself where the terminal is narrow."""
     lines = textwrap.wrap(value, max(20, console.width - _INDENT), break_long_words=False) or [""]
     folded = ("\n" + " " * _INDENT).join(lines)

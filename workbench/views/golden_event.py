@@ -117,7 +117,8 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     engine's own dtype where there is one. `tolerance` is "floor" (the reference's own error at that dtype) or
     "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
     themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name, `reference`
-    the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised."""
+    the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised. `confirmed`
+    are the rules in force ("NAME=VALUE") of which it was tried that the run matches without them, and only then."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
     max_abs_logits: float | None = None
@@ -138,6 +139,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     golden_session: str = ""
     reference: str = "transformers"
     quantisation: QuantisationLoss | None = None
+    confirmed: tuple[str, ...] = ()
 
     @property
     def matches(self) -> bool:

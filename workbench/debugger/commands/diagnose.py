@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.taps.names import layer_path
+from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
 from workbench.debugger.answers import JsonObject, Result, TableResult
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.origins import find_origin, stand_at
 from workbench.debugger.core.registry import Argument, Key, command
+from workbench.debugger.errors import NotCaptured
+from workbench.diagnosis.judgement import DiagnosisError
 from workbench.views.causes import NO_CAUSE, Cause, cause_lines
 from workbench.views.golden_event import GoldenEvent, plain
 from workbench.views.plain_text import plural
@@ -73,19 +76,34 @@ class Diagnosis(Result):
 
 @command(
     "diagnose", group="checking", changes=True,
-    help="name the cause of the first divergence from the golden reference",
-    details="Fits known transforms (a missing bias, a permuted row, a factor, one rank's part, …) to what the engine"
-    " and the reference hold at the first wrong operation. Asks `golden` first where the branch was not judged.",
+    help="name what is wrong: operation, layers, ranks, steps, what was computed instead, and the fix",
+    details="Judges each operation on the inputs that were recorded, and tries what else may have been computed there"
+    " (a bias dropped, rows permuted, another rank's shard, …). Asks `golden` first where the branch was not judged; of"
+    " a recording that never was, the checkpoint that it names is enough.",
 )  # fmt: skip
 def diagnose(debugger: Debugger) -> Result:
     """The causes."""
     event = last_judgement(debugger)
-    if event is None or (event.verdict == "match" and event.steps <= debugger.position.step):
+    if event is None and debugger.executor is None:
+        event = _of_recording(debugger)
+    elif event is None or (event.verdict == "match" and event.steps <= debugger.position.step):
         with debugger.quietly():
             debugger.execute("golden")
         event = last_judgement(debugger)
     assert event is not None, "`golden` leaves a judgement or raises"
     return Diagnosis(event.verdict, event.words, event.causes, event.remarks)
+
+
+def _of_recording(debugger: Debugger) -> GoldenEvent:
+    """A recording that was never judged: now, with its checkpoint alone. The file stays as it is."""
+    try:
+        checkpoint = checkpoint_of(debugger.session)
+        branch = debugger.position.branch
+        event = diagnose_recording(debugger.session, checkpoint, branch=branch, record=False).event
+    except DiagnosisError as error:
+        raise NotCaptured(str(error)) from error
+    debugger.judged[debugger.position.branch] = event
+    return event
 
 
 @command(

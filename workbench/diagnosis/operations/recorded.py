@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -56,6 +57,7 @@ class RecordedTaps:
         self.recording, self.golden = recording, golden
         self.passes = tuple(_passes(recording, golden))
         self._kept: OrderedDict[str, _Decoded] = OrderedDict()
+        self._replaced: dict[str, _Decoded] = {}
 
     @property
     def ranks(self) -> range:
@@ -84,6 +86,8 @@ class RecordedTaps:
     def whole(self, tap: str, passes: Sequence[int]) -> Array | None:
         """As `rows`, of the tensor that one rank alone would have had."""
         found = []
+        if tap in self._replaced:
+            return self.rows(tap, 0, passes) if len(self.ranks) == 1 else None
         for i in passes:
             one = self.passes[i]
             whole = self.recording.whole_or_none(tap, one.step, one.seq)
@@ -92,11 +96,23 @@ class RecordedTaps:
             found.append(whole)
         return np.concatenate(found) if found and len({x.shape[1:] for x in found}) == 1 else None
 
+    def replaced(self, tap: str, tensors: Mapping[int, Sequence[Array | None]]) -> RecordedTaps:
+        """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks."""
+        other = copy(self)
+        other._kept = OrderedDict(self._kept)
+        other._replaced = {
+            **self._replaced,
+            tap: _Decoded(tuple(self.ranks), {r: tuple(t) for r, t in tensors.items()}, 0),
+        }
+        return other
+
     def lead(self, tap: str, rank: int) -> int:
         """The lowest rank whose tensors of that tap equal this rank's bit for bit, throughout."""
         return self._decoded(tap).lead[rank] if self.has(tap) else 0
 
     def _decoded(self, tap: str) -> _Decoded:
+        if tap in self._replaced:
+            return self._replaced[tap]
         if tap not in self._kept:
             self._kept[tap] = self._decode(tap)
             while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:

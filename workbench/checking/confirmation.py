@@ -1,0 +1,69 @@
+"""A diagnosis of our own engine, confirmed: with the rules that it names put right, the run matches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from msgspec import structs
+
+from engine.scratch import ScratchFolder
+from sessions import Session
+from sessions.limits import UNLIMITED
+from workbench.checking.forced_run import ForcedRun, Progress
+from workbench.checking.pipeline import CheckResult, Reference
+from workbench.checking.search import smallest_restoring
+from workbench.diagnosis.diagnose import diagnose
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.verdict import judge
+from workbench.inferior.inferior import Inferior
+from workbench.views.causes import Cause
+
+
+def confirm(
+    inferior: Inferior,
+    reference: Reference,
+    result: CheckResult,
+    progress: Progress = lambda what, done, of: None,
+) -> CheckResult:
+    """`result` with the smallest set of rules in force that restores the reference, and the causes that it confirms.
+
+    The inferior is left without rules.
+    """
+    rules = dict(result.event.rules)
+    if result.event.verdict != "diverged" or not rules:
+        return result
+
+    def matches(kept: Mapping[str, str]) -> bool:
+        with ScratchFolder.make("confirm") as folder:
+            run = ForcedRun(inferior, reference, folder.path / "run.session", kept, progress=progress)
+            run.record(run.path)
+            with (
+                Session.open(run.path, UNLIMITED) as engine,
+                Session.open(reference.golden, UNLIMITED) as golden,
+            ):
+                return _is_right(engine, golden, reference, inferior)
+
+    restoring = smallest_restoring(rules, matches)
+    if restoring is None:
+        return result
+    causes = tuple(_confirmed(cause, restoring) for cause in result.event.causes)
+    return replace(result, event=structs.replace(result.event, causes=causes, confirmed=restoring))
+
+
+def _is_right(engine: Session, golden: Session, reference: Reference, inferior: Inferior) -> bool:
+    floor = None if reference.floor is None else Session.open(reference.floor, UNLIMITED)
+    try:
+        if judge(engine, golden, floor=floor).verdict == "diverged":
+            return False
+    finally:
+        if floor is not None:
+            floor.close()
+    return not diagnose(engine, Facts.of(inferior.path, inferior.config.dtype), golden=golden).wrong
+
+
+def _confirmed(cause: Cause, restoring: tuple[str, ...]) -> Cause:
+    if cause.fault not in restoring:
+        return cause
+    words = f"confirmed by switching it off: without {cause.fault} the run matches the reference"
+    return structs.replace(cause, evidence=(*cause.evidence, words))

@@ -1,0 +1,172 @@
+"""A recording judged and explained without an engine: a stranger's run, or one of ours whose model is no longer there.
+
+The checkpoint says what each operation should have given on the inputs that the recording holds. A golden session
+beside it, given or recorded now, says where the run as a whole leaves the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from engine.errors import CheckpointError, ConfigError
+from sessions import Session
+from sessions.errors import IdsMismatch
+from sessions.limits import UNLIMITED
+from sessions.text import clean
+from workbench.checking.naming import named
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.verdicts import summary
+from workbench.demo.checkpoints import demo_path
+from workbench.diagnosis.diagnose import Explanation, diagnose
+from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.reconcile import reason_of, reconciled
+from workbench.diagnosis.verdict import judge
+from workbench.inferior.identity import checkpoint_digest
+from workbench.references.golden import record_golden, record_pair
+from workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
+from workbench.views.plain_text import plural
+
+#: Where to find out which checkpoint a recording is of.
+NEEDS_MODEL = "give its checkpoint: lockstep diagnose {name} --model MODEL"
+
+#: What is told while a reference is recorded: how many passes of how many.
+Counted = Callable[[int, int], None]
+
+
+def diagnose_recording(
+    session: Session,
+    checkpoint: Path,
+    *,
+    branch: int = 0,
+    golden: Path | None = None,
+    record: bool = True,
+    device: str = "cpu",
+    progress: Counted = lambda done, of: None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> CheckResult:
+    """Judge and explain a branch of a recording of `checkpoint`. Without `golden` a reference by transformers is
+    recorded on its tokens, unless `record` is False: then operations are judged on their own inputs alone.
+
+    DiagnosisError where the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
+    """
+    facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
+    floor = None
+    if golden is None and record:
+        golden, floor = _reference(session, branch, checkpoint, facts.dtype, device, progress, warn)
+    with ExitStack() as stack:
+        truth = None if golden is None else stack.enter_context(Session.open(golden, UNLIMITED))
+        noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
+        found = diagnose(session, facts, golden=truth, branch=branch)
+        if not found.judged:
+            reason = f": {found.unjudged[0].tap}: {found.unjudged[0].reason}" if found.unjudged else ""
+            raise DiagnosisError(
+                f"{session.path.name} holds too little to judge any operation{reason}; record it with `--capture full`"
+            )
+        if truth is None:
+            judgement = _alone(session, branch, found)
+            causes = list(found.causes)
+        else:
+            judgement = reconciled(judge(session, truth, floor=noise, branch=branch), found)
+            causes = named(found, session, truth, judgement.first_divergence, checkpoint)
+    name = "" if golden is None else golden.name
+    rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
+    event = summary(judgement, None, causes, len(session.steps(branch)), rules, name)
+    return CheckResult(judgement, event, session.path, golden)
+
+
+def checkpoint_of(session: Session) -> Path:
+    """The checkpoint that a recording says it is of, if it is on this machine and holds the recorded tensors.
+
+    Nothing is fetched, and a file that is not that checkpoint is not used: a stranger may have written the session.
+    DiagnosisError says what is needed instead."""
+    told, digest = session.meta.model.path or session.meta.model.name, session.meta.model.checkpoint
+    needs = NEEDS_MODEL.format(name=session.path.name)
+    path = demo_path(told) or Path(told)
+    if not told or not path.is_absolute() or not path.exists():
+        named = f" ({clean(told, limit=200)} is not there)" if told else ""
+        raise DiagnosisError(f"which checkpoint {session.path.name} is of is not known{named}; {needs}")
+    try:
+        found = checkpoint_digest(path)
+    except (CheckpointError, ConfigError, OSError) as error:
+        raise DiagnosisError(f"{clean(told, limit=200)} is no checkpoint: {error}; {needs}") from error
+    if digest and found != digest:
+        raise DiagnosisError(f"{clean(told, limit=200)} holds other tensors than were recorded; {needs}")
+    return path
+
+
+def _reference(
+    session: Session,
+    branch: int,
+    checkpoint: Path,
+    dtype: str,
+    device: str,
+    progress: Counted,
+    warn: Callable[[str], None],
+) -> tuple[Path | None, Path | None]:
+    """Golden and floor on the recording's tokens; neither where they cannot be recorded, which is warned of."""
+    known = next((one for one in DTYPES if one == dtype), None)
+    try:
+        sequences, last = read_tokens(session, branch)
+        if known is None:
+            raise IdsMismatch(f"no reference computes in {dtype}")
+        if known == "float64":  # of which the truth itself is no noise
+            truth = record_golden(
+                checkpoint, sequences, last, known, device=device, progress=progress, warn=warn
+            )
+            return truth, None
+        return record_pair(checkpoint, sequences, last, known, device=device, progress=progress, warn=warn)
+    except (IdsMismatch, ReferenceFailure) as error:
+        warn(f"no reference, so that operations are judged on their own inputs alone: {error}")
+        return None, None
+
+
+def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], int]:
+    """What each sequence reads: its prompt in one pass, then a token a step; and the last step. IdsMismatch for a
+    run of another form, which no reference can be forced onto."""
+    read: dict[int, list[tuple[int, ...]]] = {}
+    steps = session.steps(branch)
+    for step in steps:
+        for one in session.step(step, branch).sequences:
+            if (step == 0) != (one.seq not in read) or (step > 0 and len(one.ids) != 1):
+                raise IdsMismatch(
+                    f"sequence {one.seq} reads {len(one.ids)} tokens at step {step}: a reference has a prefill of all "
+                    "prompts at step 0 and then one token a step"
+                )
+            read.setdefault(one.seq, []).append(tuple(one.ids))
+    if sorted(read) != list(range(len(read))) or not read:
+        raise IdsMismatch(f"its sequences are numbered {sorted(read)}: a reference counts them from 0")
+    sequences = [
+        GoldenSequence(prompt, tuple(token for ids in rest for token in ids))
+        for _, (prompt, *rest) in sorted(read.items())
+    ]
+    return sequences, len(steps) - 1
+
+
+def _alone(session: Session, branch: int, found: Explanation) -> Judgement:
+    """A judgement without a reference: whether operations are right on their own inputs. "inconclusive" where none
+    is wrong, but some could not be judged."""
+    wrong = sorted(
+        ((step, one.order, seq, one) for one in found.wrong for step in one.steps for seq in one.seqs),
+        key=lambda place: place[:3],
+    )
+    taps = [
+        TapVerdict(
+            one.tap, step, seq, "fail", one.max_abs, one.rel_l2, ratio=one.ratio, reason=reason_of(one)
+        )
+        for step, _, seq, one in wrong
+    ]
+    notes = [f"no reference: {plural(found.judged, 'operation')} judged on their own inputs alone"]
+    if found.unjudged:
+        one = found.unjudged[0]
+        notes.append(
+            f"{plural(len(found.unjudged), 'operation')} could not be judged, as {one.tap}: {one.reason}"
+        )
+    blank = Judgement(
+        "inconclusive" if found.unjudged else "match", math.nan, True, None, tuple(taps), session.ranks, "floor",
+        notes=tuple(notes), reference="",
+    )  # fmt: skip
+    return reconciled(blank, found)

@@ -1,0 +1,117 @@
+"""A model on the command line, run by our engine on prompts and held against a reference: what `check` and `diagnose`
+have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from workbench.checking.forced_run import check as run_check
+from workbench.checking.forced_run import check_fits, record_reference
+from workbench.checking.pipeline import CheckResult, Reference
+from workbench.cli.progress import Status
+from workbench.inferior.inferior import Inferior
+from workbench.models import requests
+from workbench.models.opening import OpenedModel, open_model
+from workbench.references.request import ReferenceName
+
+#: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
+DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
+#: How many ids, spread over the vocabulary, make the prompt of a model without one.
+DEFAULT_IDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToCheck:
+    """What is run, on which prompts, for how many decode steps, under which rules."""
+
+    opened: OpenedModel
+    prompts: Sequence[Sequence[int]]
+    steps: int
+    config: EngineConfig
+    rules: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        *,
+        texts: Sequence[str] | None,
+        ids: Sequence[str] | None,
+        chat: bool,
+        steps: int,
+        rules: Sequence[str] | None,
+        tp: int,
+        device: str,
+        dtype: str,
+        load: str = "direct",
+        weights: str = "dequantised",
+        timeout: float = 60.0,
+        start_timeout: float = 300.0,
+        listen: str = "",
+    ) -> ModelToCheck:
+        """From the words of a command line; ConfigError, RequestError and CheckpointError for what cannot run."""
+        opened = open_model(model)
+        prompts = _prompts(opened, texts, ids, chat)
+        config = requests.engine_config(
+            opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights, timeout=timeout,
+            start_timeout=start_timeout, listen=listen,
+        )  # fmt: skip
+        config = requests.plan(opened, config, prompts, steps + 1)
+        check_fits(prompts, steps, opened.config.context)
+        return cls(opened, prompts, steps, config, requests.rules_of(rules, opened, tp))
+
+    def reference(
+        self, status: Status, library: ReferenceName = "transformers", floor: bool = True
+    ) -> Reference:
+        """The reference for the prompts, from the cache or recorded now."""
+        return record_reference(
+            self.opened.path, self.prompts, self.steps, self.config.dtype, reference=library,
+            floor=floor, device=self.config.device, progress=status.count, warn=status.warn,
+        )  # fmt: skip
+
+    @contextmanager
+    def engine(self, status: Status) -> Iterator[Inferior]:
+        """The engine, under the rules."""
+        tp = self.config.tp
+        status.say(f"starting {tp} rank{'s' * (tp > 1)}")
+        with Inferior(
+            self.opened.path, self.opened.config, self.config, self.rules, on_warning=status.warn
+        ) as inferior:
+            yield inferior
+
+    def check(
+        self, inferior: Inferior, reference: Reference, target: Path, spare: Path, status: Status
+    ) -> CheckResult:
+        """Run, judge and explain it; the run is recorded to `target`."""
+        return run_check(
+            inferior,
+            reference,
+            target,
+            rules=self.rules,
+            model=self.opened,
+            progress=status.count,
+            spare=spare,
+        )
+
+    def in_words(self) -> str:
+        """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""
+        lengths = " + ".join(str(len(prompt)) for prompt in self.prompts)
+        config = self.config
+        return f"{self.opened.name}, tp={config.tp}, {config.dtype}: {lengths} prompt tokens, {self.steps} decode steps"
+
+
+def _prompts(
+    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
+) -> list[list[int]]:
+    """What was asked for, or something that any model can be checked on."""
+    if texts or ids or model.offers_prompt:
+        return requests.prompt_ids(model, texts, ids, chat)
+    if model.tokenizer is not None:
+        return [model.tokenizer.encode(DEFAULT_TEXT)]
+    last = model.config.vocab_size - 1
+    spread = [round(i * last / (DEFAULT_IDS - 1)) for i in range(DEFAULT_IDS)]
+    return [[*([] if model.config.bos_id is None else [model.config.bos_id]), *spread]]

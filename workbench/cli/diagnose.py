@@ -1,0 +1,129 @@
+"""`lockstep diagnose`: what is wrong with a model on our engine, or with a recording of anybody's, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sessions import Session
+from sessions.text import clean
+from workbench.checking.confirmation import confirm
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
+from workbench.cli import options
+from workbench.cli.check import code_of
+from workbench.cli.checked_model import ModelToCheck
+from workbench.cli.progress import Status
+from workbench.diagnosis.judgement import DiagnosisError
+from workbench.exit_codes import UsageError
+from workbench.export.diagnosis_text import render_diagnosis
+from workbench.export.json import dumps
+from workbench.inferior.destination import may_write
+from workbench.models.opening import open_model
+from workbench.paths import find_session, session_of
+from workbench.settings import session_limits
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command()
+def diagnose(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|SESSION",
+            help="A model to run on our engine; or a recording of anybody's: a file, or a name as `lockstep sessions` "
+            "shows it.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="The checkpoint that the recording is of.", show_default=False
+        ),
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden",
+            metavar="G.session",
+            help="A reference of the same tokens, if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Of a recording: record a reference by transformers where none is given, or judge its operations on "
+            "their own inputs alone.",
+        ),
+    ] = True,
+    branch: Annotated[int, typer.Option("--branch", metavar="N", help="Of a recording: which branch.")] = 0,
+    prompt: options.Prompts = None,
+    ids: options.Ids = None,
+    chat: options.Chat = False,
+    tp: options.Tp = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=0, help="Of a model: decode steps after the prefill.")
+    ] = 8,
+    rule: options.Rules = None,
+    device: options.Device = "cpu",
+    dtype: options.DType = "auto",
+    save: options.Save = None,
+    timeout: options.Timeout = 60.0,
+    start_timeout: options.StartTimeout = 300.0,
+    as_json: options.Json = False,
+) -> None:
+    """Name what is wrong: operation, layers, ranks, heads, steps; what was computed instead; the fix.
+
+    A model is run on our engine, and what the evidence names is confirmed by switching rules off. A recording needs
+    its checkpoint alone: each operation is judged on the inputs that were recorded.
+
+    Exit code 0: nothing is wrong. 1: something is, and the causes are named. 6: inconclusive.
+    """
+    if (path := session_of(target)) is not None:
+        if rule or prompt or ids:
+            raise UsageError("--rule, --prompt and --ids are for a model: a recording is read as it is")
+        result = _recording(path, model, golden, reference, branch, device)
+    else:
+        if model is not None or golden is not None:
+            raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
+        with TemporaryDirectory(prefix="lockstep-diagnose-") as scratch, Status() as status:
+            asked = ModelToCheck.of(
+                target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device,
+                dtype=dtype, timeout=timeout, start_timeout=start_timeout,
+            )  # fmt: skip
+            saved = may_write(save) if save else Path(scratch) / "run.session"
+            recorded = asked.reference(status)
+            with asked.engine(status) as inferior:
+                result = asked.check(inferior, recorded, saved, Path(scratch) / "spare.session", status)
+                result = confirm(inferior, recorded, result, status.count)
+            status.clear()
+            if not as_json:
+                print(clean(asked.in_words()))
+    if as_json:
+        print(dumps(result.to_json()))
+    else:
+        render_diagnosis(result.event, Console(highlight=False, soft_wrap=True))
+    raise typer.Exit(code_of(result.event))
+
+
+def _recording(
+    path: Path, model: str | None, golden: Path | None, reference: bool, branch: int, device: str
+) -> CheckResult:
+    with Status() as status, Session.open(path, session_limits()) as session, session.walk():
+        try:
+            checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
+        except DiagnosisError as error:
+            raise UsageError(str(error)) from error
+        return diagnose_recording(
+            session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
+            record=reference, device=device, warn=status.warn,
+            progress=lambda done, of: status.count("reference", done, of),
+        )  # fmt: skip

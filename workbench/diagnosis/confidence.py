@@ -1,0 +1,40 @@
+"""How often an answer like this one is right, from quantities that mean something.
+
+`docs/reliability_of_causes.py` draws what it says against how often that was so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workbench.diagnosis.findings import Hypothesis
+from workbench.diagnosis.merging import FindingGroup
+from workbench.diagnosis.operations.deviation import WRONG
+
+#: Error over noise from which on a fit says something: a hypothesis that explains less than that may be one of many.
+TELLING = 30.0
+
+
+def confidence(group: FindingGroup) -> float:
+    """The share of answers of this kind that are right, between 0 and 1. A product of
+
+    - by how much the error stands out of the noise (what is near it, much explains),
+    - how many numbers each fitted figure had to reproduce,
+    - how near the prediction comes to what the noise alone leaves,
+    - one over the number of hypotheses that explain as much.
+    """
+    shares = [
+        _of(finding.ratio, hypothesis)
+        for finding, hypothesis in zip(group.findings, group.chosen, strict=True)
+    ]
+    best = max(shares, default=0.0)
+    # Several places agree on the same figures: each is a test of its own.
+    together = 1 - (1 - best) / math.sqrt(len(shares)) if shares else 0.0
+    return together / (1 + len(group.others))
+
+
+def _of(ratio: float, hypothesis: Hypothesis) -> float:
+    contrast = 1.0 if not math.isfinite(ratio) else 1 - math.exp(-max(ratio - WRONG, 0.0) / TELLING)
+    data = 1 - 1 / (1 + hypothesis.elements / (8.0 * (1 + hypothesis.parameters)))
+    left = 1 - 0.2 * min(hypothesis.ratio / WRONG, 1.0)
+    return 0.99 * contrast * data * left

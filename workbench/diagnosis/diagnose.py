@@ -1,0 +1,66 @@
+"""What is wrong in a recording, named from what was recorded and the checkpoint alone.
+
+Each operation is judged on its own recorded inputs (`findings`), those that have one cause are drawn together
+(`merging`), and what has no effect on the model accuses nobody (`effects`). No rule and no fault is read: an unknown
+engine is diagnosed like our own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessions.session import Session
+from workbench.diagnosis.causes import Extent, causes_of, taps_in_words
+from workbench.diagnosis.effects import Effect, harmless
+from workbench.diagnosis.findings import WrongOperation, survey
+from workbench.diagnosis.merging import FindingGroup, groups
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.site import Unjudged
+from workbench.diagnosis.recording import Recording
+from workbench.views.causes import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The causes in the order in which they show, each followed by those that explain the same as well, and the
+    findings behind them (`wrong`); what differs without an effect in words, and at which taps (`harmless`); how many
+    operations were judged, and why others could not be."""
+
+    causes: tuple[Cause, ...]
+    notes: tuple[str, ...]
+    wrong: tuple[WrongOperation, ...]
+    harmless: tuple[str, ...]
+    judged: int
+    unjudged: tuple[Unjudged, ...]
+
+
+def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, branch: int = 0) -> Explanation:
+    """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
+    where there is one, says at which positions tokens stand."""
+    taps = RecordedTaps(Recording(engine, branch), None if golden is None else Recording(golden))
+    seen, extent = survey(taps, facts), Extent.of(taps)
+    found = groups(seen.findings)
+    without = harmless(found, taps, facts)
+    wrong = [group for number, group in enumerate(found) if number not in without]
+    return Explanation(
+        tuple(cause for group in wrong for cause in causes_of(group, seen, extent)),
+        tuple(_note(found[number], effect, extent) for number, effect in without.items()),
+        tuple(finding for group in wrong for finding in group.findings),
+        tuple(tap for effect in without.values() for tap in effect.through),
+        sum(seen.judged.values()),
+        seen.unjudged,
+    )
+
+
+def _note(group: FindingGroup, effect: Effect, extent: Extent) -> str:
+    """What differs without an effect."""
+    where = taps_in_words([one.tap for one in group.findings], extent.layers)
+    what = group.chosen[group.findings.index(group.first)].text if group.chosen else group.first.example
+    if effect.by:
+        ends = f"{taps_in_words(effect.by, extent.layers)} makes up for it"
+    elif effect.taps:
+        ends = f"{taps_in_words(effect.taps[:1], extent.layers)} is the same with it"
+    else:
+        ends = "it makes up for another difference"
+    return f"differs, has no effect here: {where}: {what}; {ends}"

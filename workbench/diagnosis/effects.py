@@ -1,0 +1,182 @@
+"""Whether a wrong operation has an effect: its output is put right, and what follows from it computed anew.
+
+An error that is gone at whatever reads it (scores that differ where the probability is zero), or that a later
+operation makes up for (a scale folded into another operand, heads in another order, a tap taken before the bias), does
+nothing to the model. What reaches the residual stream does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.dataflow import inputs_of
+from workbench.diagnosis.findings import WrongOperation
+from workbench.diagnosis.merging import FindingGroup
+from workbench.diagnosis.operations.deviation import WRONG, distance
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.site import Site, Unjudged
+from workbench.diagnosis.operations.sites import sites_of
+from workbench.diagnosis.recording import Array
+
+#: Share of an error that may be left of it where it has vanished, and of what another operation has made up for.
+VANISHED, MADE_UP = 0.01, 0.05
+
+#: What is computed between two places of the residual stream.
+_BLOCKS = (
+    ("attn_norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
+     "attn.k_rope", "attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs", "attn.context",
+     "attn.o_proj.partial", "attn.o_proj", "attn_residual"),
+    ("mlp_norm", "mlp.gate", "mlp.up", "mlp.act", "mlp.down.partial", "mlp.down", "mlp_residual"),
+    ("final_norm", "logits"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What became of an error: it went through `through`; at `taps` it was gone, or made up for (`by`)."""
+
+    through: tuple[str, ...]
+    taps: tuple[str, ...]
+    by: tuple[str, ...]
+
+
+def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> dict[int, Effect]:
+    """Of the groups (by their place in the list) those that do nothing to the model, and what became of them."""
+    found: dict[int, Effect] = {}
+    for number, group in enumerate(groups):
+        effects = [_effect(one, taps, facts) for one in _samples(group)]
+        if all(effects):
+            gone = [effect for effect in effects if effect is not None]
+            by = tuple(name for effect in gone for name in effect.by)
+            found[number] = Effect(_everywhere(group, gone[0].through), gone[0].taps, by)
+    made_up = {name for effect in found.values() for name in effect.by}
+    for number, group in enumerate(groups):
+        if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
+            found[number] = Effect(tuple(one.tap for one in group.findings), (), ())
+    return found
+
+
+def _everywhere(group: FindingGroup, through: Sequence[str]) -> tuple[str, ...]:
+    """The taps that the error goes through, in every layer that has it."""
+    kinds = [local_name(tap) for tap in through]
+    layers = {one.layer for one in group.findings}
+    return tuple(kind if layer is None else f"layers.{layer}.{kind}" for layer in layers for kind in kinds)
+
+
+def _samples(group: FindingGroup) -> list[WrongOperation]:
+    """The first of the findings, and the last: what holds of both holds of those between."""
+    return (
+        [group.first]
+        if len(group.findings) == 1
+        else [group.first, max(group.findings, key=lambda f: f.order)]
+    )
+
+
+def _effect(finding: WrongOperation, taps: RecordedTaps, facts: Facts) -> Effect | None:
+    """Where its error ends; None where it reaches the end of its block, or cannot be followed."""
+    follow = list(_after(finding.tap, taps))
+    if not follow or finding.shape:
+        return None
+    put_right = _put_right(finding.tap, taps, facts)
+    if put_right is None:
+        return None
+    right, reached, gone, by = put_right, [finding.tap], [], []
+    for tap in follow:
+        step = _follow(tap, taps, right, facts, finding.rel_l2)
+        if step is None:
+            return None
+        state, right = step
+        if state == "reached":
+            reached.append(tap)
+        elif state != "untouched":
+            gone.append(tap)
+            by += [tap] if state == "made up" else []
+    ended = all(_is_read(tap, (*reached, *gone)) for tap in reached)
+    return Effect(tuple(reached), tuple(gone), tuple(by)) if ended else None
+
+
+def _is_read(tap: str, others: Sequence[str]) -> bool:
+    """Whether one of the others is computed from the tap. The end of a block is read by the next one alone."""
+    return any(
+        tap in inputs_of(other) for other in others if layer_of(other) is not None or other == "logits"
+    )
+
+
+def _after(tap: str, taps: RecordedTaps) -> Iterator[str]:
+    """The taps of the same block that come after it, as far as they were recorded."""
+    kind, layer = local_name(tap), layer_of(tap)
+    block = next((block for block in _BLOCKS if kind in block), ())
+    for name in block[block.index(kind) + 1 :] if block else ():
+        full = name if layer is None else f"layers.{layer}.{name}"
+        if taps.has(full):
+            yield full
+
+
+def _put_right(tap: str, taps: RecordedTaps, facts: Facts) -> RecordedTaps | None:
+    """The recording with what the tap should have held."""
+    return _replaced(tap, taps, list(sites_of(tap, taps, facts)))
+
+
+def _replaced(tap: str, taps: RecordedTaps, found: list[Site | Unjudged]) -> RecordedTaps | None:
+    tensors: dict[int, list[Array | None]] = {}
+    for site in found:
+        if isinstance(site, Unjudged):
+            return None
+        held: list[Array | None] = [None] * len(taps.passes)
+        for i, expected in zip(site.passes, _by_pass(site), strict=True):
+            held[i] = expected
+        tensors.update(dict.fromkeys(site.ranks, held))
+    return taps.replaced(tap, tensors) if len(tensors) == len(taps.ranks) else None
+
+
+def _by_pass(site: Site) -> list[Array]:
+    """What each pass should have given."""
+    if len(site.parts) > 1 or len(site.passes) == 1:
+        return [part.expected for part in site.parts]
+    counts = [len(site.taps.passes[i].rows) for i in site.passes]
+    if sum(counts) != len(site.expected):  # of logits a row each
+        counts = [1] * len(site.passes)
+    return np.split(site.expected, np.cumsum(counts)[:-1])
+
+
+def _follow(
+    tap: str, taps: RecordedTaps, right: RecordedTaps, facts: Facts, rel_l2: float
+) -> tuple[str, RecordedTaps] | None:
+    """What the correction does to one operation: "untouched", "vanished" (it gives the same), "made up" (what was seen
+    is what right inputs would have given), "reached"; and the recording with its corrected output."""
+    before, after = list(sites_of(tap, taps, facts)), list(sites_of(tap, right, facts))
+    if any(isinstance(one, Unjudged) for one in (*before, *after)):
+        return None
+    by_rank = {rank: one for one in before if isinstance(one, Site) for rank in one.ranks}
+    moved = left = scale = noise = 0.0
+    for site in after:
+        assert isinstance(site, Site)
+        old = by_rank[site.rank]
+        if len(old.parts) != len(site.parts):
+            return None
+        for a, b in zip(old.parts, site.parts, strict=True):
+            if a.expected.shape != b.expected.shape or not b.fits:
+                return None
+            moved = math.hypot(moved, _norm(distance(a.expected, b.expected, a.largest)))
+            left = math.hypot(left, _norm(distance(b.seen, b.expected, b.largest)))
+            noise = math.hypot(noise, _norm(np.where(np.isfinite(b.noise), b.noise, 0.0)))
+            scale = math.hypot(scale, _norm(np.where(np.isfinite(b.expected), b.expected, 0.0)))
+    if moved == 0:
+        return "untouched", right
+    if moved <= WRONG * noise and moved <= VANISHED * rel_l2 * scale:
+        return "vanished", right
+    if math.isfinite(left) and left <= MADE_UP * moved:
+        return "made up", right
+    corrected = _replaced(tap, right, after)
+    return None if corrected is None else ("reached", corrected)
+
+
+def _norm(x: Array) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(x)) if np.isfinite(x).all() else math.inf

@@ -1,0 +1,192 @@
+"""What is wrong by itself: each operation of a recording held against its own inputs, and what it computed instead.
+
+A finding is one operation on some ranks, over all steps and sequences. Each is there because that operation, given
+the inputs that the recording itself holds, did not give what it should have: so several bugs are found in one pass, and
+none that only inherits an error is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.diagnosis.operations.banks import BANKS
+from workbench.diagnosis.operations.deviation import Deviation
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.shares import head_offset
+from workbench.diagnosis.operations.site import Site, Unjudged
+from workbench.diagnosis.operations.sites import sites
+from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hypothesis:
+    """A variant that was tried at a finding, without its numbers. `elements` is how many it had to reproduce with
+    `parameters` fitted numbers; `residual` the share of the error's norm that it leaves, `ratio` that over the noise.
+    """
+
+    name: str
+    kind: str
+    text: str
+    fitted: Mapping[str, object]
+    parameters: int
+    elements: int
+    residual: float
+    ratio: float
+    accepted: bool
+    everywhere: bool
+
+    @classmethod
+    def of(cls, found: Fit, elements: int) -> Hypothesis:
+        one = found.variant
+        return cls(
+            one.name, one.kind, one.text, dict(one.fitted), one.parameters, elements, found.residual, found.ratio,
+            found.accepted, found.everywhere,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrongOperation:
+    """An operation that is wrong on its own inputs. `order` is the tap's place in the forward pass; `heads` are numbers
+    of the whole model. `example` is the worst element in words, with what it should have been. `tried` are the names of
+    all variants that were; `hypotheses` those that explain it (`accepted`), then those that explain a part."""
+
+    tap: str
+    operation: str
+    layer: int | None
+    order: int
+    ranks: tuple[int, ...]
+    ratio: float
+    single: float
+    max_abs: float
+    rel_l2: float
+    steps: tuple[int, ...]
+    seqs: tuple[int, ...]
+    heads: tuple[int, ...]
+    positions: tuple[int, ...]
+    every_row: bool
+    example: str
+    hypotheses: tuple[Hypothesis, ...]
+    tried: tuple[str, ...]
+    shape: str = ""
+
+    @property
+    def accepted(self) -> tuple[Hypothesis, ...]:
+        return tuple(one for one in self.hypotheses if one.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All operations of a recording: how many could be judged by tap, what was found, what could not be judged."""
+
+    judged: Mapping[str, int]
+    findings: tuple[WrongOperation, ...]
+    unjudged: tuple[Unjudged, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """Which variants have explained an operation so far: a bug is seldom in one layer alone, so that these are tried
+    first in the layers after it, and nothing else where they fit."""
+
+    names: dict[str, set[str]] = field(default_factory=dict)
+
+    def fits(self, site: Site, banks: Iterable[Bank]) -> tuple[list[Fit], list[str]]:
+        """The fits at a site, and the names of all that was tried."""
+        expected = self.names.setdefault(site.kind, set())
+        found: list[Fit] = []
+        tried: dict[str, None] = {}
+        for variant in _variants(site, banks):
+            tried[variant.name] = None
+            with np.errstate(all="ignore"):
+                one = fit(site, variant)
+            if one is not None:
+                found.append(one)
+            if expected and expected <= {one.variant.name for one in found if one.accepted}:
+                break
+        found.sort(key=lambda one: (not one.accepted, one.variant.parameters, one.residual))
+        self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
+        return found, list(tried)
+
+
+def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
+    for bank in banks:
+        with np.errstate(all="ignore"):
+            yield from bank(site)
+
+
+def survey(taps: RecordedTaps, facts: Facts) -> Survey:
+    """Judge every operation of the recording on its own inputs."""
+    order = {tap.name: number for number, tap in enumerate(taps.recording.session.taps)}
+    judged: dict[str, int] = {}
+    found, unjudged, known = [], [], _Known()
+    for site in sites(taps, facts):
+        if isinstance(site, Unjudged):
+            unjudged.append(site)
+            continue
+        judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
+        if site.deviation is not None:
+            found.append(_finding(site, site.deviation, order[site.tap], known))
+    return Survey(judged, tuple(found), tuple(unjudged))
+
+
+def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> WrongOperation:
+    found, tried = known.fits(site, BANKS[site.operation])
+    elements = sum(int(scope.sum()) for scope in deviation.scopes)
+    offset = head_offset(site) if deviation.heads is not None else 0
+    max_abs, example = _worst(site)
+    passes = _passes(site, deviation)
+    return WrongOperation(
+        tap=site.tap,
+        operation=site.operation,
+        layer=site.layer,
+        order=order,
+        ranks=site.ranks,
+        ratio=deviation.ratio,
+        single=deviation.single,
+        max_abs=max_abs,
+        rel_l2=deviation.rel_l2,
+        steps=tuple(sorted({step for step, _ in passes})),
+        seqs=tuple(sorted({seq for _, seq in passes})),
+        heads=tuple(head + offset for head in deviation.heads or ()),
+        positions=tuple(sorted({row.position for row in deviation.rows})),
+        every_row=deviation.every_row,
+        example=example,
+        hypotheses=tuple(Hypothesis.of(one, elements) for one in found),
+        tried=tuple(tried),
+        shape=deviation.shape,
+    )
+
+
+def _passes(site: Site, deviation: Deviation) -> set[tuple[int, int]]:
+    """(step, sequence) of the passes in which it is wrong: a cache's rows are those of its keys, which other passes
+    have written."""
+    if len(site.parts) == len(site.passes):
+        chosen = [
+            site.taps.passes[i] for i, scope in zip(site.passes, deviation.scopes, strict=True) if scope.any()
+        ]
+        return {(one.step, one.seq) for one in chosen}
+    return {(row.step, row.seq) for row in deviation.rows}
+
+
+def _worst(site: Site) -> tuple[float, str]:
+    """The largest difference, and where it is with what should have been there."""
+    largest, words = -1.0, ""
+    for part in site.parts:
+        if not part.fits or not site.deviation or site.deviation.shape:
+            continue
+        error = part.error()
+        if not error.size or not float(error.max()) > largest:
+            continue
+        where = np.unravel_index(int(error.argmax()), error.shape)
+        largest = float(error[where])
+        row = part.rows[min(int(where[site.token_axis]), len(part.rows) - 1)] if part.rows else None
+        token = "" if row is None else f" (step {row.step}, position {row.position})"
+        place = list(map(int, where))
+        words = (
+            f"element {place}{token} is {part.seen[where]:.6g}, its inputs give {part.expected[where]:.6g}"
+        )
+    return max(largest, 0.0), words

@@ -1,0 +1,158 @@
+"""Findings that have one cause, drawn together: over layers, ranks and related taps.
+
+A bug of the code shows at every layer, and a bias lost by the loader at q, k and v: one cause each. Hypotheses compete
+for all findings of an operation at once: the one that explains most of them with the fewest fitted numbers is the
+cause, then the next one for what it leaves. One that explains the same findings with as few numbers is told as well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.taps.names import local_name
+from workbench.diagnosis.findings import Hypothesis, WrongOperation
+
+#: Fitted figures of one bug may differ by so much from layer to layer.
+ALIKE = 0.03
+
+#: Taps that one piece of code makes: what is wrong with it shows at all of them.
+_FAMILIES: tuple[tuple[str, ...], ...] = (
+    ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    ("attn.q_norm", "attn.k_norm"),
+    ("attn.q_rope", "attn.k_rope"),
+    ("attn.k_cache", "attn.v_cache"),
+    ("attn_norm", "mlp_norm", "final_norm"),
+    ("mlp.gate", "mlp.up"),
+    ("attn.o_proj.partial", "mlp.down.partial"),
+    ("attn.o_proj", "mlp.down"),
+    ("attn_residual", "mlp_residual"),
+)
+_FAMILY: Mapping[str, tuple[str, ...]] = {kind: family for family in _FAMILIES for kind in family}
+_PLACE = re.compile(
+    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b(?:input|post_attention)_layernorm|\b[qk]_norm"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FindingGroup:
+    """Findings that one hypothesis explains (`chosen`: what it came to at each of them), or that none does (empty).
+    `others` explain the same findings as well."""
+
+    findings: tuple[WrongOperation, ...]
+    chosen: tuple[Hypothesis, ...]
+    others: tuple[Hypothesis, ...] = ()
+
+    @property
+    def first(self) -> WrongOperation:
+        """The one that is told: at the first step, the first in the forward pass."""
+        return min(self.findings, key=lambda one: (min(one.steps, default=0), one.order, one.ranks))
+
+
+def family_of(finding: WrongOperation) -> tuple[str, ...]:
+    """The kinds of taps that share a cause with this one."""
+    kind = local_name(finding.tap)
+    return _FAMILY.get(kind, (kind,))
+
+
+def groups(findings: Sequence[WrongOperation]) -> list[FindingGroup]:
+    """The findings by their causes, in the order in which they show."""
+    families: dict[tuple[str, ...], list[WrongOperation]] = {}
+    for one in findings:
+        families.setdefault(family_of(one), []).append(one)
+    found = [group for family in families.values() for group in _explained(family)]
+    return sorted(found, key=lambda group: (min(group.first.steps, default=0), group.first.order))
+
+
+def _explained(findings: Sequence[WrongOperation]) -> Iterator[FindingGroup]:
+    left = list(findings)
+    while left:
+        clusters = _clusters(left)
+        if not clusters:
+            break
+        best = min(clusters, key=_rank)
+        inside = {id(finding) for finding, _ in best}
+        equal = [
+            other[0][1]
+            for other in clusters
+            if other is not best
+            and {id(finding) for finding, _ in other} == inside
+            and other[0][1].parameters == best[0][1].parameters
+            and other[0][1].name != best[0][1].name
+        ]
+        for part in _rectangles(best):
+            yield FindingGroup(tuple(f for f, _ in part), tuple(h for _, h in part), tuple(equal))
+        left = [one for one in left if id(one) not in inside]
+    for rest in _unexplained(left):
+        yield FindingGroup(tuple(rest), ())
+
+
+_Cluster = list[tuple[WrongOperation, Hypothesis]]
+
+
+def _clusters(findings: Sequence[WrongOperation]) -> list[_Cluster]:
+    """Every accepted hypothesis with all findings that it explains with the same figures."""
+    clusters: list[_Cluster] = []
+    for finding in findings:
+        for hypothesis in finding.accepted:
+            for cluster in clusters:
+                if cluster[-1][0] is not finding and alike(cluster[0][1], hypothesis):
+                    cluster.append((finding, hypothesis))
+                    break
+            else:
+                clusters.append([(finding, hypothesis)])
+    return clusters
+
+
+def _rank(cluster: _Cluster) -> tuple[float, ...]:
+    """The one that explains most with the fewest figures comes first, of equals the one that fits best."""
+    figures = sum(hypothesis.parameters for _, hypothesis in cluster) / len(cluster)
+    gain = len(cluster) / (1 + math.log2(1 + figures) / 2)
+    return (-gain, figures, sum(hypothesis.residual for _, hypothesis in cluster) / len(cluster))
+
+
+def alike(a: Hypothesis, b: Hypothesis) -> bool:
+    """Whether two are the same hypothesis at two places: the name, and the figures that it is about. What was fitted
+    freely, element by element, may be another at each."""
+    if a.name != b.name or a.kind != b.kind:
+        return False
+    if max(a.parameters, b.parameters) > 1:
+        return True
+    return all(_same(a.fitted.get(key), value) for key, value in b.fitted.items())
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, bool) or isinstance(b, bool) or type(a) is not type(b):
+        return a == b
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=ALIKE) or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, str) and isinstance(b, str):
+        return general(a) == general(b)
+    return a == b if isinstance(a, int) else True  # lists of rows and columns are another in each layer
+
+
+def general(text: str) -> str:
+    """Names of weights and taps without their layer and module."""
+    return _PLACE.sub("*", text)
+
+
+def _rectangles(cluster: _Cluster) -> Iterator[_Cluster]:
+    """One part if each kind of tap is wrong in the same layers, steps and heads; else one for each kind."""
+    kinds: dict[str, _Cluster] = {}
+    for finding, hypothesis in cluster:
+        kinds.setdefault(local_name(finding.tap), []).append((finding, hypothesis))
+    extents = {frozenset(finding.layer for finding, _ in part) for part in kinds.values()}
+    if len(extents) == 1 or None in {finding.layer for finding, _ in cluster}:
+        yield cluster
+    else:
+        yield from kinds.values()
+
+
+def _unexplained(findings: Sequence[WrongOperation]) -> Iterator[list[WrongOperation]]:
+    """What nobody explains, a group for each kind of tap."""
+    kinds: dict[str, list[WrongOperation]] = {}
+    for finding in findings:
+        kinds.setdefault(local_name(finding.tap), []).append(finding)
+    yield from kinds.values()

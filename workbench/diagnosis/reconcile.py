@@ -1,0 +1,94 @@
+"""One verdict from two: each tap against the golden reference, and each operation on its own recorded inputs.
+
+The reference says what came out wrong. Judged on their own inputs, operations tell more: one that is wrong by less than
+the noise that has gathered before it is wrong all the same, and what differs without an effect is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from engine.taps.names import layer_of
+from workbench.diagnosis.diagnose import Explanation
+from workbench.diagnosis.findings import WrongOperation
+from workbench.diagnosis.judgement import Judgement, TapVerdict
+from workbench.diagnosis.verdict import AMPLIFIED
+from workbench.views.golden_event import Divergence, Faulty
+
+#: (tap, step, sequence) -> what is wrong there by itself.
+_Wrong = Mapping[tuple[str, int, int], WrongOperation]
+
+
+def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
+    """The judgement against the reference, corrected by what was found operation by operation."""
+    wrong = {(one.tap, step, seq): one for one in found.wrong for step in one.steps for seq in one.seqs}
+    spared = set(found.harmless) - {one.tap for one in found.wrong}
+    grown = _only_grown(judgement, found)
+    taps = tuple(_verdict(one, wrong, spared, grown) for one in judgement.taps)
+    first = next((one for one in taps if one.verdict == "fail"), None)
+    notes = (*judgement.notes, *found.notes)
+    if grown:
+        notes += ("every operation is right on its own inputs: what is off has grown out of rounding",)
+    faulty = judgement.faulty
+    if faulty is not None:
+        faulty = (*(one for one in faulty if one.tap not in spared), *_unheard(found, faulty))
+    judged = replace(judgement, taps=taps, notes=notes, faulty=faulty)
+    if first is not None:
+        return replace(judged, verdict="diverged", first_divergence=_divergence(judgement, first, wrong))
+    known = judgement.first_divergence
+    if known is None or any(not miss.tie for miss in judgement.mismatches):
+        return judged
+    verdict: Literal["match", "inconclusive"] = "inconclusive" if judgement.overflow else "match"
+    return replace(judged, verdict=verdict, first_divergence=None)
+
+
+def _only_grown(judgement: Judgement, found: Explanation) -> bool:
+    """Whether all of what failed is rounding that later operations have amplified: every operation could be judged by
+    itself, and none is wrong."""
+    failed = [one.ratio for one in judgement.taps if one.verdict == "fail" and not one.inherited]
+    most = math.inf if judgement.tolerance == "fixed" else AMPLIFIED
+    return bool(failed) and not found.wrong and not found.unjudged and max(failed) <= most
+
+
+def _verdict(one: TapVerdict, wrong: _Wrong, spared: set[str], grown: bool) -> TapVerdict:
+    finding = wrong.get((one.tap, one.step, one.seq))
+    if finding is not None and one.verdict != "fail":
+        return replace(one, verdict="fail", inherited=False, reason=reason_of(finding))
+    if one.verdict == "fail" and (grown or one.tap in spared):
+        why = "of rounding that has grown" if grown else "without effect"
+        return replace(one, verdict="suspect", inherited=False, reason=f"{one.reason}, {why}")
+    return one
+
+
+def reason_of(finding: WrongOperation) -> str:
+    """How wrong an operation is, in words."""
+    if finding.shape:
+        return finding.shape
+    return f"{finding.ratio:.3g} times the rounding of this operation on its own inputs"
+
+
+def _unheard(found: Explanation, faulty: tuple[Faulty, ...]) -> tuple[Faulty, ...]:
+    """Operations that are wrong by themselves, of which golden inputs did not tell."""
+    known = {one.tap for one in faulty}
+    first = {one.tap: one for one in reversed(found.wrong) if one.tap not in known}
+    return tuple(
+        Faulty(one.tap, min(one.steps, default=0), min(one.seqs, default=0), one.rel_l2, one.ratio)
+        for one in sorted(first.values(), key=lambda one: one.order)
+    )
+
+
+def _divergence(judgement: Judgement, first: TapVerdict, wrong: _Wrong) -> Divergence:
+    known, place = judgement.first_divergence, (first.tap, first.step, first.seq)
+    if known is not None and (known.tap, known.step, known.seq) == place:
+        return known
+    finding = wrong.get(place)
+    everyone = tuple(range(judgement.tp))
+    ranks = everyone if finding is None else finding.ranks
+    max_abs = first.max_abs if math.isfinite(first.max_abs) or finding is None else finding.max_abs
+    return Divergence(
+        first.tap, layer_of(first.tap), first.step, first.seq, None if ranks == everyone else ranks[0], ranks,
+        max_abs, first.rel_l2, first.cosine, first.reason,
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""A diagnosis as text: every cause with its place, fit, confidence, evidence, fix, and public bugs of its kind."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from sessions.text import clean
+from workbench.export.check_text import say
+from workbench.views.causes import NO_CAUSE, cause_lines
+from workbench.views.golden_event import GoldenEvent
+
+
+def render_diagnosis(event: GoldenEvent, console: Console) -> None:
+    """Print all that was found."""
+    if event.first_divergence is not None:
+        say(console, "first wrong", event.first_divergence.in_words(), "bold")
+    for cause in event.causes:
+        console.print()
+        for label, words in cause_lines(cause):
+            say(console, label, clean(words), "bold" if label in ("cause", "or") else "")
+    if event.verdict == "diverged" and not event.causes:
+        say(console, "cause", NO_CAUSE, "dim")
+    if event.causes:
+        console.print()
+    if event.confirmed:
+        say(
+            console,
+            "confirmed",
+            f"without {', '.join(event.confirmed)} the run matches, and not with any of them",
+        )
+    for note in event.notes:
+        say(console, "note", clean(note))
+    style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
+    say(console, "verdict", event.verdict, style)
