@@ -43,18 +43,19 @@ def diagnose_recording(
     *,
     branch: int = 0,
     golden: Path | None = None,
+    floor: Path | None = None,
     record: bool = True,
     device: str = "cpu",
     progress: Counted = lambda done, of: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
-    """Judge and explain a branch of a recording of `checkpoint`. Without `golden` a reference by transformers is
-    recorded on its tokens, unless `record` is False: then operations are judged on their own inputs alone.
+    """Judge and explain a branch of a recording of `checkpoint`; `golden` and `floor` as in `Reference`.
 
-    DiagnosisError where the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
+    Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
+    operations are judged on their own inputs alone. DiagnosisError where the recording holds too little to judge;
+    CheckpointError and ConfigError from the checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
-    floor = None
     if golden is None and record:
         golden, floor = _reference(session, branch, checkpoint, facts.dtype, device, progress, warn)
     with ExitStack() as stack:

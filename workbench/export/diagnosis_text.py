@@ -26,7 +26,7 @@ def render_diagnosis(event: GoldenEvent, console: Console) -> None:
         say(
             console,
             "confirmed",
-            f"without {', '.join(event.confirmed)} the run matches, and not with any of them",
+            f"with {', '.join(event.confirmed)} put right the run matches the reference",
         )
     for note in event.notes:
         say(console, "note", clean(note))

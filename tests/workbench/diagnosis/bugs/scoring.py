@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,9 +14,7 @@ from sessions import Session
 from sessions.limits import UNLIMITED
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.recording import Recorded
-from workbench.diagnosis.explain import explain
-from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
+from workbench.checking.recorded_run import diagnose_recording
 from workbench.views.causes import UNNAMED, Cause
 from workbench.views.golden_event import Divergence
 
@@ -85,16 +82,9 @@ class Score:
 
 def diagnose(engine: Path, golden: Path, floor: Path | None, checkpoint: Path) -> Answer:
     """Judge a recording and explain what is wrong with it."""
-    with ExitStack() as stack:
-
-        def opened(path: Path) -> Session:
-            return stack.enter_context(Session.open(path, UNLIMITED))
-
-        ours, theirs = opened(engine), opened(golden)
-        judgement = judge(ours, theirs, floor=opened(floor) if floor else None)
-        weights, misread = checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint)
-        causes = explain(ours, theirs, judgement.first_divergence, weights=weights, misread=misread)
-        return Answer(judgement.verdict, judgement.first_divergence, tuple(causes))
+    with Session.open(engine, UNLIMITED) as ours:
+        result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor)
+    return Answer(result.event.verdict, result.event.first_divergence, result.event.causes)
 
 
 def diagnose_recorded(recorded: Recorded) -> Answer:
