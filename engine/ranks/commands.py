@@ -214,7 +214,9 @@ class Commands:
                 raise Disconnected("told to leave inside a step")
             try:
                 if isinstance(command, m.ResumeStep):
-                    return _check(command.pause)
+                    goal = _check(command.pause)
+                    self.comm.union(0)  # all go on together: none waits, as part of its pass, for one that is late
+                    return goal
                 if not isinstance(command, WHILE_PAUSED):
                     name = type(command).__name__
                     raise RequestError(f"{name} is not possible while paused inside a step")

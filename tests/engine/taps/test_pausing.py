@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -284,3 +286,18 @@ def test_the_seconds_of_a_step_are_those_it_ran(engine: Engine) -> None:
     time.sleep(1.5)
     (report, *_) = resume(engine).reports
     assert report.seconds <= time.perf_counter() - began - 1.5
+
+
+def test_no_rank_counts_its_wait_for_one_that_goes_on_late(engine: Engine) -> None:
+    """The last rank hears a second after the others that the pass goes on."""
+    began = time.perf_counter()
+    begin(engine, stop="operation")
+    late = engine.client.pids[-1]
+    os.kill(late, signal.SIGSTOP)
+    try:
+        engine.client.send(command := ResumeStep(PauseSpec()))
+        time.sleep(1.0)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    reports = engine.client.collect(command, 60)
+    assert max(report.seconds for report in reports) <= time.perf_counter() - began - 1.0
