@@ -10,6 +10,7 @@ from textual.binding import Binding
 from textual.keys import format_key
 
 from workbench.debugger.core.registry import Command
+from workbench.tui.panes import TITLES
 from workbench.tui.widgets.key_bar import KeyHint
 
 
@@ -33,7 +34,18 @@ class ScreenKey:
         return shown(self.press)
 
 
+#: The panes, by their numbers.
+PANE_KEYS = tuple(
+    ScreenKey(
+        str(number),
+        f"view('pane', {number})",
+        f"the {title} pane",
+        name=f"pane-{title.lower().replace(' ', '-')}",
+    )
+    for number, title in enumerate(TITLES, 1)
+)
 VIEW_KEYS = (
+    *PANE_KEYS,
     ScreenKey("left_square_bracket", "view('scrub', -1)", "look a step back", name="look-back"),
     ScreenKey("right_square_bracket", "view('scrub', 1)", "look a step ahead", name="look-ahead"),
     ScreenKey(
@@ -67,7 +79,7 @@ VIEW_KEYS = (
 )
 
 #: The order in the footer, the help sheet and the palette; keys that are not named here follow.
-_ORDER = "nNsSiIcCf[]{}=(),.Rw|TxbBgoazye:?"
+_ORDER = "123456789nNsSiIcCf[]{}=(),.Rw|TxbBgoazye:?"
 
 
 def keys_of(commands: Iterable[Command]) -> tuple[ScreenKey, ...]:
@@ -145,8 +157,10 @@ def _place(key: ScreenKey) -> int:
 
 def reference(keys: Sequence[ScreenKey]) -> list[tuple[str, str]]:
     """Every key with what it does, for the help sheet."""
-    rows = [("1 … 9", "the panes"), *((key.shown, key.what) for key in keys)]
-    return [*rows, ("^p", "palette of everything"), ("^z", "suspend"), ("^q", "quit")]
+    usual = set(PANE_KEYS) <= set(keys)
+    rows = [(key.shown, key.what) for key in keys if not usual or key not in PANE_KEYS]
+    panes = [("1 … 9", "the panes")] * usual
+    return [*panes, *rows, ("^p", "palette of everything"), ("^z", "suspend"), ("^q", "quit")]
 
 
 def footer(keys: Sequence[ScreenKey]) -> list[KeyHint]:

@@ -179,6 +179,28 @@ async def test_the_users_keys_act_and_are_shown(session: Path, tmp_path: Path) -
     reader.close()
 
 
+async def test_the_keys_of_the_panes_are_the_users_too(session: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[keys]\npane-kv-cache = "f3"\npane-tensor = []\n"info taps" = "2"\n')
+    reader = Reader.open(session)
+    app = LockstepApp(replaying(reader), settings.load(file))
+    async with app.run_test(size=(140, 60)) as pilot:
+        await settle(pilot)
+        tabs = next(line for line in text_of(pilot) if "Operations" in line)
+        assert tabs.split()[:7] == ["1", "Operations", "Attention", "f3", "KV", "cache", "4"]
+        assert tabs.split()[-1] == "Tensor"
+        assert any("key of pane-attention, which has none now" in one.message for one in app._notifications)
+        await press(pilot, "3")
+        assert app.screen.pane == 1, "its own key does nothing any more"
+        await press(pilot, "f3")
+        assert app.screen.pane == 3
+        await press(pilot, "question_mark")
+        sheet = "\n".join(text_of(pilot))
+        assert re.search(r"f3 +the KV cache pane", sheet, re.I)
+        assert "1 … 9" not in sheet
+    reader.close()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

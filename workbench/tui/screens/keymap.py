@@ -35,6 +35,13 @@ class Keymap:
         """All keys of the workbench."""
         return self.user.keys
 
+    @property
+    def pane_keys(self) -> tuple[str, ...]:
+        """The key of each pane as it is printed, "" for none."""
+        return tuple(
+            next((key.shown for key in self.keys if key.name == pane.name), "") for pane in keys.PANE_KEYS
+        )
+
     def _bind(self) -> None:
         """Bind the keys of what is known."""
         self.user = keys.user_keys(self.commands, self._chosen, _taken() if self._chosen else {})
@@ -82,9 +89,10 @@ class Keymap:
         """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
         arguments are typed; enter carries it out. Toggles are found by what is typed, and not listed before."""
         for number, title in enumerate(TITLES, 1):
-            yield SystemCommand(title, f"pane {number}", lambda n=number: self._act(f"view('pane', {n})"))
+            told = f"pane {number}   {self.pane_keys[number - 1]}".rstrip()
+            yield SystemCommand(title, told, lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
-            if key.press not in ("ctrl+c", "colon"):
+            if key.press not in ("ctrl+c", "colon") and not key.name.startswith("pane-"):
                 told = f"{key.shown}   {self.why_not(key.press) or key.line}".rstrip()
                 yield SystemCommand(key.what.capitalize(), told, lambda k=key: self._act(k.action))
 
@@ -122,7 +130,7 @@ def _taken() -> dict[str, str]:
         "home",
         "end",
     )
-    found = dict.fromkeys((*of_all, *map(str, range(1, 10)), "ctrl+q", "ctrl+p", "ctrl+z"), "the program")
+    found = dict.fromkeys((*of_all, "ctrl+q", "ctrl+p", "ctrl+z"), "the program")
     for pane in PANES:
         for binding in Binding.make_bindings(pane.BINDINGS):
             found.setdefault(binding.key, f"the {pane.TITLE} pane")

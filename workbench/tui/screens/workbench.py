@@ -51,7 +51,6 @@ class WorkbenchScreen(Guarded, Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "view('read_message')", "The whole message", show=False, priority=True),
-        *(Binding(str(i), f"view('pane', {i})", title, show=False) for i, title in enumerate(TITLES, 1)),
     ]
 
     pane: var[int] = var(1)
@@ -83,6 +82,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         """Read what the session is, then look at its last step."""
         tabs = self.frame.tabs
         tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
+        self._show_keys()
         self.set_interval(0.1, self._tick)
         self.open()
 
@@ -159,6 +159,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
             self._show_keys()
 
     def _show_keys(self) -> None:
+        self.frame.tabs.keys = self.keymap.pane_keys
         if self.front is not None:
             self.query_one(KeyBar).show(
                 self.keymap.hints(self.front.HINTS), list(map(self.keymap.moved, keys.PINNED))
