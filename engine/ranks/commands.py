@@ -215,9 +215,7 @@ class Commands:
             try:
                 if isinstance(command, m.ResumeStep):
                     goal = _check(command.pause)
-                    self.comm.union(
-                        0
-                    )  # all go on together: none waits, as part of its pass, for one that is late
+                    self.comm.union(0)  # all go on together: the wait for a late one is no part of the pass
                     return goal
                 if not isinstance(command, WHILE_PAUSED):
                     name = type(command).__name__

@@ -142,6 +142,13 @@ async def test_sequences_that_are_not_in_a_step_are_told(bench: Bench, ragged: P
         assert lines[3].count("·│") == 2, "sequence 1 has left"
         await press(pilot, "right_parenthesis")
         assert any("sequence 1 is not in step 3: its last was step 1" in line for line in text_of(pilot))
+        for pane in "259":  # those of one sequence
+            await press(pilot, pane)
+            told = [line.strip() for line in text_of(pilot)]
+            assert any(line.endswith("Sequence 1 is not in step 3: its last was step 1.") for line in told), (
+                pane
+            )
+            assert any(line.endswith("( )  choose another sequence") for line in told), pane
         await enter(pilot, "colon", "where")
         assert any("sequence 1 is not in step 3" in line for line in text_of(pilot))
         await press(pilot, "escape", "right_parenthesis")

@@ -134,6 +134,11 @@ class Pane(PaintedWidget):
         raise NotImplementedError
 
     @property
+    def of_sequence(self) -> bool:
+        """Whether it shows one sequence now."""
+        return self.OF_SEQUENCE
+
+    @property
     def stem(self) -> str:
         """What a file of it is called, without the step and the ending."""
         return self.TITLE.split()[0].lower()
@@ -193,7 +198,7 @@ class Pane(PaintedWidget):
                     name = self.overview.branch(where.branch).name
                     self.empty(f"Branch {name} has no steps yet.", "n  runs one")
                     return
-            if self.OF_SEQUENCE and (why := await self.reader.ask(SessionSource.why_absent, where)):
+            if self.of_sequence and (why := await self.reader.ask(SessionSource.why_absent, where)):
                 self.empty(f"{why[0].upper()}{why[1:]}.\n\n( )  choose another sequence")
                 return
             self.answer(await self.reader.ask(function, where, *arguments))

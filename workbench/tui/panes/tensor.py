@@ -130,6 +130,11 @@ values with their places (u goes from one to the next).
         return "" if self.parameter else f"capture {self._tap}"
 
     @property
+    def of_sequence(self) -> bool:
+        """Of a parameter there is one for all."""
+        return self.parameter is None
+
+    @property
     def _tap(self) -> str:
         taps = self.overview.taps if self.overview is not None else ()
         return taps[self.where.tap] if self.where.tap < len(taps) else ""
