@@ -65,6 +65,21 @@ def same_operation(taps: Sequence[str], where: Where, by: int) -> Where:
     return replace(where, tap=found[0]) if found else where
 
 
+def operation_beside(taps: Sequence[str], where: Where, by: int) -> Where:
+    """The next operation (`by` 1) or the one before (-1); at the end of the step, the place."""
+    tap = where.tap + by
+    return replace(where, tap=tap) if 0 <= tap < len(taps) else where
+
+
+def layer_beside(taps: Sequence[str], where: Where, by: int) -> Where:
+    """The first operation of the next layer (`by` 1) or of the one before (-1), what is outside all layers counting as
+    one; at the end of the step, the place."""
+    layers = [layer_of(tap) for tap in taps]
+    begins = [i for i, layer in enumerate(layers) if i == 0 or layers[i - 1] != layer]
+    present = max((i for i, start in enumerate(begins) if start <= where.tap), default=0) + by
+    return replace(where, tap=begins[present]) if 0 <= present < len(begins) else where
+
+
 def next_rank(where: Where, ranks: int) -> Where:
     """All ranks, then each by itself, then all again."""
     if where.rank is None:

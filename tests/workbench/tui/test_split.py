@@ -78,6 +78,29 @@ async def test_one_key_moves_both_and_says_where_nothing_can_be_compared(bench: 
         assert pilot.app.screen.where.step == 1, "back at the step that was looked at"
 
 
+async def test_layers_and_operations_are_stepped_on_both_sides(bench: Bench) -> None:
+    async with bench((120, 40), RECORDED / "load_bias-false.session") as pilot:
+        await enter(pilot, "colon", "goto 0")
+        await press(pilot, "vertical_line")
+        screen = _screen(pilot)
+        taps = screen.overview.taps
+        assert taps[screen.where.tap] == "layers.0.attn.q_proj"
+        await press(pilot, "i")
+        assert _row(pilot, " at layers.0.attn.k_proj")
+        assert taps[screen.operations.chosen.tap] == "layers.0.attn.k_proj", "the row goes with it"
+        await press(pilot, "4")
+        assert _row(pilot, "no tensor of it in main nor in")
+        await press(pilot, "s")
+        assert _row(pilot, "layers.1.attn_norm"), "in every part"
+        await press(pilot, "S", "I")
+        assert _row(pilot, " at embed")
+        await press(pilot, "I")
+        assert _row(pilot, "no operation before this one in step 0")
+        assert screen.where.step == 0
+        await press(pilot, "b")
+        assert _row(pilot, "b does nothing here: ? tells the keys")
+
+
 async def test_logits_side_by_side(bench: Bench) -> None:
     async with bench((120, 44), RECORDED / "load_bias-false.session") as pilot:
         await enter(pilot, "colon", "goto 0")

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
 from sessions.errors import SessionError
 from workbench.tui import screenshots
 from workbench.tui.guard import Guarded
+from workbench.tui.keys import shown
 from workbench.tui.marks import Marks
-from workbench.tui.navigator import clamped, same_operation
+from workbench.tui.navigator import clamped, layer_beside, operation_beside, same_operation
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
 from workbench.tui.screens.bench import Bench
@@ -27,7 +28,7 @@ from workbench.tui.screens.side_commands import SideCommands
 from workbench.tui.screenshots import Screenshot
 from workbench.tui.split import OPERATIONS, PARTS, TENSOR
 from workbench.tui.split.header import SplitHeader
-from workbench.tui.split.keys import FILL, HINTS, KEYS, OTHER_SIDE, PINNED
+from workbench.tui.split.keys import BINDINGS, FILL, HINTS, KEYS, OTHER_SIDE, PINNED
 from workbench.tui.split.message import SplitMessage
 from workbench.tui.split.operations import SplitOperations
 from workbench.tui.split.part import SplitPart
@@ -47,25 +48,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
     """Looks at the branch of a place beside `other`; closes with the place to look at where it went elsewhere."""
 
     CSS_PATH = "../styles/split.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,vertical_line", "close", "Back"),
-        Binding("n", "go(1)", "Both a token on"),
-        Binding("N", "go(-1)", "Both a token back"),
-        Binding("right_square_bracket", "scrub(1)", "Look a step ahead"),
-        Binding("left_square_bracket", "scrub(-1)", "Look a step back"),
-        Binding("full_stop", "neighbour(1)", "Next layer"),
-        Binding("comma", "neighbour(-1)", "Layer before"),
-        Binding("right_parenthesis", "sequence(1)", "Next sequence"),
-        Binding("left_parenthesis", "sequence(-1)", "Sequence before"),
-        Binding("o", "parting", "First different token"),
-        Binding("w", "other", "Another other side"),
-        Binding("a", "fill", "What a side lacks"),
-        Binding("y", "copy", "Copy"),
-        Binding("e", "export", "Export"),
-        Binding("question_mark", "help", "Help"),
-        Binding("ctrl+c", "interrupt", "Interrupt", priority=True),
-        *(Binding(str(i), f"part({i})", part.TITLE) for i, part in enumerate(PARTS, 1)),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = BINDINGS
 
     def __init__(
         self, bench: Bench, reader: Reader, runner: CommandRunner, other: Other, part: int = OPERATIONS
@@ -190,6 +173,23 @@ class SplitScreen(Guarded, Screen[Where | None]):
     def action_neighbour(self, by: int) -> None:
         """The same operation of a neighbouring layer."""
         self._look(same_operation(self.overview.taps, self.where, by))
+
+    def action_within(self, what: str, by: int) -> None:
+        """The next "operation" or "layer" of the step on both sides, or the one before."""
+        beside = operation_beside if what == "operation" else layer_beside
+        there = beside(self.overview.taps, self.where, by)
+        if there == self.where:
+            self._say(f"no {what} {'follows in' if by > 0 else 'before this one in'} step {self.where.step}")
+        else:
+            self._look(there)
+            self._say(f"at {self.overview.taps[there.tap]}")
+
+    def on_key(self, event: events.Key) -> None:
+        """A key that nothing took."""
+        if event.is_printable:
+            self._say(
+                f"{shown(event.key)} does nothing here: ? tells the keys, esc goes back to the workbench"
+            )
 
     def action_parting(self) -> None:
         """The step of the first different token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from textual import on
@@ -70,8 +71,9 @@ judged is shown. Nothing is compared where different tokens went in.
         self.query_one(TextBlock).show([[told]])
         grid, (ours, theirs) = self.query_one(Grid), snapshot.names
         grid.show(len(snapshot.rows), self._cells, columns=_columns(ours, theirs))
-        if fresh:
-            grid.cursor = 0
+        at = [row.tap for row in snapshot.rows]
+        grid.cursor = at.index(self.where.tap) if not fresh and self.where.tap in at else 0
+        self._look_at_chosen()
 
     def _cells(self, index: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -111,7 +113,11 @@ judged is shown. Nothing is compared where different tokens went in.
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()
-        if self.chosen is not None:
+        self._look_at_chosen()
+
+    def _look_at_chosen(self) -> None:
+        if self.chosen is not None and self.chosen.tap != self.where.tap:
+            self.where = replace(self.where, tap=self.chosen.tap)
             self.post_message(self.Go(tap=self.chosen.tap))
 
     def table(self) -> Table | None:
