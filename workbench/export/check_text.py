@@ -15,6 +15,7 @@ from workbench.diagnosis.judgement import TapVerdict
 from workbench.views.causes import NO_CAUSE, cause_lines
 from workbench.views.golden_event import Divergence, GoldenEvent, UntappedRun
 from workbench.views.numbers import number
+from workbench.views.verdicts import JUDGED_WORDS
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
@@ -28,13 +29,6 @@ HEADS: Mapping[str, str] = {
 #: What a cell shows of the worst judgement in it.
 _MARKS = {"pass": "·", "suspect": "~", "fail": "✗", "inherited": "↓", "absent": "-"}
 _STYLES = {"pass": "green", "suspect": "yellow", "fail": "bold red", "inherited": "red", "absent": "dim"}
-_WORDS = {
-    "pass": "right",
-    "suspect": "suspect",
-    "fail": "wrong",
-    "inherited": "wrong input",
-    "absent": "not compared",
-}
 _ORDER = ("fail", "inherited", "suspect", "pass", "absent")
 
 #: Causes that `check` tells; `diagnose` tells all.
@@ -74,7 +68,7 @@ def table(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> N
 
 def _legend(cells: Cells) -> str:
     used = set(cells.values())
-    return "   ".join(f"{_MARKS[name]} {words}" for name, words in _WORDS.items() if name in used)
+    return "   ".join(f"{_MARKS[name]} {words}" for name, words in JUDGED_WORDS.items() if name in used)
 
 
 def _outside(tap: str, cells: Cells, first: Divergence | None, console: Console) -> None:

@@ -13,6 +13,14 @@ from workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden
 from workbench.views.plain_text import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
+#: … in words.
+JUDGED_WORDS: dict[State, str] = {
+    "pass": "right",
+    "suspect": "suspect",
+    "fail": "wrong",
+    "inherited": "wrong input",
+    "absent": "not compared",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from workbench.tui.widgets.command_line import CommandLine
 from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.token_strip import TokenStrip
 
+RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
+
 
 def _screen(pilot) -> WorkbenchScreen:
     screen = pilot.app.screen
@@ -129,6 +131,25 @@ async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
         assert any("first wrong: layers.0.attn.scores" in line for line in lines)
         assert any("attn.scores █" in line for line in lines)
         assert any("attn.probs ▒" in line for line in lines)
+        legend = next(line for line in lines if "▫ suspect" in line)
+        assert "▪ right   ▫ suspect   █ wrong   ▒ wrong input   · not compared" in legend
+        told = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
+        assert re.search(r"\d+ right  \d+ wrong", told)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
+    bench: Bench, size: tuple[int, int]
+) -> None:
+    async with bench(size, RECORDED / "load_bias-false.session") as pilot:
+        await enter(pilot, "colon", "goto 0")
+        await press(pilot, "7")
+        lines = text_of(pilot)
+        head = next(i for i, line in enumerate(lines) if "error of each tap, in order" in line)
+        assert "noise floor" in lines[head]
+        drawn = "".join(lines[head + 1 : head + 3 if size[1] < 30 else head + 13])
+        assert set("⠉⠒⠤⣀") & set(drawn)
+        assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
 
 
 async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:

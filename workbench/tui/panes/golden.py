@@ -15,13 +15,13 @@ from engine.taps.names import count_layers, layer_of, local_name
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.plot import bars, curve, squeeze
+from workbench.tui.widgets.plot import curve, squeeze
 from workbench.tui.widgets.text_block import TextBlock, TextLine
-from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
+from workbench.tui.widgets.verdict_map import MARKS, VerdictMap, VerdictRow
 from workbench.views.numbers import number, power
 from workbench.views.sequences import of_all
 from workbench.views.step_verdicts import GoldenTap, JudgedStep, judged_step, operations_of
-from workbench.views.verdicts import Judged
+from workbench.views.verdicts import JUDGED_WORDS, Judged, State
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _LEAST = 1e-9
@@ -37,12 +37,12 @@ class GoldenPane(Pane):
     HELP = """\
 Every tap of the step against the golden reference.
 
-  ▪ within the noise of the dtype    █ wrong by itself: the operation errs on right inputs
-  ▪ suspect (brighter)               ▒ wrong because its inputs were
-  · the reference has no such tap
+  ▪ right: within the noise of the dtype   █ wrong: the operation errs on right inputs
+  ▫ suspect: somewhat above it             ▒ wrong input: it was wrong before the operation
+  · not compared: the reference has no such tap
 
-The figure under the map is the error of each tap in the order of execution, on a logarithmic scale, with the noise
-floor that it is held against; × is an error without a number, such as NaN.
+The figure beside or under the map is the error of each tap in the order of execution, on a logarithmic scale, with
+the noise floor that it is held against; × is an error without a number, such as NaN.
 
   enter  the difference as a tensor     o  first divergence     g  compare
 """
@@ -56,7 +56,8 @@ floor that it is held against; × is an error without a number, such as NaN.
     GoldenPane > #split { layout: vertical; height: 1fr; }
     GoldenPane > #split.-wide { layout: horizontal; }
     GoldenPane VerdictMap { height: 1fr; margin: 0 1; }
-    GoldenPane #beside { height: 5; }
+    GoldenPane #beside { height: 6; }
+    GoldenPane > #legend { height: 1; padding: 0 1; }
     GoldenPane .-wide #beside { height: 1fr; }
     GoldenPane #depth { height: auto; padding: 0 1; }
     GoldenPane #detail { height: 1fr; padding: 1 1 0 1; }
@@ -67,13 +68,14 @@ floor that it is held against; × is an error without a number, such as NaN.
         self.snapshot: JudgedStep | None = None
 
     def content(self) -> Iterable[Widget]:
-        """The verdict, the map, the depth, the tap under the cursor."""
+        """The verdict, the map, the depth, the tap under the cursor, what the marks mean."""
         yield TextBlock(fold=True, id="verdict")
         yield Container(
             VerdictMap(id="map"),
             Vertical(TextBlock(id="depth"), TextBlock(id="detail"), id="beside"),
             id="split",
         )
+        yield TextBlock(id="legend")
 
     def question(self) -> tuple[Callable[..., JudgedStep], Sequence[object]]:
         """The verdicts of the present step."""
@@ -98,16 +100,13 @@ floor that it is held against; × is an error without a number, such as NaN.
         verdicts = self.query_one(VerdictMap)
         verdicts.rows = _map(self.overview.taps, snapshot)
         verdicts.point_at(self.where.tap)
+        self.query_one("#legend", TextBlock).show([_legend()])
         self._draw()
 
     def _draw(self) -> None:
         snapshot, overview = self.snapshot, self.overview
         assert snapshot is not None
         assert overview is not None
-        counts = {
-            v: sum(1 for t in snapshot.taps.values() if t.judged.verdict == v)
-            for v in ("pass", "suspect", "fail")
-        }
         first = snapshot.first
         told = (
             (f"✗ first wrong: {first.name}", "wrong")
@@ -116,7 +115,7 @@ floor that it is held against; × is an error without a number, such as NaN.
             if snapshot.inconclusive
             else ("✓ matches the golden reference", "strong")
         )
-        rest = f"   {counts['pass']} pass  {counts['suspect']} suspect  {counts['fail']} fail  of {len(snapshot.taps)}"
+        rest = f"   {_counted([tap.judged.state for tap in snapshot.taps.values()])}"
         if whole := of_all(len(overview.batch.fed)):
             rest += f"   each the worst {whole}"
         cause: list[TextLine] = (
@@ -126,7 +125,7 @@ floor that it is held against; × is an error without a number, such as NaN.
         self.query_one("#verdict", TextBlock).show([[told, (rest, "quiet")], *cause, *notes])
         wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
-        height = max(5, min(12, self.size.height - 30))
+        height = max(5, min(12, self.size.height - 26))
         depth = self._depth(height, self._beside() - 12) if wide else self._depth(2, self.size.width - 12)
         self.query_one("#depth", TextBlock).show(depth)
         self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
@@ -152,17 +151,14 @@ floor that it is held against; × is an error without a number, such as NaN.
         labels = ["", *[""] * (height - 2), ""]
         if known:
             labels[0], labels[-1] = power(10 ** max(known)), power(10 ** min(known))
-        if height < 3:
-            drawn: list[TextLine] = [[(line, "trace")] for line in bars(_above(errors), height)]
-        else:
-            drawn = [*curve(errors, floors, height)]
+        drawn = curve(errors, floors, height)
         lines: list[TextLine] = [
             [(f"{label:>6} ", "quiet"), *line] for label, line in zip(labels, drawn, strict=True)
         ]
         head: TextLine = [("error of each tap, in order", "quiet")]
         if any(floor is not None for floor in floors):
             head = [*head, ("   ⠂ noise floor", "quiet")]
-        return lines if height < 3 else [head, *lines]
+        return [head, *lines]
 
     def _ledger(self) -> list[TextLine]:
         """The operations that err on right inputs, and how many only inherited what was wrong."""
@@ -189,9 +185,9 @@ floor that it is held against; × is an error without a number, such as NaN.
         name = self.overview.taps[tap]
         found = self.snapshot.taps.get(tap)
         if found is None:
-            return [[(name, "strong"), ("   not judged", "quiet")]]
+            return [[(name, "strong"), (f"   {JUDGED_WORDS['absent']}", "quiet")]]
         role = "wrong" if found.judged.verdict == "fail" else "text"
-        head: TextLine = [(f"{name}   ", "strong"), (found.judged.verdict, role)]
+        head: TextLine = [(f"{name}   ", "strong"), (JUDGED_WORDS[found.judged.state], role)]
         if not self.query_one("#split").has_class("-wide"):
             flat = [
                 piece
@@ -247,9 +243,16 @@ def _level(figure: float | None) -> float | None:
     return figure if figure is None or not math.isfinite(figure) else math.log10(max(abs(figure), _LEAST))
 
 
-def _above(levels: Sequence[float | None]) -> list[float | None]:
-    """The levels from the least that is drawn up."""
-    return [None if level is None else level - math.log10(_LEAST) for level in levels]
+def _counted(states: Sequence[State]) -> str:
+    """How many there are of each."""
+    told = ((state, states.count(state)) for state in JUDGED_WORDS)
+    return "  ".join(f"{number} {JUDGED_WORDS[state]}" for state, number in told if number)
+
+
+def _legend() -> TextLine:
+    """What the marks of the map mean."""
+    pairs = ((MARKS[state], words) for state, words in JUDGED_WORDS.items())
+    return [piece for mark, words in pairs for piece in (mark, (f" {words}   ", "quiet"))]
 
 
 def _shown(value: float | str) -> str:

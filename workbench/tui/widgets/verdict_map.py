@@ -14,12 +14,13 @@ from textual.strip import Strip
 
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.painted import LineWidget
+from workbench.views.verdicts import State
 
 _LABEL = 17
 #: What stands for a verdict, and its role.
-MARKS = {
+MARKS: dict[State, tuple[str, str]] = {
     "pass": ("▪", "trace"),
-    "suspect": ("▪", "strong"),
+    "suspect": ("▫", "strong"),
     "fail": ("█", "wrong"),
     "inherited": ("▒", "wrong"),
     "absent": ("·", "faint"),
@@ -28,10 +29,10 @@ MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """One operation: its name and (tap, mark) of each column; a tap outside the layers is in column 0 alone."""
+    """One operation: its name and (tap, state) of each column; a tap outside the layers is in column 0 alone."""
 
     name: str
-    cells: tuple[tuple[int, str] | None, ...]
+    cells: tuple[tuple[int, State] | None, ...]
 
 
 class VerdictMap(LineWidget, can_focus=True):
