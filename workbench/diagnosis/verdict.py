@@ -45,9 +45,10 @@ from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import compare_tokens
 from workbench.views.golden_event import Divergence, TokenMismatch
 from workbench.views.moved import ROUNDING
+from workbench.views.verdicts import WRONG_ABOVE
 
 #: Error over floor up to which a tap passes, and above which it has failed.
-PASS, FAIL = 1.5, 3.0
+PASS, FAIL = 1.5, WRONG_ABOVE
 
 #: The same for the worst element of a tensor, so that a few wrong ones do not drown among many right.
 #: Extremes scatter more than means do: correct engines stay below 2.5.

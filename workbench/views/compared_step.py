@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,9 +13,10 @@ from sessions.errors import SessionError
 from sessions.records import STATISTICS
 from sessions.text import clean
 from workbench.views.moved import ROUNDING, MovedStatistic, most_moved
-from workbench.views.sides import Other, Sides, sides
+from workbench.views.numbers import number
+from workbench.views.sides import GOLDEN, Other, Sides, sides
 from workbench.views.source import SessionSource
-from workbench.views.verdicts import Judged, judged_at
+from workbench.views.verdicts import WRONG_ABOVE, Judged, judged_at
 from workbench.views.where import Where
 
 #: In the order of the rows. "bits": the checksums differ and no statistic does by more than rounding: only the tensors
@@ -46,13 +47,27 @@ class ComparedTap:
 @dataclass(frozen=True, slots=True)
 class ComparedStep:
     """One step of both sides. `why_not`: why nothing can be compared; the statistics stand beside each other all the
-    same. `rows` are sorted by what differs, `first` is the first tap that differs beyond rounding."""
+    same. `rows` are sorted by what differs, `first` is the first tap that differs beyond rounding: beyond WRONG_ABOVE
+    times the noise floor where one was measured (of `floored` taps), else beyond the fixed `tolerance`."""
 
     step: int
     names: tuple[str, str]
     why_not: str
     rows: tuple[ComparedTap, ...]
     first: int | None
+    floored: int
+    tolerance: float
+
+    @property
+    def rounding(self) -> str:
+        """What counts as rounding, in words; "" where nothing is compared."""
+        if self.why_not:
+            return ""
+        fixed = f"a fixed {number(self.tolerance)}"
+        if not self.floored:
+            return f"rounding: {fixed}, as no noise floor was measured at this step: `golden` measures it"
+        rest = f" ({fixed} where none was)" if self.floored < len(self.rows) else ""
+        return f"rounding: {WRONG_ABOVE:g} × the noise floor that golden measured{rest}"
 
     def count(self, difference: Difference) -> int:
         """How many taps differ so."""
@@ -81,15 +96,26 @@ def compared_step(
     """Every tap of the step at `where` and on the other side."""
     both = sides(source, where, other, parted)
     compared = {} if both.why_not else _diffs(both)
-    judged = (
-        {one.tap: one for one in judged_at(source.session, where.branch, where.step)}
-        if other == "golden"
-        else {}
-    )
-    rows = [_row(both, tap, compared, judged) for tap in range(len(source.session.taps))]
+    ours = {one.tap: one for one in judged_at(source.session, where.branch, where.step)}
+    judged = ours if other == GOLDEN else {}
+    floors = _floors(list(ours.values()))
+    if other != GOLDEN and not both.lacks_step:
+        floors = _floors(judged_at(source.session, other, where.step)) | floors
+    tolerance = ROUNDING.get(source.meta.config.dtype, ROUNDING["float32"])
+    rows = [
+        _row(
+            both, tap, compared, judged, WRONG_ABOVE * floors[info.name] if info.name in floors else tolerance
+        )
+        for tap, info in enumerate(source.session.taps)
+    ]
     rows.sort(key=lambda row: (_ORDER.index(row.difference), row.tap))
     first = rows[0].tap if rows and rows[0].difference == "beyond" else None
-    return ComparedStep(where.step, both.names, both.why_not, tuple(rows), first)
+    return ComparedStep(where.step, both.names, both.why_not, tuple(rows), first, len(floors), tolerance)
+
+
+def _floors(judged: Sequence[Judged]) -> dict[str, float]:
+    """The relative L2 error that each tap's dtype alone made, where that was measured."""
+    return {one.tap: one.floor for one in judged if one.floor is not None and 0 < one.floor < np.inf}
 
 
 def _diffs(both: Sides) -> dict[str, TapDiff | str]:
@@ -106,9 +132,14 @@ def _diffs(both: Sides) -> dict[str, TapDiff | str]:
 
 
 def _row(
-    both: Sides, tap: int, compared: Mapping[str, TapDiff | str], judged: Mapping[str, Judged]
+    both: Sides,
+    tap: int,
+    compared: Mapping[str, TapDiff | str],
+    judged: Mapping[str, Judged],
+    rounding: float,
 ) -> ComparedTap:
-    """One tap: as the one comparison has it, else as a judge recorded it, else with what there is on either side."""
+    """One tap: as the one comparison has it, else as a judge recorded it, else with what there is on either side.
+    `rounding`: the relative L2 error that is no more than that."""
     name = both.ours.session.taps[tap].name
     moved, ours = _statistic(both, tap, name)
     row = ComparedTap(tap, clean(name, limit=120), "unknown", "rms", None, ours, None)
@@ -116,7 +147,7 @@ def _row(
         row = replace(row, statistic=moved.name, rank=moved.rank, ours=moved.ours, theirs=moved.theirs)
     one, verdict = compared.get(name), judged.get(name)
     if isinstance(one, TapDiff):
-        difference, note = _difference(both, one, moved)
+        difference, note = _difference(one, moved, rounding)
         if one.metrics is not None:
             row = replace(row, rel_l2=one.metrics.rel_l2, max_abs=one.metrics.max_abs)
         return replace(row, difference=difference, note=note)
@@ -127,9 +158,8 @@ def _row(
     return replace(row, note="" if both.why_not else one or _lacking(both, name))
 
 
-def _difference(both: Sides, one: TapDiff, moved: MovedStatistic | None) -> tuple[Difference, str]:
+def _difference(one: TapDiff, moved: MovedStatistic | None, rounding: float) -> tuple[Difference, str]:
     """Whether a difference is more than rounding, and what there is to say about it."""
-    rounding = ROUNDING.get(both.ours.meta.config.dtype, ROUNDING["float32"])
     if one.metrics is None:  # checksums only, or tensors that do not fit together
         if one.equal:
             return "equal", ""

@@ -21,6 +21,8 @@ JUDGED_WORDS: dict[State, str] = {
     "inherited": "wrong input",
     "absent": "not compared",
 }
+#: Error over noise floor above which it is wrong.
+WRONG_ABOVE = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,23 @@ def test_rounding_is_told_from_more_and_bits_from_both(tmp_path: Path) -> None:
     assert "none of 4 operations differs beyond rounding; 1 differ in bits" in found.headline
 
 
+@pytest.mark.parametrize(("floor", "difference"), [(1e-6, "rounding"), (1e-8, "beyond"), (None, "rounding")])
+def test_rounding_is_what_the_noise_floor_leaves_room_for(
+    tmp_path: Path, floor: float | None, difference: str
+) -> None:
+    """Of either side; a relative 1e-7 is below the fixed tolerance."""
+    path, base = tmp_path / "floor.session", [np.ones((2, 2)), 2 * np.ones((2, 2))]
+    tensors = {"layers.0.attn.q_proj": [part * (1 + 1e-7) for part in base]}
+    _written(path, _step(3, {"layers.0.attn.q_proj": base}, [1] * 4), _step(3, tensors, [1, 2, 1, 1])).close()
+    with SessionWriter.reopen(path) as writer:
+        writer.verdicts([Verdict(1, 0, "layers.0.attn.q_proj", "pass", {"rel_l2": 0.0, "floor": floor})])
+    found = compared_step(SessionSource(Session.open(path)), Where(), 1)
+    rows = {row.name: row for row in found.rows}
+    assert rows["layers.0.attn.q_proj"].difference == difference
+    assert ("noise floor that golden measured" in found.rounding) == (floor is not None)
+    assert "a fixed 1.0e-5" in found.rounding, "of the taps without a floor"
+
+
 def test_nan_on_one_side_is_beyond_rounding_and_drawn(tmp_path: Path) -> None:
     base, broken = [np.ones((2, 2)), np.ones((2, 2))], [np.ones((2, 2)), np.array([[1, math.nan], [1, 1]])]
     source = _written(

@@ -37,6 +37,7 @@ class SplitResult(Result):
     marked: int  # cells from the left at which the first different token stands
     parted: int | None
     headline: str
+    rounding: str
     first: str | None
     divergence: float | None
     kind: ClassVar[str] = "split"
@@ -50,6 +51,8 @@ class SplitResult(Result):
         if self.parted is not None:
             lines.append(" " * (width + self.marked) + f"▲ step {self.parted}: first different token")
         lines.append(f"step {self.step}: {self.headline}")
+        if self.rounding:
+            lines.append(self.rounding)
         if self.divergence is not None:
             lines.append(
                 f"D({self.names[0]}‖{self.names[1]}) of the next token ≥ {scalar(self.divergence)} nats"
@@ -80,7 +83,8 @@ def split(debugger: Debugger, other: str | None) -> SplitResult:
     first = None if found.first is None else debugger.timeline.places.names[found.first]
     apart = compared_logits(source, where, beside, tokens.parted).divergence
     return SplitResult(
-        at.branch, beside, step, found.names, lines, marked, tokens.parted, found.headline, first, apart
+        at.branch, beside, step, found.names, lines, marked, tokens.parted, found.headline, found.rounding,
+        first, apart,
     )  # fmt: skip
 
 

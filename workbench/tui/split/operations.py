@@ -36,6 +36,9 @@ class SplitOperations(SplitPart):
 Every operation of the step on both sides. What differs beyond rounding stands on top, in the order in which it
 runs, the first one marked ●; then what differs in bits (≈), then what is equal (=).
 
+Rounding is what the noise floor leaves room for that `golden` has measured at this step on either side, else a
+fixed tolerance; the line above the rows says which.
+
 Where both sides hold the tensor it is compared itself: its relative L2 error. Elsewhere checksums tell whether
 it is equal, and the statistic that has moved most is shown. A golden reference has no statistics: what `golden`
 judged is shown. Nothing is compared where different tokens went in.
@@ -68,7 +71,7 @@ judged is shown. Nothing is compared where different tokens went in.
             snapshot.headline,
             "wrong" if snapshot.first is not None else "accent" if snapshot.why_not else "text",
         )
-        self.query_one(TextBlock).show([[told]])
+        self.query_one(TextBlock).show([[told], [(snapshot.rounding, "quiet")]])
         grid, (ours, theirs) = self.query_one(Grid), snapshot.names
         grid.show(len(snapshot.rows), self._cells, columns=_columns(ours, theirs))
         at = [row.tap for row in snapshot.rows]
