@@ -225,16 +225,16 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "wide text": _wide_text,
     # Counts.
     "chained branches": _chained_branches(20_000),
-    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}', 0 FROM numbers", 150_000),
-    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}', 0 FROM numbers", 100_000),
+    "many events": _many("events", "SELECT n, 0, 0, 'note', 'x', '{}', 0 FROM numbers", 40_000),
+    "many verdicts": _many("verdicts", "SELECT 0, 0, 'tap' || n, 'fail', '{}', 0 FROM numbers", 30_000),
     "many tensors": _many(
-        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs), 0 FROM numbers", 150_000
+        "tensors", "SELECT 0, 0, 0, n, 0, '', (SELECT min(id) FROM blobs), 0 FROM numbers", 40_000
     ),
     "many sequences": _many(
         "sequences",
         "SELECT 0, 0, n, ids, positions, kv_lens, block_table, emitted, forced, topk_ids, topk_logits,"
         " logsumexp, entropy, 0 FROM numbers JOIN sequences WHERE branch = 0 AND step = 0 AND seq = 0",
-        20_000,
+        10_000,
     ),
     "many meta rows": _many("meta", "SELECT 'token_texts.' || n, '{}', 0 FROM numbers", 50_000),
     # Lies.

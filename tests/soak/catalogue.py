@@ -1,4 +1,4 @@
-"""All trials, in the order of the table. Where `quick` is 0 other tests of the suite have a tenth of the tries."""
+"""All trials, in the order of the table. Where `quick` is 0 other tests of the suite try the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIALS = (
     ),
     Trial(
         "host", "SIGKILL to the host while it drives two ranks",
-        f"the ranks end; {WHOLE}; the next writer folds it", processes.kill_host, 30, quick=2,
+        f"the ranks end; {WHOLE}; the next writer folds it", processes.kill_host, 30, quick=1,
     ),
     Trial(
         "screens", "SIGKILL to the screens in a real terminal, while the model runs",
@@ -36,7 +36,7 @@ TRIALS = (
     Trial(
         "power", "power cut: of what was not yet synced, some sectors are lost",
         "all synced steps are there; the others are a beginning of what was written, bit for bit; where more was "
-        "written, the file is called incomplete", recordings.cut_power, 50, quick=5,
+        "written, the file is called incomplete", recordings.cut_power, 50, quick=2,
     ),
     Trial(
         "truncated", "a session's file cut short, or (1 of 4) its log",

@@ -11,6 +11,7 @@ from workbench.checking.pipeline import Reference
 from workbench.debugger.host.replay import open_replay
 from workbench.references.golden import forced_onto, record_golden
 
+PROMPTS = [PROMPT, [7, 8]]  # the same everywhere: what is recorded for one test is in the cache for the next
 RULES = {"load_bias": "false", "mask": "additive"}
 LEDGER = (
     "12 operations are wrong by themselves: layers.*.attn.q_proj, layers.*.attn.k_proj, layers.*.attn.v_proj,"
@@ -19,7 +20,7 @@ LEDGER = (
 
 
 def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None:
-    debugger = live(tp=2, rules=RULES)
+    debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")
     told = debugger.execute("golden")
     first, *rest = told.to_text().splitlines()
@@ -40,11 +41,11 @@ def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None
 
 
 def test_the_branch_goes_on_as_if_nobody_had_asked(live: Live) -> None:
-    alone = live(rules=RULES)
+    alone = live(rules=RULES, prompts=PROMPTS)
     alone.execute("next 5")
     kept = [alone.timeline.record(0, step).checksums.copy() for step in range(5)]
     finish(alone)
-    asked = live(rules=RULES)
+    asked = live(rules=RULES, prompts=PROMPTS)
     texts(asked, "next 3", "golden", "next 2")
     assert asked.executor is not None
     assert not asked.executor.inferior.patched
@@ -72,7 +73,7 @@ def test_a_match_has_no_ledger(live: Live) -> None:
 
 
 def test_check_leaves_the_same_event_of_the_same_run(live: Live, tmp_path: Path) -> None:
-    debugger = live(tp=2, rules=RULES, prompts=[PROMPT, [7, 8]])
+    debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")
     asked = debugger.execute("golden").to_json()
     (stored,) = debugger.session.events(kind="golden")
