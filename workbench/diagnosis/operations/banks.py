@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.diagnosis.operations import embedding, head, linear, matrices, moved, precision, reduce
 from workbench.diagnosis.operations.activation import activations
 from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
@@ -15,21 +16,78 @@ from workbench.diagnosis.operations.rope_frequencies import other_frequencies
 from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.score_biases import score_biases
 from workbench.diagnosis.operations.scores import scores
+from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.softmax import softmaxes
 from workbench.diagnosis.operations.softmax_fits import softmax_fits
-from workbench.diagnosis.operations.variant import Bank
+from workbench.diagnosis.operations.variant import Bank, Fit, fits
 
+#: Operation -> banks that are always tried.
 BANKS: Mapping[str, tuple[Bank, ...]] = {
-    "embedding": (),
+    "embedding": (
+        embedding.misread,
+        embedding.other_rows,
+        embedding.masked,
+        embedding.scaled,
+        embedding.added,
+        moved.token_moved,
+    ),
     "norm": (norms,),
-    "linear": (),
+    "linear": (
+        matrices.misread,
+        linear.bias,
+        linear.scale,
+        moved.rows_moved,
+        moved.token_moved,
+        matrices.transposed,
+        matrices.sliced_inputs,
+        matrices.zeroed,
+        matrices.single_weights,
+        linear.other_input,
+        linear.input_changed,
+    ),
     "rope": (rotations, other_frequencies),
     "cache": (),
     "scores": (scores, score_heads, score_biases, masks),
     "softmax": (softmaxes, softmax_fits),
     "context": (contexts, merged_heads, value_heads),
-    "reduce": (),
+    "reduce": (reduce.summed, reduce.other_bias, moved.token_moved),
     "residual": (residuals,),
     "activation": (activations,),
-    "head": (),
+    "head": (
+        head.not_the_head,
+        head.other_head,
+        head.changed_logits,
+        head.other_hidden,
+        head.other_columns,
+    ),
 }
+
+#: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
+LAST: Mapping[str, tuple[Bank, ...]] = {
+    "linear": (
+        matrices.other_matrix,
+        linear.channel_scale,
+        linear.constant,
+        matrices.features_changed,
+        precision.rounded_operands,
+        precision.rounded_result,
+        linear.feature_scale,
+        matrices.low_rank,
+    ),
+    "head": (
+        precision.rounded_operands,
+        precision.rounded_result,
+        matrices.single_weights,
+        linear.channel_scale,
+    ),
+    "reduce": (reduce.stale, reduce.rounded_partials),
+}
+
+
+def explain_site(site: Site) -> list[Fit]:
+    """The variants that explain what is wrong at a site, the simplest first, then those that explain a part."""
+    found = fits(site, BANKS[site.operation])
+    if any(one.accepted for one in found):
+        return found
+    rest = fits(site, LAST.get(site.operation, ()))
+    return sorted([*rest, *found], key=lambda one: not one.accepted)

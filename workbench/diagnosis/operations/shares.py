@@ -31,7 +31,7 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     if operation == "embedding":
         return {"weight": EMBEDDING}
     if operation == "head":
-        return {"weight": HEAD}
+        return {"weight": EMBEDDING if model.tie_embeddings else HEAD}
     if operation == "norm":
         return {
             "weight": "model.norm.weight" if layer is None else f"model.layers.{layer}.{NORMS[kind]}.weight"

@@ -94,13 +94,20 @@ def fit(site: Site, variant: Variant) -> Fit | None:
     ratio = rest.left / rest.noise if rest.noise > 0 else (0.0 if rest.left == 0 else np.inf)
     enough = rest.elements >= ELEMENTS_A_PARAMETER * variant.parameters
     within = ratio <= WRONG and rest.single <= WRONG_SINGLE
-    accepted = enough and within and residual <= (UNEXPLAINED if ratio > 1 else 0.5)
+    accepted = enough and within and residual <= _may_leave(variant, ratio)
     if not accepted and not residual <= PARTLY:
         return None
     every = _Rest.join([_Rest.of(part, p, np.ones(p.shape, bool), variant, site.facts.unit)
                         for part, p in zip(site.parts, predicted, strict=True)])  # fmt: skip
     everywhere = every.left <= WRONG * every.noise and every.single <= WRONG_SINGLE
     return Fit(variant, residual, ratio, accepted, accepted and everywhere)
+
+
+def _may_leave(variant: Variant, ratio: float) -> float:
+    """The share of the error that may be left: more where all of that is rounding."""
+    if variant.tolerance:
+        return 0.25
+    return UNEXPLAINED if ratio > 1 else 0.5
 
 
 def _scoped(

@@ -1,0 +1,55 @@
+"""Bugs put into transformers' own modules, recorded, and read into sites with the right checkpoint beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sessions import Session
+from tests.workbench.diagnosis.synthetic import STEPS, Case
+from workbench.diagnosis.operations.banks import explain_site
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.operations.sites import sites
+from workbench.diagnosis.operations.variant import Fit
+from workbench.diagnosis.recording import Recording
+from workbench.references import transformers_recorder
+from workbench.references.golden import forced_onto
+from workbench.references.loading import load_golden
+from workbench.references.request import GoldenRequest
+
+Patch = Callable[[Any], object]
+
+
+def recorded(case: Case, path: Path, patch: Patch, dtype: str = "float32") -> Session:
+    """A session of the case's model, spoilt by `patch(model)` before it ran, on the case's tokens."""
+
+    def load(*args: Any) -> Any:
+        model = load_golden(*args)
+        with torch.no_grad():
+            patch(model)
+        return model
+
+    request = GoldenRequest(str(case.model_dir), forced_onto(case.floor.path), STEPS, dtype)  # type: ignore[arg-type]
+    with mock.patch.object(transformers_recorder, "load_golden", load):
+        transformers_recorder.record(request, path)
+    return Session.open(path)
+
+
+def wrong_sites(case: Case, session: Session) -> dict[str, Site]:
+    """By tap (with "@rank" where there are several ranks), the operations that are wrong on their own inputs."""
+    recording = Recording(session)
+    facts = Facts.of(case.model_dir, recording.dtype)
+    found = sites(RecordedTaps(recording, Recording(case.golden)), facts)
+    wrong = [site for site in found if isinstance(site, Site) and site.deviation is not None]
+    return {site.tap + (f"@{site.rank}" if session.ranks > 1 else ""): site for site in wrong}
+
+
+def accepted(site: Site) -> list[Fit]:
+    """The variants that reproduce what was seen there."""
+    return [one for one in explain_site(site) if one.accepted]
