@@ -214,7 +214,7 @@ def first_token_masked(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("heads", "attention"),
+    accepted=("heads", "context", "attention"),
     words="order|permut|transpos|merge|layout|head",
     taps=("attn.context",),
     model="llama",
@@ -225,7 +225,7 @@ def heads_merged_without_transposing(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("heads", "attention"),
+    accepted=("heads", "context", "attention"),
     words="order|permut|transpos|merge|layout|head|interleav",
     taps=("attn.context",),
     layers=(1,),

@@ -348,7 +348,7 @@ def prefix_seen_from_both_sides(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("heads", "attention"),
+    accepted=("heads", "context", "attention"),
     words="order|permut|merge|head|revers",
     taps=("attn.context",),
     layers=(2,),
@@ -360,7 +360,7 @@ def heads_merged_in_reverse(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("cache", "attention"),
+    accepted=("cache", "context", "attention"),
     words="K|key",
     taps=("attn.v_cache", "attn.context"),
     model="llama",
@@ -371,7 +371,7 @@ def keys_used_as_values(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("attention", "cache", "context"),
+    accepted=("context", "attention", "cache", "context"),
     words="current|last|own|missing|without",
     taps=("attn.context",),
     step=1,
@@ -390,7 +390,7 @@ def the_new_value_is_left_out_in_decode(p: Patched) -> None:
 
 @bug(
     "attention",
-    accepted=("scale", "attention", "context", "heads"),
+    accepted=("scale", "context", "attention", "heads"),
     words="head|factor|times|scal|zero",
     taps=("attn.context",),
     heads=(0,),

@@ -49,7 +49,7 @@ def attention_and_mlp_side_by_side(p: Patched) -> None:
 
 @bug(
     "residual",
-    accepted=("residual", "layers", "skipped"),
+    accepted=("residual", "layer", "layers", "skipped"),
     words="skip|layer|input|unchanged|never ran",
     taps=("attn_norm", "mlp_residual"),
     layers=(1,),

@@ -125,7 +125,7 @@ def one_row_of_the_head_zero(p: Patched) -> None:
 
 @bug(
     "head",
-    accepted=("head", "residual", "norm", "layers"),
+    accepted=("head", "residual", "norm", "layer", "layers"),
     words="layer|early|final_norm|input",
     taps=("final_norm",),
     model="llama-deep",
