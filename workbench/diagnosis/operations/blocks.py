@@ -122,3 +122,9 @@ def of_scores(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
         for part, x in zip(site.parts, guesses, strict=True)
     ]
     return in_place(site, masked)
+
+
+def usual_noise(site: Site) -> list[Array]:
+    """The mean noise of each part in all of its elements: for variants that put numbers where others belong."""
+    finite = [np.where(np.isfinite(part.noise), part.noise, 0.0) for part in site.parts]
+    return [np.full(x.shape, np.sqrt(np.mean(x**2)) if x.size else 0.0) for x in finite]

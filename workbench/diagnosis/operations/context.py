@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.blocks import history, in_place, others, shaped
+from workbench.diagnosis.operations.blocks import history, in_place, others, shaped, usual_noise
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.softmax import divided, hot, newest
 from workbench.diagnosis.operations.variant import Variant
@@ -35,7 +35,7 @@ def _of(
     site: Site, name: str, text: str, probs: Sequence[Array | None], values: Sequence[Array | None]
 ) -> Variant:
     guesses = [_times(p, v) for p, v in zip(probs, values, strict=True)]
-    return Variant(name, "context", text, {}, in_place(site, guesses))
+    return Variant(name, "context", text, {}, in_place(site, guesses), noise=usual_noise(site))
 
 
 def _times(probs: Array | None, values: Array | None) -> Array | None:

@@ -13,6 +13,7 @@ from workbench.diagnosis.operations.blocks import (
     in_place,
     places,
     scopes,
+    usual_noise,
 )
 from workbench.diagnosis.operations.scores import factor_of, named, resolution
 from workbench.diagnosis.operations.site import Site
@@ -27,7 +28,7 @@ def merged_heads(site: Site) -> Iterator[Variant]:
     half = site.facts.model.head_dim // 2
     for name, text, form in _LAYOUTS:
         guesses = [form(by_head(site, part.expected), part.inputs["v"].shape[1]) for part in site.parts]
-        yield Variant(name, "context", text, {}, in_place(site, list(guesses)))
+        yield Variant(name, "context", text, {}, in_place(site, list(guesses)), noise=usual_noise(site))
     rolled = [from_heads(site, np.roll(by_head(site, part.expected), half, axis=2)) for part in site.parts]
     yield Variant("context_halves_exchanged", "context", "the halves of each head are exchanged", {}, rolled)
     yield from _factors(site)

@@ -32,7 +32,7 @@ class Variant:
     sentence. `predicted` has the shape of what was seen (a list of one for each part where there are several).
     `parameters` counts the numbers that were fitted to what was seen: 0 of a fixed list, or from the checkpoint.
     `tolerance` is the share of the prediction's size that it may be off by, beside rounding. `noise` (like `predicted`)
-    is what rounding may leave of a row-wise variant that sums other terms than the right operation.
+    is what rounding may leave of a variant that sums other terms than the right operation, or puts them elsewhere.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Variant:
     predicted: Array | Sequence[Array]
     parameters: int = 0
     tolerance: float = 0.0
-    noise: Array | None = None
+    noise: Array | Sequence[Array] | None = None
 
 
 #: Gives the variants of an operation that are worth trying at a site that is wrong (`site.deviation` says where).
@@ -86,8 +86,14 @@ def fit(site: Site, variant: Variant) -> Fit | None:
         return None
     if any(p.shape != part.seen.shape for p, part in zip(predicted, site.parts, strict=True)):
         return None
-    inside = [_Rest.of(*each, variant, site.facts.unit) for each in _scoped(site.parts, predicted, deviation)]
-    rest = _Rest.join(inside)
+    noises: list[Array | None] = [None] * len(predicted)
+    if variant.noise is not None:
+        noises = [variant.noise] if isinstance(variant.noise, np.ndarray) else list(variant.noise)
+    guesses = [
+        _Guess(part, p, noise, variant.tolerance, site.facts.unit)
+        for part, p, noise in zip(site.parts, predicted, noises, strict=True)
+    ]
+    rest = _Rest.join([_Rest.of(*each) for each in zip(guesses, _scopes(site.parts, deviation), strict=True)])
     if not rest.error > 0:
         return None
     residual = rest.left / rest.error if np.isfinite(rest.error) else (0.0 if np.isfinite(rest.left) else 1.0)
@@ -97,8 +103,7 @@ def fit(site: Site, variant: Variant) -> Fit | None:
     accepted = enough and within and residual <= _may_leave(variant, ratio)
     if not accepted and not residual <= PARTLY:
         return None
-    every = _Rest.join([_Rest.of(part, p, np.ones(p.shape, bool), variant, site.facts.unit)
-                        for part, p in zip(site.parts, predicted, strict=True)])  # fmt: skip
+    every = _Rest.join([_Rest.of(guess, np.ones(guess.predicted.shape, bool)) for guess in guesses])
     everywhere = every.left <= WRONG * every.noise and every.single <= WRONG_SINGLE
     return Fit(variant, residual, ratio, accepted, accepted and everywhere)
 
@@ -110,11 +115,21 @@ def _may_leave(variant: Variant, ratio: float) -> float:
     return UNEXPLAINED if ratio > 1 else 0.5
 
 
-def _scoped(
-    parts: Sequence[Part], predicted: Sequence[Array], deviation: Deviation
-) -> Iterator[tuple[Part, Array, Mask]]:
-    for part, guess, scope in zip(parts, predicted, deviation.scopes, strict=True):
-        yield part, guess, scope if part.fits else np.ones(part.seen.shape, dtype=bool)
+def _scopes(parts: Sequence[Part], deviation: Deviation) -> Iterator[Mask]:
+    """What is to be explained of each part: all of one that has another shape than it should."""
+    for part, scope in zip(parts, deviation.scopes, strict=True):
+        yield scope if part.fits else np.ones(part.seen.shape, dtype=bool)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Guess:
+    """A variant's prediction of one part, and what it may be off by."""
+
+    part: Part
+    predicted: Array
+    noise: Array | None
+    tolerance: float
+    unit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +143,8 @@ class _Rest:
     elements: int
 
     @classmethod
-    def of(cls, part: Part, predicted: Array, scope: Mask, variant: Variant, unit: float) -> _Rest:
+    def of(cls, guessed: _Guess, scope: Mask) -> _Rest:
+        part, predicted = guessed.part, guessed.predicted
         left = distance(part.seen, predicted, part.largest)[scope]
         if part.fits:
             error, noise, right = part.error()[scope], part.noise[scope], np.abs(part.expected[scope])
@@ -138,13 +154,11 @@ class _Rest:
         guess = np.where(np.isfinite(predicted[scope]), np.abs(predicted[scope]), 0.0)
         right = np.where(np.isfinite(right), right, 0.0)
         grown = max(1.0, float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300))
-        noise = np.where(np.isfinite(noise), noise, 0.0) * grown + variant.tolerance * guess
+        noise = np.where(np.isfinite(noise), noise, 0.0) * grown + guessed.tolerance * guess
         # The roundings of a result that is larger than it should be.
-        noise = np.maximum(noise, 3 * unit * guess)
-        noise = noise if variant.noise is None else np.maximum(noise, variant.noise[scope])
-        # A variant may move numbers to where those expected are of another size: no element's noise is below the mean.
-        usual = np.sqrt(np.mean(noise**2)) if noise.size else 0.0
-        over = np.where(left > 0, left / np.maximum(np.maximum(noise, usual), 1e-320), 0.0)
+        noise = np.maximum(noise, 3 * guessed.unit * guess)
+        noise = noise if guessed.noise is None else np.maximum(noise, guessed.noise[scope])
+        over = np.where(left > 0, left / np.maximum(noise, 1e-320), 0.0)
         norm = np.linalg.norm
         return cls(
             float(norm(error)), float(norm(left)), float(norm(noise)), float(over.max(initial=0.0)), left.size
