@@ -9,6 +9,7 @@ import typer
 
 from sessions import Session
 from workbench.debugger.commands.diff import compare_sessions
+from workbench.debugger.commands.judged_diff import golden_of, judged_diff
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 from workbench.paths import find_session
@@ -23,15 +24,31 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B.session")],
     branch_a: Annotated[int, typer.Option("--branch-a", metavar="N", help="Branch of A.")] = 0,
     branch_b: Annotated[int, typer.Option("--branch-b", metavar="N", help="Branch of B.")] = 0,
+    bitwise: Annotated[
+        bool,
+        typer.Option(
+            "--bitwise", help="Compare a recording and its golden reference bit by bit as well, unjudged."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does."""
+    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does.
+
+    Where one of the two is a golden reference, each tap of the other is judged against its noise: exit 1 if one is
+    wrong.
+    """
     limits = session_limits()
     with (
         Session.open(find_session(a), limits) as first,
         Session.open(find_session(b), limits) as second,
         first.walk(second),
     ):
-        found = compare_sessions(first, branch_a, second, branch_b)
+        golden = None if bitwise else golden_of(first, second)
+        if golden is not None:
+            engine, branch = (first, branch_a) if golden is second else (second, branch_b)
+            found, wrong = judged_diff(engine, branch, golden)
+        else:
+            found = compare_sessions(first, branch_a, second, branch_b)
+            wrong = bool(found.rows)
     print(dumps(found.to_json()) if as_json else found.to_text())
-    raise typer.Exit(Exit.DIVERGED if found.rows else Exit.OK)
+    raise typer.Exit(Exit.DIVERGED if wrong else Exit.OK)

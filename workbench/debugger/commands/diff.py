@@ -12,6 +12,7 @@ from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.text import clean
 from workbench.debugger.answers import Result, TableResult
+from workbench.debugger.commands.judged_diff import golden_of, judged_diff
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
@@ -37,6 +38,10 @@ def diff(debugger: Debugger, a: str, b: str) -> Result:
     """What differs, and the first of it."""
     land(debugger)
     with _side(debugger, a) as first, _side(debugger, b) as second:
+        golden = golden_of(first[0], second[0])
+        if golden is not None:
+            engine, branch = first if golden is second[0] else second
+            return judged_diff(engine, branch, golden)[0]
         return compare_sessions(*first, *second)
 
 

@@ -1,0 +1,163 @@
+"""`lockstep diagnose`: a model on our engine, a recording with its checkpoint alone; `diff` with the golden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from sessions import Session
+from tests.workbench.diagnosis.bugs.bug import Bug, Place
+from tests.workbench.diagnosis.bugs.patched import Patched
+from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
+from tests.workbench.diagnosis.synthetic import synthetic
+from workbench.cli.main import run
+
+Q = "layers.1.attn.q_proj"
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """A stranger's recordings of a tiny model: right, with two independent bugs, with a harmless oddity."""
+
+    right: Recorded
+    two: Recorded
+    odd: Recorded
+
+
+def _two_bugs(p: Patched) -> None:
+    p.bias(p.attn(1).q_proj, torch.zeros_like)
+    mlp = p.mlp(2)
+    mlp.forward = lambda x: mlp.down_proj(torch.nn.functional.gelu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Strangers:
+    recordings = Recordings(tmp_path_factory.mktemp("diagnose"))
+
+    def made(name: str, patch: Callable[[Patched], None]) -> Recorded:
+        place = Place(())
+        # The same seed of weights and prompts for all of them, which comes from the name.
+        names = (f"{name}{number}" for number in range(99))
+        bug = next(one for n in names if (one := Bug(n, "", (), "", place, patch)).seed == 0)
+        return recordings.of(bug)
+
+    right, two, odd = made("right", lambda p: None), made("two", _two_bugs), recordings.root / "odd.session"
+    with Session.open(right.floor) as floor:
+        # A tap that is shown three times as large: what is computed from it is right.
+        synthetic(odd, floor, spoil={Q: lambda x, at: 3 * x}).close()
+    return Strangers(right, two, replace(right, engine=odd))
+
+
+def told(capsys: Any, *words: str, code: int) -> dict[str, Any]:
+    assert run(["diagnose", *words, "--json"]) == code
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_two_bugs_of_a_recording_without_a_reference_are_both_found(
+    strangers: Strangers, capsys: Any
+) -> None:
+    words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
+    found = told(capsys, *words, code=1)
+    causes = [one for one in found["causes"] if not one["alternative"]]
+    assert {(one["tap"], tuple(one["layers"])) for one in causes} >= {
+        (Q, (1,)),
+        ("layers.2.mlp.act", (2,)),
+    }
+    assert all({"class", "fault", "ranks", "heads", "steps", "transform", "residual", "confidence", "evidence",
+                "ruled_out"} <= one.keys() for one in causes)  # fmt: skip
+    assert causes[0]["steps"] == [0, 1, 2, 3, 4]
+    assert found["golden_session"] is None
+
+
+def test_with_a_golden_session_the_first_divergence_is_told_too(strangers: Strangers, capsys: Any) -> None:
+    words = (
+        str(strangers.two.engine),
+        "--model",
+        str(strangers.two.checkpoint),
+        "--golden",
+        str(strangers.two.golden),
+    )
+    found = told(capsys, *words, code=1)
+    assert found["first_divergence"]["tap"] == Q
+    assert found["causes"][0]["tap"] == Q
+
+
+def test_a_right_recording_is_right(strangers: Strangers, capsys: Any) -> None:
+    words = (
+        str(strangers.right.engine),
+        "--model",
+        str(strangers.right.checkpoint),
+        "--golden",
+        str(strangers.two.golden),
+    )
+    found = told(capsys, *words, code=0)
+    assert (found["verdict"], found["causes"]) == ("match", [])
+
+
+def test_what_has_no_effect_is_a_note_and_accuses_nobody(strangers: Strangers, capsys: Any) -> None:
+    words = (
+        str(strangers.odd.engine),
+        "--model",
+        str(strangers.odd.checkpoint),
+        "--golden",
+        str(strangers.odd.golden),
+    )
+    found = told(capsys, *words, code=0)
+    assert (found["verdict"], found["causes"], found["first_divergence"]) == ("match", [], None)
+    assert any("has no effect here: layers.1.attn.q_proj" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "session --model MODEL"),
+        (("--rule", "mask=none"), "a recording is read as it is"),
+    ],
+)
+def test_what_is_missing_is_said(
+    strangers: Strangers, capsys: Any, words: tuple[str, ...], said: str
+) -> None:
+    assert run(["diagnose", str(strangers.right.engine), *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_text_says_place_fix_and_verdict(strangers: Strangers, capsys: Any) -> None:
+    words = [
+        "diagnose",
+        str(strangers.two.engine),
+        "--model",
+        str(strangers.two.checkpoint),
+        "--no-reference",
+    ]
+    assert run(words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "verdict     diverged"
+    assert any(line.startswith("cause       layers.2.mlp.act") for line in lines)
+    assert any(line.startswith("fix ") for line in lines)
+
+
+def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
+    strangers: Strangers, capsys: Any
+) -> None:
+    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--rule", "act=swapped")
+    found = told(capsys, *words, code=1)
+    (cause,) = found["causes"]
+    assert (cause["fault"], cause["class"]) == ("act=swapped", "activation")
+    assert "confirmed by switching it off" in cause["evidence"][-1]
+    assert found["confirmed"] == ["act=swapped"]
+
+
+def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strangers, capsys: Any) -> None:
+    golden = str(strangers.two.golden)
+    assert run(["diff", str(strangers.right.engine), golden]) == 0
+    assert "every tap is within its noise" in capsys.readouterr().out
+    assert run(["diff", golden, str(strangers.two.engine), "--json"]) == 1
+    table = json.loads(capsys.readouterr().out)
+    assert table["rows"][0][:2] == [Q, "fail"]
+    assert run(["diff", str(strangers.right.engine), golden, "--bitwise"]) == 1
