@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from workbench.diagnosis.operations import embedding, head, linear, matrices, moved, precision, reduce
 from workbench.diagnosis.operations.activation import activations
+from workbench.diagnosis.operations.cached_numbers import cached_numbers
+from workbench.diagnosis.operations.caches import caches
 from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
 from workbench.diagnosis.operations.mask import masks
@@ -46,7 +48,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         linear.input_changed,
     ),
     "rope": (rotations, other_frequencies),
-    "cache": (),
+    "cache": (caches, cached_numbers),
     "scores": (scores, score_heads, score_biases, masks),
     "softmax": (softmaxes, softmax_fits),
     "context": (contexts, merged_heads, value_heads),

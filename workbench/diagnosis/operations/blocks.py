@@ -79,14 +79,15 @@ def others(site: Site, kind: str, layer: int | None = None, rank: int | None = N
     return [tensors[index] for index in site.passes]
 
 
-def history(site: Site, kind: str) -> list[Array | None]:
+def history(site: Site, kind: str, layer: int | None = None, rank: int | None = None) -> list[Array | None]:
     """For each of the site's passes the rows of a tap of all tokens of its sequence so far, one below the other."""
-    tensors, found = site.taps.tensors(site.near(kind), site.rank), []
+    tap = site.near(kind) if layer is None else f"layers.{layer}.{kind}"
+    tensors, found = site.taps.tensors(tap, site.rank if rank is None else rank), []
     for index in site.passes:
         seq = site.taps.passes[index].seq
         rows = [x for one, x in zip(site.taps.passes[: index + 1], tensors, strict=False) if one.seq == seq]
         whole = [x for x in rows if x is not None]
-        found.append(np.concatenate(whole) if len(whole) == len(rows) else None)
+        found.append(np.concatenate(whole) if whole and len(whole) == len(rows) else None)
     return found
 
 
