@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig
@@ -15,12 +16,15 @@ from engine.rules import CORRECT
 from engine.run.loading import Loader
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling
+from engine.taps.hub import CapturePolicy
 from workbench.demo import DEFAULT_PROMPT, GGUF_DIR
 from workbench.demo.checkpoints import DEMOS, demo_path
 from workbench.demo.quantise import quantise, write_f16
 from workbench.demo.train.corpus import unseen_examples
 from workbench.demo.train.evaluate import answer_with_engine, success
 from workbench.models.opening import open_model
+from workbench.references.llamacpp.library import LlamaModel, dequantise
+from workbench.references.loading import load_golden
 
 QUANTISED = {"demo-q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "demo-q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 
@@ -62,6 +66,38 @@ def test_llama_cpp_makes_the_shipped_files_of_it(name, tmp_path):
     assert source is not None
     quantise(source, tmp_path / "made.gguf", QUANTISED[name])
     assert (tmp_path / "made.gguf").read_bytes() == (GGUF_DIR / f"{name}.gguf").read_bytes()
+
+
+def our_logits(path: Path, prompt: list[int]) -> np.ndarray:
+    """After the last token of the prompt, [vocab]."""
+    loader = Loader(path, EngineConfig(), Comm())
+    runner = Runner(loader.model, EngineConfig(), Comm(), CORRECT, loader)
+    logits = next(index for index, spec in enumerate(runner.specs) if spec.name == "logits")
+    runner.watch(CapturePolicy(tensors={logits: "full"}))
+    runner.add(0, prompt, Sampling())
+    (captured,) = runner.step().captured
+    return captured.tensor[0].numpy()
+
+
+@pytest.mark.llamacpp
+@pytest.mark.parametrize("name", DEMOS[1:])
+def test_final_logits_are_those_of_llama_cpp_within_the_noise_of_float32(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    opened = open_model(name)
+    assert opened.tokenizer is not None
+    prompt = opened.tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
+    dequantise(
+        opened.path, tmp_path / "exact.gguf", 1
+    )  # by llama.cpp; it rounds activations to quantised blocks
+    with LlamaModel(tmp_path / "exact.gguf", 1) as model:
+        theirs = model.context(len(prompt), lambda *told: False, lambda tensor: None).forward(prompt)
+    with torch.no_grad():
+        truth = load_golden(opened.path, "float64", "cpu")(torch.tensor([prompt])).logits[0, -1].numpy()
+    noise = np.abs(theirs - truth).max()
+    ours = our_logits(opened.path, prompt)
+    assert 0 < noise < 1e-4
+    assert np.abs(ours - truth).max() <= 3 * noise
+    assert np.abs(ours - theirs).max() <= 3 * noise
 
 
 def greedy(path: Path, prompt: list[int], steps: int) -> list[int]:
