@@ -44,6 +44,17 @@ def test_a_bug_parts_the_texts(model: Path) -> None:
     assert parting["reference_top"][0][0] == parting["reference_token"]
 
 
+@needs_llamacpp
+def test_a_checkpoint_that_is_none_of_gguf_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    checkpoint = tiny_variant(tmp_path, "qwen2-tied")
+    for app, option in ((generate.app, "--compare"), (check.app, "--reference")):
+        result = CliRunner().invoke(app, [str(checkpoint), "--ids", "5,6,7", option, "llama.cpp"])
+        assert isinstance(result.exception, ReferenceFailure)
+        assert result.exception.exit_code == 2
+        assert "llama.cpp reads GGUF files, and this is none" in str(result.exception)
+        assert not result.stdout
+
+
 def test_without_the_extra_nothing_is_started(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     for app, option in ((generate.app, "--compare"), (check.app, "--reference")):

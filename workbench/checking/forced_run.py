@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import DType
 from engine.errors import RequestError
@@ -28,7 +27,14 @@ from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL, Capture
 from workbench.models.opening import OpenedModel
-from workbench.references.golden import Wanted, forced_onto, record_all, record_golden, record_pair
+from workbench.references.golden import (
+    Wanted,
+    forced_onto,
+    need_readable,
+    record_all,
+    record_golden,
+    record_pair,
+)
 from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
 from workbench.views.golden_event import KIND, GoldenEvent, plain
 
@@ -80,8 +86,7 @@ def _record_llamacpp(
 ) -> Reference:
     """llama.cpp on the weights dequantised is golden; on the blocks as stored, where there are any, it shows what
     quantisation costs; transformers at the engine's dtype shows the noise between two right implementations."""
-    if gguf_file(model) is None:
-        raise ReferenceFailure(f"{model}: llama.cpp reads GGUF files, and this is none: give one", 2)
+    need_readable(model, "llama.cpp")
     wanted = [Wanted("float32", "llama.cpp")]
     if quantised := quantised_tensors(model):
         wanted.append(Wanted("float32", "llama.cpp", dequantised=False))

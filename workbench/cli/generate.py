@@ -28,6 +28,7 @@ from workbench.inferior.session import create_session
 from workbench.models import requests
 from workbench.models.capture import NOTHING
 from workbench.models.opening import OpenedModel, open_model
+from workbench.references.golden import need_readable
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -83,6 +84,8 @@ def generate(
         raise UsageError("--capture says what --save records: give --save FILE.session")
     reference = options.reference_of(compare, "--compare") if compare else None
     opened = open_model(model)
+    if reference is not None:
+        need_readable(opened.path, reference)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)
     config = requests.engine_config(
         opened,

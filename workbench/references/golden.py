@@ -17,6 +17,7 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
+from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint
 from engine.children import start_python
 from engine.lifeline import Lifeline
@@ -63,6 +64,15 @@ class Wanted:
     dequantised: bool = True
 
 
+def need_readable(model: Path, reference: ReferenceName) -> None:
+    """ReferenceFailure where a reference's library is missing, or reads no such checkpoint."""
+    if reference != "llama.cpp":
+        return
+    need_installed()
+    if gguf_file(model) is None:
+        raise ReferenceFailure(f"{model}: llama.cpp reads GGUF files, and this is none: give one", 2)
+
+
 def record_golden(
     model: str | Path,
     sequences: Sequence[GoldenSequence],
@@ -99,8 +109,8 @@ def record_all(
     Sequences that are not forced go on greedily in the first; the others are forced onto what came out of it.
     ReferenceFailure says why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
     """
-    if any(one.reference == "llama.cpp" for one in wanted):
-        need_installed()
+    for one in wanted:
+        need_readable(Path(model), one.reference)
     checkpoint, warn = _Checkpoint.open(model), options.get("warn", lambda text: None)
     device, threads = options.get("device", "cpu"), options.get("threads")
     requests = [checkpoint.request(sequences, steps, one, device, threads) for one in wanted]
