@@ -54,6 +54,15 @@ class _Tensor(ctypes.Structure):
     )
 
 
+#: Every step has a thousand names again, the same as in the step before.
+_NAMES = 1 << 14
+
+
+@functools.lru_cache(_NAMES)
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
+
+
 @functools.cache
 class _Library:
     """The shared libraries, with their log kept instead of printed. One for the process: they keep the callback."""
@@ -82,8 +91,7 @@ class _Library:
 
     def describe(self, tensor: int) -> tuple[str, str]:
         """Name and operation of a tensor."""
-        name: bytes = self.ggml.ggml_get_name(tensor)
-        return name.decode("utf-8", "replace"), self.ggml.ggml_op_desc(tensor).decode()
+        return _text(self.ggml.ggml_get_name(tensor)), _text(self.ggml.ggml_op_desc(tensor))
 
     def read(self, tensor: int) -> Array:
         """A copy of a float32 tensor, whatever its strides, from whichever memory it is in."""

@@ -22,6 +22,7 @@ ggml names dimensions from the inside out; arrays here have four, the outermost 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -89,6 +90,18 @@ class Shape:
         return 1 / math.sqrt(self.head_dim)
 
 
+@functools.lru_cache(1 << 14)  # every step has the same names again
+def _parsed(name: str) -> tuple[int, tuple[tuple[str, frozenset[str] | None], ...]]:
+    """The layer of a tensor, and the taps that it may be; none where the name says nothing."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return 0, ()
+    return int(found["layer"] or found["of"]), _IN_LAYER.get(found["name"] or found["cache"], ())
+
+
+_local_name = functools.lru_cache(1 << 14)(local_name)
+
+
 class TapNames:
     """Names each tensor of one forward pass, in the order in which llama.cpp computes them."""
 
@@ -99,12 +112,10 @@ class TapNames:
         """Our tap of the tensor that comes next; None for one without a counterpart."""
         if name in _OUTSIDE:
             return _OUTSIDE[name]
-        found = _NAME.fullmatch(name)
-        known = _IN_LAYER.get((found["name"] or found["cache"]), ()) if found else ()
-        if found is None or not known:
+        layer, known = _parsed(name)
+        if not known:
             unnamed = self._attention is not None and operation in _LINEAR
             return f"layers.{self._attention}.attn.o_proj" if unnamed else None
-        layer = int(found["layer"] or found["of"])
         for tap, operations in known:
             if operation in operations if operations else operation not in _VIEWS:
                 if tap == "attn.context":
@@ -118,7 +129,7 @@ class TapNames:
 def arrange(tap: str, x: Array, shape: Shape, positions: range) -> Array:
     """One tensor in our layout (`engine.taps.names`). `positions` are those of the tokens that this pass reads; all
     positions up to the last are attended to."""
-    kind, keys = local_name(tap), positions.stop
+    kind, keys = _local_name(tap), positions.stop
     match kind:
         case "attn.q_proj" | "attn.k_proj":
             heads = x.reshape(len(positions), -1, shape.head_dim)

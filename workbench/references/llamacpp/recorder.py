@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -175,4 +176,5 @@ class _TappedContext:
 
     def _takes(self, tensor: Array) -> None:
         assert self._next is not None, "only what was wanted is handed over"
-        self._seen[self._next] = arrange(self._next, tensor, self.shape, self._positions).copy()
+        arranged = arrange(self._next, tensor, self.shape, self._positions)
+        self._seen[self._next] = np.ascontiguousarray(arranged)
