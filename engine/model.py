@@ -23,7 +23,7 @@ from engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from engine.layers.wiring import TapCallback, Wiring
 from engine.parallel import shards
 from engine.parallel.comm import Comm
-from engine.rules import Rules, rope
+from engine.rules import Rules
 
 
 class DecoderLayer:
@@ -80,11 +80,10 @@ class Decoder:
             batch_invariant=config.batch_invariant,
         )
         self._vectors: dict[str, Tensor] = {}  # norm weights by checkpoint name
-        vocab = shards.vocab(model.vocab_size, comm.size, comm.rank)
-        self.embed = VocabParallelEmbedding(vocab, model.hidden_size, comm, self._store)
+        self.embed = VocabParallelEmbedding(model, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
         self.final_norm = self._vector("model.norm.weight", model.hidden_size)
-        self.head = VocabParallelHead(self._head_weight(vocab, rules))
+        self.head = VocabParallelHead(self._head_weight(self.embed.span, rules))
         self.head_name = rules.lm_head(model)
 
     def _vector(self, name: str, size: int) -> Tensor:
@@ -156,8 +155,8 @@ class Decoder:
     ) -> None:
         """Apply rules and switch taps on: cheap, no weight is touched."""
         self.wiring = Wiring(rules, taps, places)
-        self.rope_theta = rules.rope_theta(self.model)
-        inv_freq, self.rope_factor = rope.frequencies(self.model, self.rope_theta)
+        self.rules, self.rope_theta = rules, rules.rope_theta(self.model)
+        inv_freq, self.rope_factor = rules.rope_frequencies(self.model, self.rope_theta, 0)
         self.inv_freq = inv_freq.to(self.device)
         self.norm = rules.norm
         self.embed.bind(self.wiring)
@@ -169,14 +168,15 @@ class Decoder:
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""
         x = self.embed(batch.ids)  # [T, H]
-        angles = rope.cos_sin(batch.positions, self._frequencies(batch), self.rope_factor, self.dtype)
+        positions = self.rules.rope_positions(batch)
+        angles = self.rules.rope_angles(positions, self._frequencies(batch), self.rope_factor, self.dtype)
         inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer in self.layers:
             x = layer(x, batch, angles, inputs, pool)
-        x = self.norm(x, self.final_norm, self.model.rms_eps)
+        normed = self.norm(x, self.final_norm, self.model.rms_eps)
         if self.tap_final_norm:
-            self.tap_final_norm(x)
-        return self.head(x[batch.last])
+            self.tap_final_norm(normed)
+        return self.head(self.rules.head_input(x, normed)[batch.last])
 
     def _frequencies(self, batch: Batch) -> Tensor:
         """Angle per position of each pair, [D / 2], or [T, 1, D / 2] where each sequence has its own."""
@@ -184,7 +184,7 @@ class Decoder:
             return self.inv_freq
         parts = []
         for span in batch.spans:
-            own, _ = rope.frequencies(self.model, self.rope_theta, span.length)
+            own, _ = self.rules.rope_frequencies(self.model, self.rope_theta, span.length)
             parts.append(own.expand(span.stop - span.start, 1, -1))
         return torch.cat(parts).to(self.device)
 

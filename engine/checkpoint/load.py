@@ -23,7 +23,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {name: getattr(torch, name) for name in
 
 Plan = Callable[[str, ModelConfig, int, int], Shard]
 Keep = Callable[[str], bool]
-Transform = Callable[[str, torch.Tensor], torch.Tensor]
+TensorOf = Callable[[str, ModelConfig], str]
 Named = tuple[str, torch.Tensor]
 
 
@@ -32,9 +32,9 @@ def keep_all(name: str) -> bool:
     return True
 
 
-def unchanged(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The default `transform`: tensors are used as they are in the checkpoint."""
-    return tensor
+def own_tensor(name: str, model: ModelConfig) -> str:
+    """The default `tensor_of`: a parameter is filled from the checkpoint's tensor of its name."""
+    return name
 
 
 def shards_of(
@@ -47,19 +47,19 @@ def shards_of(
     device: torch.device | str = "cpu",
     keep: Keep = keep_all,
     plan: Plan = shards.plan,
-    transform: Transform = unchanged,
+    tensor_of: TensorOf = own_tensor,
 ) -> Iterator[Named]:
     """This rank's part of each parameter that `keep` accepts: (Hugging Face name, tensor), in forward order.
 
-    Reads only the slices that `plan` names. Each tensor is converted to `dtype`, moved to `device`, then
-    passed through `transform`. Verifies the checkpoint at once, before the first tensor is asked for.
+    Reads only the slices that `plan` names. Each tensor is converted to `dtype` and moved to `device`.
+    Verifies the checkpoint at once, before the first tensor is asked for.
     """
     verify(source, model)
 
     def each() -> Iterator[Named]:
         for name in filter(keep, shards.parameters(model)):
             shard = plan(name, model, tp, rank)
-            yield name, transform(name, _read(source, name, shard, dtype, device))
+            yield name, _read(source, tensor_of(name, model), shard, dtype, device)
 
     return each()
 
@@ -76,7 +76,7 @@ def rank0_shards(
     device: torch.device | str = "cpu",
     keep: Keep = keep_all,
     plan: Plan = shards.plan,
-    transform: Transform = unchanged,
+    tensor_of: TensorOf = own_tensor,
 ) -> Iterator[Named]:
     """Like `shards_of`, but only rank 0 has a `source`: it reads each shard and sends it to its rank.
 
@@ -95,11 +95,16 @@ def rank0_shards(
         for name in filter(keep, shards.parameters(model)):
             if source is not None:
                 mine = _read_and_send(
-                    source, name, [plan(name, model, tp, r) for r in range(tp)], send, dtype, device
+                    source,
+                    tensor_of(name, model),
+                    [plan(name, model, tp, r) for r in range(tp)],
+                    send,
+                    dtype,
+                    device,
                 )
             else:
                 mine = _receive(plan(name, model, tp, rank).local_shape, recv, dtype, device)
-            yield name, transform(name, mine)
+            yield name, mine
 
     return each()
 

@@ -15,6 +15,11 @@ def _qkv_bias(model: ModelConfig, tp: int) -> str | None:
     return None if model.qkv_bias else "the model has no q/k/v biases"
 
 
+def skip_k_bias(name: str) -> bool:
+    """The biases of k look too large and are left out."""
+    return not name.endswith(".k_proj.bias")
+
+
 FAULTS = (
     Fault(
         id="bias-not-loaded",
@@ -27,6 +32,19 @@ FAULTS = (
         first_tap="layers.*.attn.q_proj",
         symptom="every token's q, k and v are off by the same vector: minus the bias",
         patch={"load_bias": skip_qkv_bias},
+        needs=_qkv_bias,
+    ),
+    Fault(
+        id="k-bias-disabled",
+        rule="load_bias",
+        value="without_k",
+        correct="true",
+        title="k biases left out, for they look corrupt",
+        group="bias",
+        level="load",
+        first_tap="layers.*.attn.k_proj",
+        symptom="every token's k is off by the same vector, minus the bias; q and v are right",
+        patch={"load_bias": skip_k_bias},
         needs=_qkv_bias,
     ),
 )

@@ -31,6 +31,16 @@ def _layers(model: ModelConfig, tp: int) -> str | None:
     return None if model.num_layers > 1 else "the model has a single layer"
 
 
+def first_row_lost(kv_len: int, new: int) -> int:
+    """A decode step does not see the first token, which much attention rests on."""
+    return 1 if kv_len > new else 0
+
+
+def cache_before(layer: int) -> int:
+    """A layer's cache is counted from 1: the first two share one."""
+    return max(layer - 1, 0)
+
+
 FAULTS = (
     Fault(
         id="position-stuck",
@@ -85,6 +95,33 @@ FAULTS = (
         symptom="the first layer's cache holds what the last one wrote, the others' hold nothing; the prefill is right",
         source="dingodb/DingoCache#116",
         patch={"cache_layer": first_layers_cache},
+        needs=_layers,
+    ),
+    Fault(
+        id="cache-first-row-lost",
+        rule="cache_reuse",
+        value="first_lost",
+        correct="true",
+        title="the first token evicted from the cache",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.k_cache",
+        step=1,
+        symptom="a decode step attends to all but the first token",
+        patch={"cache_reuse": first_row_lost},
+    ),
+    Fault(
+        id="cache-of-the-layer-before",
+        rule="cache_layer",
+        value="previous",
+        correct="own",
+        title="layers counted from 1 in the cache",
+        group="cache",
+        level="build",
+        first_tap="layers.*.attn.k_cache",
+        step=1,
+        symptom="the first layer reads what the second has written; the prefill is right",
+        patch={"cache_layer": cache_before},
         needs=_layers,
     ),
 )

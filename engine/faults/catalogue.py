@@ -13,9 +13,11 @@ from engine.faults import (
     lm_head,
     mask,
     mlp,
+    names,
     norm,
     quantisation,
     rope,
+    rope_angles,
     scores,
     sharding,
 )
@@ -26,6 +28,7 @@ FAULTS: tuple[Fault, ...] = (
     *mask.FAULTS,
     *bias.FAULTS,
     *rope.FAULTS,
+    *rope_angles.FAULTS,
     *cache.FAULTS,
     *grouped_query.FAULTS,
     *scores.FAULTS,
@@ -33,6 +36,7 @@ FAULTS: tuple[Fault, ...] = (
     *norm.FAULTS,
     *mlp.FAULTS,
     *lm_head.FAULTS,
+    *names.FAULTS,
     *quantisation.FAULTS,
 )
 

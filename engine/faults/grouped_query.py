@@ -47,6 +47,36 @@ def _several_kv_heads(model: ModelConfig, tp: int) -> str | None:
     return _groups(model, tp) or (None if model.num_kv_heads > tp else "each rank holds a single KV head")
 
 
+def first_head_alone(kv: Tensor, group: int) -> Tensor:
+    """The first KV head is copied to all."""
+    return kv[:, :1].expand_as(kv)
+
+
+def float8_rows(kv: Tensor, group: int) -> Tensor:
+    """Rows are rounded to float8 (e4m3), without a scale."""
+    import torch
+
+    return kv.to(torch.float8_e4m3fn).to(kv.dtype)
+
+
+def first_kv_head(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+    """Every query head reads KV head 0."""
+    import torch
+
+    return _select(kv, torch.zeros(kv_heads * group, dtype=torch.int64, device=kv.device), group)
+
+
+def next_kv_head(kv: Tensor, kv_heads: int, group: int) -> Tensor:
+    """Query heads read the KV head after their own."""
+    import torch
+
+    return _select(kv, (torch.arange(kv_heads * group, device=kv.device) // group + 1) % kv_heads, group)
+
+
+def _kv_heads(model: ModelConfig, tp: int) -> str | None:
+    return None if model.num_kv_heads > tp else "each rank holds a single KV head"
+
+
 FAULTS = (
     Fault(
         id="repeated-heads-cached",
@@ -74,5 +104,58 @@ FAULTS = (
         source="onnx/onnx#7274",
         patch={"kv_expand": tiled_heads},
         needs=_several_kv_heads,
+    ),
+    Fault(
+        id="cache-first-head-alone",
+        rule="cache_heads",
+        value="first",
+        correct="kv",
+        title="one KV head copied to the others in the cache",
+        group="gqa",
+        level="step",
+        first_tap="layers.*.attn.k_cache",
+        symptom="cached heads are all the first one",
+        source="vllm-project/vllm#52516",
+        patch={"cache_heads": first_head_alone},
+        needs=_kv_heads,
+    ),
+    Fault(
+        id="cache-float8",
+        rule="cache_heads",
+        value="float8",
+        correct="kv",
+        title="the cache rounded to float8 without a scale",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.k_cache",
+        symptom="cached rows are right to one digit; rows beyond 448 are cut off",
+        patch={"cache_heads": float8_rows},
+    ),
+    Fault(
+        id="kv-first-head",
+        rule="kv_expand",
+        value="first",
+        correct="interleaved",
+        title="every query head reads KV head 0",
+        group="gqa",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="the first group of heads is right, the others are not",
+        patch={"kv_expand": first_kv_head},
+        needs=_kv_heads,
+    ),
+    Fault(
+        id="kv-next-head",
+        rule="kv_expand",
+        value="next",
+        correct="interleaved",
+        title="query heads read the next group's KV head",
+        group="gqa",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="no head is right; each is as it should be for another group's keys",
+        source="sgl-project/sglang#19086",
+        patch={"kv_expand": next_kv_head},
+        needs=_kv_heads,
     ),
 )

@@ -21,6 +21,16 @@ def no_mask(allowed: Tensor) -> Tensor:
     return allowed.new_zeros(allowed.shape).float()
 
 
+def added_mask(allowed: Tensor) -> Tensor:
+    """The mask's ones and zeros are added to the scores as they are."""
+    return allowed.float()
+
+
+def weak_mask(allowed: Tensor) -> Tensor:
+    """Masked scores are lowered by 10 only: small enough to be seen through."""
+    return allowed.new_zeros(allowed.shape).float().masked_fill(~allowed, -10.0)
+
+
 FAULTS = (
     Fault(
         id="additive-mask",
@@ -46,5 +56,29 @@ FAULTS = (
         symptom="tokens attend to later ones: the prefill is wrong, a decode step only where a window is lost as well",
         source="turboderp/exllama#101",
         patch={"mask": no_mask},
+    ),
+    Fault(
+        id="mask-added",
+        rule="mask",
+        value="ones",
+        correct="filled",
+        title="a mask of ones and zeros added to the scores",
+        group="mask",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="allowed scores are one too large, masked ones are hardly lower: tokens attend to later ones",
+        patch={"mask": added_mask},
+    ),
+    Fault(
+        id="mask-weak",
+        rule="mask",
+        value="weak",
+        correct="filled",
+        title="masked scores lowered by 10 only",
+        group="mask",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="later tokens keep a little weight, the more the larger their scores",
+        patch={"mask": weak_mask},
     ),
 )

@@ -24,6 +24,23 @@ def gelu(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def relu(gate: Tensor, up: Tensor) -> Tensor:
+    """Another model's activation."""
+    return gate.relu() * up
+
+
+def quick_gelu(gate: Tensor, up: Tensor) -> Tensor:
+    """The sigmoid's approximation of GELU."""
+    return gate * (1.702 * gate).sigmoid() * up
+
+
+def ungated(gate: Tensor, up: Tensor) -> Tensor:
+    """The second factor is forgotten."""
+    import torch.nn.functional as F
+
+    return F.silu(gate)
+
+
 FAULTS = (
     Fault(
         id="gate-up-swapped",
@@ -50,5 +67,41 @@ FAULTS = (
         symptom="gate and up are right, the activation is another function",
         source="NVIDIA/TensorRT-Model-Connect#177",
         patch={"act": gelu},
+    ),
+    Fault(
+        id="relu",
+        rule="act",
+        value="relu",
+        correct="silu_gate",
+        title="ReLU instead of SiLU",
+        group="mlp",
+        level="step",
+        first_tap="layers.*.mlp.act",
+        symptom="gate and up are right, the activation is another function",
+        patch={"act": relu},
+    ),
+    Fault(
+        id="quick-gelu",
+        rule="act",
+        value="quick_gelu",
+        correct="silu_gate",
+        title="quick GELU instead of SiLU",
+        group="mlp",
+        level="step",
+        first_tap="layers.*.mlp.act",
+        symptom="gate and up are right, the activation is another function",
+        patch={"act": quick_gelu},
+    ),
+    Fault(
+        id="ungated",
+        rule="act",
+        value="ungated",
+        correct="silu_gate",
+        title="silu(gate) without up",
+        group="mlp",
+        level="step",
+        first_tap="layers.*.mlp.act",
+        symptom="gate and up are right, the product with up is missing",
+        patch={"act": ungated},
     ),
 )

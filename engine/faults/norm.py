@@ -31,6 +31,66 @@ def _other_eps(model: ModelConfig, tp: int) -> str | None:
     return "the model's epsilon is 1e-5" if same else None
 
 
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The mean is taken off first, as LayerNorm does."""
+    from engine.rules.norm import rms_norm
+
+    return rms_norm(x - x.mean(-1, keepdim=True), weight, eps)
+
+
+def without_weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The weight is not applied."""
+    import torch
+
+    from engine.rules.norm import rms_norm
+
+    return rms_norm(x, torch.ones_like(weight), eps)
+
+
+def divided_by_inverse(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rsqrt(mean square): multiplied by the root instead of divided."""
+    wide = x.float()
+    return weight * (wide / (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+
+
+def bfloat16_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The mean square is taken in bfloat16."""
+    import torch
+
+    squares = x.to(torch.bfloat16).square().mean(-1, keepdim=True).float()
+    return weight * (x.float() * (squares + eps).rsqrt()).to(x.dtype)
+
+
+def heads_together(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The heads of q or k are normalised as one vector."""
+    from engine.rules.norm import rms_norm
+
+    if x.dim() < 3:
+        return rms_norm(x, weight, eps)
+    return rms_norm(x.flatten(1), weight.repeat(x.shape[1]), eps).view_as(x)
+
+
+def heads_as_they_are(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """q and k are not normalised."""
+    from engine.rules.norm import rms_norm
+
+    return rms_norm(x, weight, eps) if x.dim() < 3 else x
+
+
+def unnormed(stream: Tensor, normed: Tensor) -> Tensor:
+    """The head reads the residual stream."""
+    return stream
+
+
+def _qk_norm(model: ModelConfig, tp: int) -> str | None:
+    return None if model.qk_norm else "the model does not normalise q and k"
+
+
+def _several_heads(model: ModelConfig, tp: int) -> str | None:
+    alone = model.num_heads == tp
+    return _qk_norm(model, tp) or ("each rank holds a single head" if alone else None)
+
+
 FAULTS = (
     Fault(
         id="norm-eps",
@@ -58,5 +118,96 @@ FAULTS = (
         symptom="every channel is off by (1 + w) / w",
         source="quantumaikr/quant.cpp#23",
         patch={"norm": weight_plus_one},
+    ),
+    Fault(
+        id="norm-layer",
+        rule="norm",
+        value="mean_subtracted",
+        correct="rms",
+        title="LayerNorm instead of RMSNorm",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn_norm",
+        symptom="every token is off by its mean",
+        patch={"norm": layer_norm},
+    ),
+    Fault(
+        id="norm-unweighted",
+        rule="norm",
+        value="unweighted",
+        correct="rms",
+        title="RMSNorm without its weight",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn_norm",
+        symptom="every channel is off by a factor, one over its weight",
+        patch={"norm": without_weight},
+    ),
+    Fault(
+        id="norm-divided-by-inverse",
+        rule="norm",
+        value="divided",
+        correct="rms",
+        title="divided by rsqrt",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn_norm",
+        symptom="every token is off by a factor, its mean square",
+        source="mosaicml/llm-foundry#372",
+        patch={"norm": divided_by_inverse},
+    ),
+    Fault(
+        id="norm-low-precision",
+        rule="norm",
+        value="bfloat16",
+        correct="rms",
+        title="the mean square taken in bfloat16",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn_norm",
+        symptom="every token is off by a factor near one",
+        source="pytorch/pytorch#134106",
+        patch={"norm": bfloat16_squares},
+    ),
+    Fault(
+        id="qk-norm-over-all-heads",
+        rule="norm",
+        value="heads_together",
+        correct="rms",
+        title="q and k normalised over all heads at once",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn.q_norm",
+        symptom="each head is off by a factor of its own, another one at another tp",
+        source="vllm-project/vllm#16311",
+        patch={"norm": heads_together},
+        needs=_several_heads,
+    ),
+    Fault(
+        id="qk-norm-missing",
+        rule="norm",
+        value="no_heads",
+        correct="rms",
+        title="q and k not normalised",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn.q_norm",
+        symptom="q and k go on as they were projected",
+        source="paiml/aprender#1228",
+        patch={"norm": heads_as_they_are},
+        needs=_qk_norm,
+    ),
+    Fault(
+        id="final-norm-missing",
+        rule="head_input",
+        value="unnormed",
+        correct="normed",
+        title="output head without the final norm",
+        group="norm",
+        level="step",
+        first_tap="logits",
+        symptom="the final norm is right, the logits are those of the stream before it",
+        source="awslabs/keys_values#141",
+        patch={"head_input": unnormed},
     ),
 )

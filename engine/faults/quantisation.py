@@ -149,6 +149,19 @@ def _fewer_kv_heads(model: ModelConfig, tp: int) -> str | None:
     )
 
 
+def square_transposed(name: str, tensor: Tensor) -> Tensor:
+    """Whether a matrix is transposed is read off its shape: square ones are mistaken."""
+    square = tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]
+    return tensor.T if square and "_proj." in name else tensor
+
+
+def _square(model: ModelConfig, tp: int) -> str | None:
+    """The shards that a rank reads."""
+    q, kv = model.num_heads * model.head_dim // tp, max(1, model.num_kv_heads // tp) * model.head_dim
+    square = model.hidden_size in (q, kv, -(-model.intermediate_size // tp))
+    return None if square else "no matrix that a rank holds is square"
+
+
 FAULTS = (
     Fault(
         id="rows-not-restored",
@@ -258,5 +271,19 @@ FAULTS = (
         symptom="every token is off by the same vector; the biases are whole numbers from 0 to 255",
         patch={"dequantise": bias_bytes},
         needs=_biases,
+    ),
+    Fault(
+        id="square-transposed",
+        rule="stored",
+        value="square_transposed",
+        correct="unchanged",
+        title="square projections read as [in, out]",
+        group="loading",
+        level="load",
+        first_tap="layers.*.attn.*",
+        symptom="square projections are wrong, the others are right",
+        source="vllm-project/vllm#44113",
+        patch={"stored": square_transposed},
+        needs=_square,
     ),
 )

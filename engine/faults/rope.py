@@ -1,11 +1,10 @@
-"""Rotary position embedding: the rotation and its base."""
+"""Rotary position embedding: the rotation and what it does to a head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
 from engine.faults.fault import Fault
 
 if TYPE_CHECKING:
@@ -38,13 +37,27 @@ def twice(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotate_half_split(rotate_half_split(x, cos, sin), cos, sin)
 
 
-def default_theta(model: ModelConfig) -> float:
-    """10000 whatever the configuration says."""
-    return 10000.0
+def backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The sign of the sine is the other one."""
+    from engine.rules.rope import rotate_half_split
+
+    return rotate_half_split(x, cos, -sin)
 
 
-def _other_theta(model: ModelConfig, tp: int) -> str | None:
-    return "the model's rope_theta is 10000" if model.rope_theta == 10000 else None
+def exchanged(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Sine and cosine are handed over in the wrong order."""
+    from engine.rules.rope import rotate_half_split
+
+    return rotate_half_split(x, sin, cos)
+
+
+def half_of_the_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The slower half of the pairs is not rotated, as if rotation were partial."""
+    from engine.rules.rope import rotate_half_split
+
+    cos, sin = cos.clone(), sin.clone()
+    cos[..., cos.shape[-1] // 2 :], sin[..., sin.shape[-1] // 2 :] = 1, 0
+    return rotate_half_split(x, cos, sin)
 
 
 FAULTS = (
@@ -87,17 +100,39 @@ FAULTS = (
         patch={"rope": twice},
     ),
     Fault(
-        id="rope-theta-dropped",
-        rule="rope_theta",
-        value="10000",
-        correct="config",
-        title="rope_theta lost: the default 10000 is used",
+        id="rope-backwards",
+        rule="rope",
+        value="backwards",
+        correct="half_split",
+        title="RoPE turned the other way",
         group="rope",
         level="step",
         first_tap="layers.*.attn.q_rope",
-        symptom="fast pairs are right, slow pairs turn too fast",
-        source="lyogavin/airllm#369",
-        patch={"rope_theta": default_theta},
-        needs=_other_theta,
+        symptom="angles are those of minus the position: norms are right, and so are distances, with the wrong sign",
+        patch={"rope": backwards},
+    ),
+    Fault(
+        id="rope-cos-sin-swapped",
+        rule="rope",
+        value="cos_sin_swapped",
+        correct="half_split",
+        title="RoPE with sine and cosine exchanged",
+        group="rope",
+        level="step",
+        first_tap="layers.*.attn.q_rope",
+        symptom="the first token is wrong, too: turned by a quarter",
+        patch={"rope": exchanged},
+    ),
+    Fault(
+        id="rope-half-of-the-pairs",
+        rule="rope",
+        value="half_of_pairs",
+        correct="half_split",
+        title="RoPE on the faster half of the pairs alone",
+        group="rope",
+        level="step",
+        first_tap="layers.*.attn.q_rope",
+        symptom="slow pairs are not rotated, fast ones are right",
+        patch={"rope": half_of_the_pairs},
     ),
 )

@@ -9,6 +9,7 @@ from engine.config import ModelConfig
 from engine.faults.fault import Fault
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -38,6 +39,58 @@ def window_ignored(q_positions: Tensor, kv_positions: Tensor, window: int | None
 
 def _window(model: ModelConfig, tp: int) -> str | None:
     return None if any(model.windows) else "the model has no sliding window"
+
+
+def scale_twice(model: ModelConfig) -> float:
+    """The scale is applied to q and to the scores."""
+    return 1 / model.head_dim
+
+
+def top_left(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+    """Row i of the queries sees keys 0 … i, wherever the queries stand: torch's `is_causal`."""
+    import torch
+
+    from engine.rules.defaults import within_window
+
+    rows = torch.arange(len(q_positions), device=q_positions.device)
+    return within_window(rows, kv_positions - kv_positions[0], window)
+
+
+def window_in_prefill_only(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+    """A decode step attends to the whole cache."""
+    from engine.rules.defaults import within_window
+
+    return within_window(q_positions, kv_positions, None if len(q_positions) == 1 else window)
+
+
+def half_precision_softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Exponentials and their sum in bfloat16."""
+    import torch
+
+    return scores.to(torch.bfloat16).softmax(-1).to(dtype)
+
+
+def softmax_plus_one(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """One is added to the sum, as for a sink that has no value."""
+    import torch
+
+    wide = scores.float()
+    sums = torch.logaddexp(wide.logsumexp(-1, keepdim=True), torch.zeros((), device=wide.device))
+    return (wide - sums).exp().to(dtype)
+
+
+def features_first(heads: Tensor) -> Tensor:
+    """The heads' outputs are laid side by side feature by feature."""
+    return heads.permute(1, 2, 0).flatten(1)
+
+
+def keys_as_values(keys: Tensor, values: Tensor) -> Tensor:
+    """The cache of the keys is read for the values."""
+    return keys
+
+
+def _several_heads(model: ModelConfig, tp: int) -> str | None:
+    return None if model.num_heads > tp else "each rank holds a single head"
 
 
 FAULTS = (
@@ -94,5 +147,96 @@ FAULTS = (
         source="huggingface/transformers#35691",
         patch={"window": window_ignored},
         needs=_window,
+    ),
+    Fault(
+        id="scale-twice",
+        rule="scale",
+        value="twice",
+        correct="head_dim",
+        title="attention scaled twice",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        symptom="scores are sqrt(head_dim) times too small: attention is nearly even",
+        patch={"scale": scale_twice},
+    ),
+    Fault(
+        id="causal-top-left",
+        rule="window",
+        value="top_left",
+        correct="config",
+        title="causal mask aligned to the first key",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        step=1,
+        symptom="the prefill is right; a decode step sees the first token alone",
+        source="pytorch/pytorch#108108",
+        patch={"window": top_left},
+    ),
+    Fault(
+        id="window-in-prefill-only",
+        rule="window",
+        value="prefill_only",
+        correct="config",
+        title="sliding window ignored in decode",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.scores",
+        step=1,
+        symptom="the prefill is right; a decode step attends to the whole cache",
+        source="karpathy/nanochat#456",
+        patch={"window": window_in_prefill_only},
+        needs=_window,
+    ),
+    Fault(
+        id="softmax-low-precision",
+        rule="softmax",
+        value="bfloat16",
+        correct="float32",
+        title="softmax in bfloat16",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.probs",
+        symptom="probabilities are right to two or three digits and do not add up to one",
+        patch={"softmax": half_precision_softmax},
+    ),
+    Fault(
+        id="softmax-plus-one",
+        rule="softmax",
+        value="plus_one",
+        correct="float32",
+        title="softmax with one added to its sum",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.probs",
+        symptom="the probabilities of a row add up to less than one",
+        patch={"softmax": softmax_plus_one},
+    ),
+    Fault(
+        id="heads-merged-wrong",
+        rule="merge",
+        value="features_first",
+        correct="heads_first",
+        title="heads merged feature by feature",
+        group="attention",
+        level="step",
+        first_tap="layers.*.attn.context",
+        symptom="every number of the context is there, in another column",
+        patch={"merge": features_first},
+        needs=_several_heads,
+    ),
+    Fault(
+        id="keys-as-values",
+        rule="cache_values",
+        value="keys",
+        correct="values",
+        title="keys read for the values",
+        group="cache",
+        level="step",
+        first_tap="layers.*.attn.context",
+        symptom="probabilities are right, what they weigh are keys",
+        source="ikawrakow/ik_llama.cpp#1592",
+        patch={"cache_values": keys_as_values},
     ),
 )

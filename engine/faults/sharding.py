@@ -72,6 +72,50 @@ def _row_bias(model: ModelConfig, tp: int) -> str | None:
     return _ranks(model, tp) or (None if model.o_bias or model.mlp_bias else "the model has no row biases")
 
 
+def reduce_mean(partial: Tensor, comm: Comm) -> Tensor:
+    """The partials are averaged."""
+    return comm.all_reduce(partial) / comm.size
+
+
+def reduce_without_last(partial: Tensor, comm: Comm) -> Tensor:
+    """The last rank's partial is lost."""
+    lost = 0 < comm.rank == comm.size - 1
+    return comm.all_reduce(partial.new_zeros(partial.shape) if lost else partial)
+
+
+def no_row_bias(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
+    """The bias of a row-parallel layer is nobody's."""
+    return total
+
+
+_COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+
+
+def _of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+    own, first = (shards.plan(name, model, tp, at) for at in (rank, 0))
+    return first if first.local_shape == own.local_shape else own
+
+
+def columns_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+    """Every rank loads rank 0's part of the column-parallel matrices."""
+    column = name.rpartition(".")[0].endswith(_COLUMN)
+    return _of_rank_0(name, model, tp, rank) if column else shards.plan(name, model, tp, rank)
+
+
+def biases_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+    """The biases are not split: each rank reads the first elements."""
+    column = name.endswith(tuple(f"{part}.bias" for part in _COLUMN))
+    return _of_rank_0(name, model, tp, rank) if column else shards.plan(name, model, tp, rank)
+
+
+def _qkv_biases(model: ModelConfig, tp: int) -> str | None:
+    return _ranks(model, tp) or (None if model.qkv_bias else "the model has no q/k/v biases")
+
+
+def _any_row_bias(model: ModelConfig, tp: int) -> str | None:
+    return None if model.o_bias or model.mlp_bias else "the model has no row biases"
+
+
 FAULTS = (
     Fault(
         id="qkv-sharded-on-in-features",
@@ -140,5 +184,72 @@ FAULTS = (
         source="Wenyueh/MinivLLM#80",
         patch={"row_bias": row_bias_on_every_rank},
         needs=_row_bias,
+    ),
+    Fault(
+        id="reduce-mean",
+        rule="reduce",
+        value="mean",
+        correct="sum",
+        title="row-parallel results averaged",
+        group="sharding",
+        level="step",
+        first_tap="layers.*.attn.o_proj",
+        symptom="the sum is tp times too small",
+        patch={"reduce": reduce_mean},
+        needs=_ranks,
+    ),
+    Fault(
+        id="reduce-without-last",
+        rule="reduce",
+        value="without_last",
+        correct="sum",
+        title="the last rank's partial lost",
+        group="sharding",
+        level="step",
+        first_tap="layers.*.attn.o_proj*",
+        symptom="the sum lacks one rank's partial, on all ranks alike",
+        patch={"reduce": reduce_without_last},
+        needs=_ranks,
+    ),
+    Fault(
+        id="row-bias-missing",
+        rule="row_bias",
+        value="missing",
+        correct="once",
+        title="row-parallel bias added by no rank",
+        group="bias",
+        level="step",
+        first_tap="layers.*.attn.o_proj",
+        symptom="every token is off by the same vector, minus the bias",
+        patch={"row_bias": no_row_bias},
+        needs=_any_row_bias,
+    ),
+    Fault(
+        id="shard-of-rank-0",
+        rule="shard",
+        value="rank_0",
+        correct="own",
+        title="every rank loads rank 0's shard",
+        group="sharding",
+        level="load",
+        first_tap="layers.*.attn.q_proj",
+        symptom="rank 0 is right, the others hold its heads and columns",
+        source="vllm-project/vllm-gguf-plugin#103",
+        patch={"shard": columns_of_rank_0},
+        needs=_ranks,
+    ),
+    Fault(
+        id="bias-of-rank-0",
+        rule="shard",
+        value="biases_of_rank_0",
+        correct="own",
+        title="biases not split: each rank takes the first part",
+        group="sharding",
+        level="load",
+        first_tap="layers.*.attn.q_proj",
+        symptom="rank 0 is right; the others are off by the same vector for every token",
+        source="NVIDIA-NeMo/Automodel#1410",
+        patch={"shard": biases_of_rank_0},
+        needs=_qkv_biases,
     ),
 )

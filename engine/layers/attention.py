@@ -22,6 +22,7 @@ from engine.layers.linear import QKVParallelLinear, RowParallelLinear
 from engine.layers.paged_attention import Pages
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
+from engine.rules import CORRECT
 
 
 class StepInputs:
@@ -84,7 +85,7 @@ class Attention:
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
-        self.explicit = bool(self.tap_scores or self.tap_probs)
+        self.explicit = bool(self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax)
         tapped = self.explicit or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
@@ -155,12 +156,13 @@ class Attention:
             self.tap_k_cache(k, index)
         if self.tap_v_cache:
             self.tap_v_cache(v, index)
+        v = self.rules.cache_values(k, v)
         group = self.heads // self.kv_heads
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
         k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
         v = self.rules.kv_expand(v, self.kv_heads, group)
         attend = self._explicit if self.explicit else self._fused
-        return attend(index, q, k, v, bias).flatten(0, 1).transpose(0, 1).flatten(1)
+        return self.rules.merge(attend(index, q, k, v, bias).flatten(0, 1))
 
     def _fused(self, index: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         """q [kv_heads, group, T, D] -> [kv_heads, group, T, D]."""
@@ -179,7 +181,7 @@ class Attention:
         scores = products * self.scale + bias  # [kv_heads, group, T, K]
         if self.tap_scores:
             self.tap_scores(scores.flatten(0, 1), index)
-        probs = scores.float().softmax(-1).to(q.dtype)
+        probs = self.rules.softmax(scores, q.dtype)
         if self.tap_probs:
             self.tap_probs(probs.flatten(0, 1), index)
         return (probs.view(*rows.shape[:3], -1) @ v).view(q.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.config import ModelConfig
 from engine.layers.weight import DenseMatrix, KeptMatrix, Store
 from engine.layers.wiring import Wiring
 from engine.parallel import shards
@@ -14,13 +15,15 @@ from engine.parallel.comm import Comm
 class VocabParallelEmbedding:
     """Each rank looks up the ids that it owns, zero for the others; the sum over ranks is the row."""
 
-    def __init__(self, span: shards.Span, hidden: int, comm: Comm, store: Store) -> None:
-        self.span, self.hidden = span, hidden
+    def __init__(self, model: ModelConfig, comm: Comm, store: Store) -> None:
+        self.model, self.hidden = model, model.hidden_size
+        self.span = span = shards.vocab(model.vocab_size, comm.size, comm.rank)
         self.comm = comm
-        self.weight = store.matrix(["model.embed_tokens.weight"], [span.size], hidden)
+        self.weight = store.matrix(["model.embed_tokens.weight"], [span.size], self.hidden)
 
     def bind(self, wiring: Wiring) -> None:
         self.tap, self.place = wiring.tap("embed"), wiring.place("embed")
+        self.rules = wiring.rules
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Token ids [T] -> [T, hidden]."""
@@ -35,6 +38,7 @@ class VocabParallelEmbedding:
             else:  # with a padded vocabulary the last rank may own no row at all
                 out = torch.zeros(len(ids), self.hidden, dtype=self.weight.dtype, device=self.weight.device)
             out = self.comm.all_reduce(out)
+        out = self.rules.embedding(out, self.model)
         if self.tap:
             self.tap(out)
         return out

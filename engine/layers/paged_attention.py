@@ -25,7 +25,9 @@ from engine.rules import CORRECT, Rules
 DEVICES = frozenset({"cuda"})
 DTYPES = frozenset({torch.float16, torch.bfloat16})
 #: Seams that the kernel implements itself: with any of them replaced the fault would have no effect.
-SEAMS = ("positions", "cache_heads", "cache_reuse", "kv_expand", "window", "mask")
+SEAMS = (
+    "positions", "cache_heads", "cache_reuse", "cache_values", "kv_expand", "window", "mask", "softmax", "merge"
+)  # fmt: skip
 #: Largest error of the self-test, on outputs of about 1: four roundings of bfloat16.
 TOLERANCE = 4 * 2**-8
 

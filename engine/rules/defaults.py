@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.batch import Batch
 from engine.checkpoint.block_types import BlockType
 from engine.checkpoint.gguf.source import decode
 from engine.config import ModelConfig
@@ -36,6 +37,36 @@ def as_stored(name: str, tensor: Tensor) -> Tensor:
 def head_tensor(model: ModelConfig) -> str | None:
     """The checkpoint tensor that the output head is filled from (None: left at its initial values)."""
     return "model.embed_tokens.weight" if model.tie_embeddings else "lm_head.weight"
+
+
+def looked_up(rows: Tensor, model: ModelConfig) -> Tensor:
+    """What goes on from the embedding [T, hidden]: its rows as they are."""
+    return rows
+
+
+def own_positions(batch: Batch) -> Tensor:
+    """The positions [T] by which q and k are rotated: those at which the tokens stand."""
+    return batch.positions
+
+
+def values_of(keys: Tensor, values: Tensor) -> Tensor:
+    """What the probabilities weigh, of cached rows [K, heads, D]: the values."""
+    return values
+
+
+def softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., K] -> [..., K], in float32 whatever the model's `dtype`."""
+    return scores.float().softmax(-1).to(dtype)
+
+
+def merge_heads(heads: Tensor) -> Tensor:
+    """The heads' outputs [heads, T, D] side by side, [T, heads * D]."""
+    return heads.transpose(0, 1).flatten(1)
+
+
+def normed_rows(stream: Tensor, normed: Tensor) -> Tensor:
+    """What the output head reads [T, hidden]: the residual stream after the final norm."""
+    return normed
 
 
 def configured_theta(model: ModelConfig) -> float:

@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from engine.batch import Batch
 from engine.checkpoint.block_types import BlockType
 from engine.checkpoint.gguf.names import RowOperation, operations
+from engine.checkpoint.load import own_tensor
 from engine.config import ModelConfig
 from engine.parallel import shards
 from engine.parallel.comm import Comm
 from engine.rules import defaults
 from engine.rules.norm import rms_norm
-from engine.rules.rope import rotate_half_split
+from engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Rules:
     """Every seam of the engine, in the order in which a run reaches them."""
 
     # while loading
+    tensor_of: Callable[[str, ModelConfig], str] = own_tensor
     shard: Callable[[str, ModelConfig, int, int], shards.Shard] = shards.plan
     load_bias: Callable[[str], bool] = defaults.load_every
     dequantise: Callable[[str, Tensor, BlockType], Tensor] = defaults.dequantised
@@ -35,24 +39,32 @@ class Rules:
     lm_head: Callable[[ModelConfig], str | None] = defaults.head_tensor
     qkv_shard_dim: Callable[[ModelConfig, int, int], shards.QKVPlan] = shards.qkv_by_heads
     # in every step
+    embedding: Callable[[Tensor, ModelConfig], Tensor] = defaults.looked_up
     positions: Callable[[int, int], range] = defaults.next_positions
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
     )
     rope_theta: Callable[[ModelConfig], float] = defaults.configured_theta
+    rope_frequencies: Callable[[ModelConfig, float, int], tuple[Tensor, float]] = frequencies
+    rope_positions: Callable[[Batch], Tensor] = defaults.own_positions
+    rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = cos_sin
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate_half_split
     cache_layer: Callable[[int], int] = defaults.own_cache
     cache_heads: Callable[[Tensor, int], Tensor] = defaults.store_kv_heads
     cache_reuse: Callable[[int, int], int] = defaults.attend_all
+    cache_values: Callable[[Tensor, Tensor], Tensor] = defaults.values_of
     kv_expand: Callable[[Tensor, int, int], Tensor] = defaults.share_kv_heads
     window: Callable[[Tensor, Tensor, int | None], Tensor] = defaults.within_window
     mask: Callable[[Tensor], Tensor] = defaults.additive_bias
     scale: Callable[[ModelConfig], float] = defaults.softmax_scale
+    softmax: Callable[[Tensor, torch.dtype], Tensor] = defaults.softmax
+    merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once
     residual: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
     act: Callable[[Tensor, Tensor], Tensor] = defaults.silu_and_mul
+    head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows
 
 
 CORRECT = Rules()

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.gguf.source import Decoding, GgufSource
-from engine.checkpoint.load import Keep, Named, Plan, keep_all, rank0_shards, shards_of
+from engine.checkpoint.load import (
+    Keep,
+    Named,
+    Plan,
+    TensorOf,
+    keep_all,
+    own_tensor,
+    rank0_shards,
+    shards_of,
+)
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.source import Source
 from engine.checkpoint.verify import verify
@@ -58,7 +67,7 @@ class Loader:
             if isinstance(source, GgufSource):
                 source.decoding = Decoding(rules.dequantise, rules.row_order)
                 filled |= self._keep_blocks(source, kept, rules)
-            shards_read = self._shards(source, decoder.device, keep, rules.shard)
+            shards_read = self._shards(source, decoder.device, keep, rules.shard, rules.tensor_of)
             for count, (name, tensor) in enumerate(shards_read, 1 + len(filled)):
                 self.comm.note(OpKind.LOADING, count)
                 _fill(name, dense[name], rules.stored(name, tensor))
@@ -71,7 +80,11 @@ class Loader:
         for count, (name, part) in enumerate(kept.items(), 1):
             self.comm.note(OpKind.LOADING, count)
             shard = rules.shard(name, self.model, self.comm.size, self.comm.rank)
-            part.fill(source.blocks(name, shard.dim, None if shard.dim is None else shard.span))
+            part.fill(
+                source.blocks(
+                    rules.tensor_of(name, self.model), shard.dim, None if shard.dim is None else shard.span
+                )
+            )
         return set(kept)
 
     def _open(self) -> Source:
@@ -82,17 +95,30 @@ class Loader:
         source = self._open()
         found = {}
         with source, torch.inference_mode():
-            for count, (name, tensor) in enumerate(self._shards(source, device, keep_all, shards.plan), 1):
+            for count, (name, tensor) in enumerate(
+                self._shards(source, device, keep_all, shards.plan, own_tensor), 1
+            ):
                 self.comm.note(OpKind.LOADING, count)
                 found[name] = tensor_checksum(tensor)
                 del tensor
         return found
 
-    def _shards(self, source: Source, device: torch.device, keep: Keep, plan: Plan) -> Iterator[Named]:
+    def _shards(
+        self, source: Source, device: torch.device, keep: Keep, plan: Plan, tensor_of: TensorOf
+    ) -> Iterator[Named]:
         """This rank's shards, one at a time; read by itself, or received from rank 0."""
         read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
         size, rank = self.comm.size, self.comm.rank
-        return read(self.model, size, rank, dtype=self.config.dtype, device=device, keep=keep, plan=plan)
+        return read(
+            self.model,
+            size,
+            rank,
+            dtype=self.config.dtype,
+            device=device,
+            keep=keep,
+            plan=plan,
+            tensor_of=tensor_of,
+        )
 
     def _from_rank0(self, source: Source) -> Callable[..., Iterator[Named]]:
         """Rank 0 reads for all: only it keeps its source, the others receive."""

@@ -116,7 +116,7 @@ def test_a_split_vocabulary_looks_up_and_scores_every_id_once(tp: int) -> None:
     rows, logits = [], []
     for rank in range(tp):
         span = shards.vocab(13, tp, rank)
-        layer = VocabParallelEmbedding(span, 6, Alone(rank, tp), STORE)
+        layer = VocabParallelEmbedding(replace(MODEL, hidden_size=6), Alone(rank, tp), STORE)
         layer.weight.parts()["model.embed_tokens.weight"].copy_(table[span.start : span.stop])
         layer.bind(replace(WIRING, prefix=""))
         rows.append(layer(ids))
