@@ -159,18 +159,42 @@ def _limits(site: Site, gate: Array, up: Array, wrong: Mask) -> Iterator[Variant
             fitted = {"low": low, "high": high}
             text = f"the product is clamped to [{low:.5g}, {high:.5g}]"
             yield Variant("activation_clamped", "activation", text, fitted, np.clip(right, low, high), 1)
+    yield from _operand_limits(site, gate, up, wrong)
     for limit in (1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 20.0):
         forms = {
-            f"gate is clamped at {limit:g} from above": silu(np.minimum(gate, limit)) * up,
             f"gate is clamped to ±{limit:g}": silu(np.clip(gate, -limit, limit)) * up,
-            f"up is clamped to ±{limit:g}": silu(gate) * np.clip(up, -limit, limit),
-            f"gate (from above) and up are clamped at {limit:g}": silu(np.minimum(gate, limit))
-            * np.clip(up, -limit, limit),
             f"silu(gate) is clamped to ±{limit:g}": np.clip(silu(gate), -limit, limit) * up,
         }
         for text, predicted in forms.items():
             if (predicted != right).any():
                 yield Variant("activation_clamped", "activation", text, {"limit": limit}, predicted)
+
+
+def _operand_limits(site: Site, gate: Array, up: Array, wrong: Mask) -> Iterator[Variant]:
+    """gate cut off from above and up on both sides, at limits that the largest ratios tell."""
+    s, seen = silu(gate), site.seen
+    with np.errstate(all="ignore"):
+        below = wrong[:, None] & (gate < 0) & (np.abs(s) > 1e-2)  # there no limit on gate matters
+        high = float(np.nanmax(np.where(below, np.abs(seen / s), np.nan), initial=0.0))
+        inside = wrong[:, None] & (np.abs(up) < high) & (np.abs(up) > 1e-2)
+        top = float(np.nanmax(np.where(inside, seen / up, np.nan), initial=0.0))
+    grid = np.linspace(0, 50, 500_001)
+    low = float(grid[np.searchsorted(silu(grid), top)]) if 0 < top < 50 else 50.0
+    told = set()
+    for digits in (2, 3):
+        gate_at, up_at = (float(f"{value:.{digits}g}") for value in (low, high))
+        cut_gate, cut_up = silu(np.minimum(gate, gate_at)), np.clip(up, -up_at, up_at)
+        above, around = f"gate is clamped at {gate_at:g} from above", f"up is clamped to ±{up_at:g}"
+        forms = {
+            above: (cut_gate * up, {"gate": gate_at}),
+            around: (s * cut_up, {"up": up_at}),
+            f"{above}, {around}": (cut_gate * cut_up, {"gate": gate_at, "up": up_at}),
+        }
+        for text, (predicted, fitted) in forms.items():
+            if text not in told:
+                told.add(text)
+                parameters = sum(value != round(value) for value in fitted.values())
+                yield Variant("activation_clamped", "activation", text, fitted, predicted, parameters)
 
 
 def _fitted(site: Site, gate: Array, up: Array, wrong: Mask) -> Iterator[Variant]:

@@ -41,8 +41,8 @@ KNOWN_BASES = (
 )
 #: Factors by which contexts are stretched.
 KNOWN_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 3.0, 6.0, 10.0, 40.0)
-#: Tokens that a fit looks at.
-_TOKENS = 64
+#: Tokens that a fit looks at, and those that it begins with.
+_TOKENS, _FEW = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ def fit_base(turns: Turns, of: Callable[[float], Array]) -> float | None:
     if not len(turns.positions):
         return None
     low, high = math.log(10.0), math.log(1e9)
-    points = int(np.clip(8 * np.abs(turns.positions).max() * 0.4 * (high - low), 600, 30_000))
+    coarse = Turns(turns.both[:_FEW], turns.positions[:_FEW])
+    points = int(np.clip(4 * np.abs(coarse.positions).max() * (high - low), 400, 8000))
     grid = np.linspace(low, high, points)
-    best = float(grid[np.argmax([turns.match(of(math.exp(value))) for value in grid])])
-    width = grid[1] - grid[0]
-    for _ in range(20):
+    best = float(grid[np.argmax([coarse.match(of(math.exp(value))) for value in grid])])
+    width = float(grid[1] - grid[0])
+    for _ in range(16):
         around = best + width * np.linspace(-1, 1, 9)
         best = float(around[np.argmax([turns.match(of(math.exp(value))) for value in around])])
         width /= 3

@@ -10,11 +10,12 @@ from workbench.diagnosis.operations.cached_numbers import cached_numbers
 from workbench.diagnosis.operations.caches import caches
 from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
+from workbench.diagnosis.operations.layers import repeated, skipped
 from workbench.diagnosis.operations.mask import masks
 from workbench.diagnosis.operations.merged_heads import merged_heads
-from workbench.diagnosis.operations.norms import norms
+from workbench.diagnosis.operations.norms import norms, unknown_norms
 from workbench.diagnosis.operations.residual import residuals
-from workbench.diagnosis.operations.rope_frequencies import other_frequencies
+from workbench.diagnosis.operations.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.score_biases import score_biases
 from workbench.diagnosis.operations.scores import scores
@@ -62,10 +63,13 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         head.other_hidden,
         head.other_columns,
     ),
+    "layer": (skipped,),
 }
 
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
+    "norm": (repeated, unknown_norms),
+    "rope": (fitted_frequencies,),
     "linear": (
         matrices.other_matrix,
         linear.channel_scale,

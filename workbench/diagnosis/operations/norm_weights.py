@@ -17,19 +17,27 @@ _HEADS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 def weight_variants(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
-    """The weights that give what was seen of the normalised input, and where none does the one fitted."""
-    axes = tuple(range(normed.ndim - 1))
-    used = factor(site.seen[wrong], normed[wrong], axes).reshape(-1)
-    name = site.weights["weight"]
+    """The weights of the checkpoint, and what may be made of them, that give what was seen of the normalised input."""
+    used, name = _used(site, normed, wrong), site.weights["weight"]
     for cause, text, candidate in _candidates(site, weight):
         if apart(used, candidate) < 0.3:
             fitted: dict[str, object] = {"weight": name, "is": text}
             yield Variant(cause, "norm", text.format(name), fitted, normed * candidate)
+
+
+def fitted_weight(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
+    """The weight that the columns tell."""
     if wrong.sum() * (normed.size // len(normed) // len(weight)) >= 4:
-        text = f"each channel is off by a factor of its own: the weight is not {name}"
+        used = _used(site, normed, wrong)
+        text = f"each channel is off by a factor of its own: the weight is not {site.weights['weight']}"
         ratio = used / np.where(weight == 0, 1, weight)
         fitted = {"least": float(ratio.min()), "most": float(ratio.max())}
         yield Variant("channel_factor", "norm", text, fitted, normed * used, len(weight))
+
+
+def _used(site: Site, normed: Array, wrong: Mask) -> Array:
+    axes = tuple(range(normed.ndim - 1))
+    return factor(site.seen[wrong], normed[wrong], axes).reshape(-1)
 
 
 def _candidates(site: Site, weight: Array) -> Iterator[tuple[str, str, Array]]:

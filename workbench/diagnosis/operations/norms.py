@@ -17,7 +17,7 @@ from workbench.diagnosis.operations.fits import (
     simple,
     wrong_rows,
 )
-from workbench.diagnosis.operations.norm_weights import weight_variants
+from workbench.diagnosis.operations.norm_weights import fitted_weight, weight_variants
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -28,21 +28,35 @@ KNOWN_EPS = (1e-5, 1e-6, 1e-8, 0.0, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
 
 def norms(site: Site) -> Iterator[Variant]:
     """Every variant of the norm that may have given what was seen."""
-    given = site.inputs["x"]
-    if given.size != site.expected.size or site.seen.shape != site.expected.shape:
+    found = _operands(site)
+    if found is None:
         return
-    x, eps = given.reshape(site.expected.shape), site.facts.model.rms_eps
-    weight = site.facts.vector(site.weights["weight"])
-    if weight is None:
-        return
-    wrong = wrong_rows(site)
+    (x, weight), eps, wrong = found, site.facts.model.rms_eps, wrong_rows(site)
     yield from _epsilons(site, x, weight, eps, wrong)
     yield from weight_variants(site, normalised(x, eps), weight, wrong)
     yield from _statistics(site, x, weight, eps)
     yield from _inputs(site, weight, eps, wrong)
     yield from _rows(site, wrong)
     yield from _roundings(site, x, weight, eps)
-    yield from _free(site, x, weight, wrong)
+    yield from _factor(site, wrong)
+
+
+def unknown_norms(site: Site) -> Iterator[Variant]:
+    """What no known mistake explains, in numbers: another weight, a bias, a factor of each row."""
+    found = _operands(site)
+    if found is None:
+        return
+    x, weight = found
+    yield from fitted_weight(site, normalised(x, site.facts.model.rms_eps), weight, wrong_rows(site))
+    yield from _free(site, wrong_rows(site))
+
+
+def _operands(site: Site) -> tuple[Array, Array] | None:
+    """The input, in the output's shape, and the weight."""
+    given, weight = site.inputs["x"], site.facts.vector(site.weights["weight"])
+    if weight is None or given.size != site.expected.size or site.seen.shape != site.expected.shape:
+        return None
+    return given.reshape(site.expected.shape), weight
 
 
 def normalised(x: Array, eps: float) -> Array:
@@ -64,7 +78,7 @@ def _epsilons(site: Site, x: Array, weight: Array, eps: float, wrong: Mask) -> I
     }
     least = min(known.values())
     values = [(next(value for value, left in known.items() if left <= 1.5 * least), 0)]
-    if fitted > 0:
+    if fitted > 0 and not math.isclose(fitted, values[0][0], rel_tol=5e-3):
         values.append((float(f"{fitted:.3g}"), 1))
     for value, parameters in values:
         if math.isclose(value, eps, rel_tol=1e-3):
@@ -104,7 +118,7 @@ def _statistics(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Var
     forms[-1] = (*forms[-1][:2], normalised(forms[-1][2], eps))
     for name, text, found in forms:
         yield Variant(name, "norm", text, {}, found * weight)
-    yield Variant("norm_skipped", "norm", "the norm is left out: its input goes on as it is", {}, x)
+    yield Variant("norm_skipped", "norm", "the norm is skipped: its input goes on as it is", {}, x)
     for parts in sorted({2, len(site.taps.ranks)}):
         if 1 < parts <= width // 2 and width % parts == 0:
             yield from _shards(site, x, weight, eps, parts)
@@ -162,67 +176,50 @@ _SHARED: dict[str, Callable[[Array, Array], Array]] = {
 
 def _inputs(site: Site, weight: Array, eps: float, wrong: Mask) -> Iterator[Variant]:
     """The right norm of another tap."""
-    for tap, text, name in other_inputs(site):
+    for tap, (name, text) in other_inputs(site).items():
         found = site.rows_of(tap)
         if found is None or found.size != site.expected.size:
             continue
         x = found.reshape(site.expected.shape)
         predicted = normalised(x, eps) * weight
         if apart(site.seen[wrong], predicted[wrong]) < 0.3:
-            kind = (
-                "layer" if name.startswith("layer") else "residual" if name.startswith("residual") else "norm"
-            )
+            kind = "residual" if name.startswith(("layer", "residual")) else "norm"
             yield Variant(name, kind, text, {"input": tap}, predicted)
 
 
-def other_inputs(site: Site) -> Iterator[tuple[str, str, str]]:
-    """(tap, sentence, name of the cause) of what a norm may have read instead of its input."""
-    layers, layer = site.facts.model.num_layers, site.layer
+def other_inputs(site: Site) -> dict[str, tuple[str, str]]:
+    """What a norm may have read instead of its input: tap -> name of the cause, sentence."""
+    layers, layer, near = site.facts.model.num_layers, site.layer, site.near
     if site.kind in ("attn.q_norm", "attn.k_norm"):
-        for kind in ("attn.q_proj", "attn.k_proj", "attn.v_proj"):
-            if kind != site.kind.replace("_norm", "_proj"):
-                yield site.near(kind), f"{kind} is normalised instead", "norm_input"
-        return
+        own = site.kind.replace("_norm", "_proj")
+        others = [kind for kind in ("attn.q_proj", "attn.k_proj", "attn.v_proj") if kind != own]
+        return {near(kind): ("norm_input", f"{kind} is normalised instead of {own}") for kind in others}
+    found: dict[str, tuple[str, str]] = {}
     if site.kind == "mlp_norm":
-        yield (
-            site.near("<"),
-            "the stream is normalised before the attention's output is added",
-            "norm_before_residual",
-        )
-        yield (
-            site.near("attn.o_proj"),
-            "the attention's output is normalised without the stream",
-            "residual_missing",
-        )
-        yield site.near("attn_norm"), "the attention's norm is normalised again", "norm_input"
+        text = "the residual stream is normalised before the attention's output is added"
+        found[near("<")] = "norm_before_residual", text
+        text = "the attention's output is normalised without the residual stream"
+        found[near("attn.o_proj")] = "residual_missing", text
+        found[near("attn_norm")] = "norm_input", "the output of the attention's norm is normalised again"
     else:
         above = layers if layer is None else layer
         if above:
-            before = f"layers.{above - 1}"
-            yield (
-                f"{before}.attn_residual",
-                f"the stream is normalised before layer {above - 1}'s MLP is added",
-                "norm_before_residual",
-            )
-            yield (
-                f"{before}.mlp.down",
-                f"the MLP's output of layer {above - 1} is normalised without the stream",
-                "residual_missing",
-            )
-            entered = f"layers.{above - 2}.mlp_residual" if above > 1 else "embed"
-            yield entered, f"layer {above - 1} is skipped: what enters it is read again", "layer_skipped"
-            for first in range(above - 2, -1, -1):
-                entered = f"layers.{first - 1}.mlp_residual" if first else "embed"
-                yield (
-                    entered,
-                    f"layers {first} to {above - 1} are skipped: what enters layer {first} is read",
-                    "layer_skipped",
-                )
-        if layer is not None:
-            yield site.near("mlp_residual"), f"layer {layer} reads its own output", "layer_input"
+            text = f"the residual stream is normalised before the output of layer {above - 1}'s MLP is added"
+            found[f"layers.{above - 1}.attn_residual"] = "norm_before_residual", text
+            text = f"the output of layer {above - 1}'s MLP is normalised without the residual stream"
+            found[f"layers.{above - 1}.mlp.down"] = "residual_missing", text
+        for first in range(above - 1, -1, -1):
+            which = f"layer {first} is" if first == above - 1 else f"layers {first} to {above - 1} are"
+            text = f"{which} skipped: what enters layer {first} goes on"
+            found[f"layers.{first - 1}.mlp_residual" if first else "embed"] = "layer_skipped", text
     for other in range(layers):
-        if other != layer or site.kind != "attn_norm":
-            yield f"layers.{other}.mlp_residual", f"the output of layer {other} is read", "layer_input"
+        text = f"the output of layer {other} is normalised: not what enters here"
+        found.setdefault(f"layers.{other}.mlp_residual", ("layer_input", text))
+    return {tap: told for tap, told in found.items() if tap not in _inputs_of(site)}
+
+
+def _inputs_of(site: Site) -> tuple[str, ...]:
+    return (site.near("attn_residual"),) if site.kind == "mlp_norm" else (site.near("<"),)
 
 
 def _rows(site: Site, wrong: Mask) -> Iterator[Variant]:
@@ -276,19 +273,22 @@ def _roundings(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Vari
             )
 
 
-def _free(site: Site, x: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
-    """A factor of the whole, a constant row: what no known mistake explains, in numbers."""
-    right = site.expected
+def _factor(site: Site, wrong: Mask) -> Iterator[Variant]:
+    """A factor of the whole."""
+    right, width = site.expected, site.expected.shape[-1]
     by = simple(float(factor(site.seen[wrong], right[wrong])))
     if by != 1:
-        width = x.shape[-1]
         names = {math.sqrt(width): "sqrt(width)", 1 / math.sqrt(width): "1/sqrt(width)", width: "the width"}
         known = next((text for value, text in names.items() if math.isclose(by, value, rel_tol=1e-3)), "")
         text = f"the result is {by:.6g} times what it should be{f', {known}' if known else ''}"
         yield Variant("factor", "norm", text, {"factor": by}, by * right, 1)
-    axes = tuple(range(right.ndim - 1))
+
+
+def _free(site: Site, wrong: Mask) -> Iterator[Variant]:
+    """A constant row; a factor of each row."""
+    right = site.expected
     if wrong.sum() >= 4:
-        row = (site.seen - right)[wrong].mean(axes)
+        row = (site.seen - right)[wrong].mean(tuple(range(right.ndim - 1)))
         text = "the same vector is added to every row, as by a bias"
         yield Variant("norm_bias", "norm", text, {"norm": float(np.linalg.norm(row))}, right + row, row.size)
     if right.shape[-1] >= 8:
@@ -296,5 +296,5 @@ def _free(site: Site, x: Array, weight: Array, wrong: Mask) -> Iterator[Variant]
         text = (
             "each row is off by a factor of its own: another number is divided by than its root mean square"
         )
-        yield Variant("token_factor", "norm", text, {"least": float(each.min()), "most": float(each.max())},
-                      right * each, each[wrong].size)  # fmt: skip
+        fitted = {"least": float(each.min()), "most": float(each.max())}
+        yield Variant("token_factor", "norm", text, fitted, right * each, each[wrong].size)

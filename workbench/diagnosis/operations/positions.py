@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.diagnosis.operations.fits import Mask
 from workbench.diagnosis.operations.recorded import Row
 from workbench.diagnosis.operations.rotary_forms import complex_pairs
 from workbench.diagnosis.recording import Array
@@ -130,9 +131,7 @@ class PositionPattern:
     fitted: dict[str, object]
 
 
-def patterns(
-    places: TokenPlaces, found: Array, wrong: NDArray[np.bool_], within: float
-) -> Iterator[PositionPattern]:
+def patterns(places: TokenPlaces, found: Array, wrong: Mask, within: float) -> Iterator[PositionPattern]:
     """The rules that give the positions `found` [N] at the tokens that are `wrong`, each to `within` a position."""
     for pattern in _candidates(places, _whole(found, within), wrong):
         if (
@@ -142,7 +141,7 @@ def patterns(
             yield pattern
 
 
-def _candidates(places: TokenPlaces, found: Array, wrong: NDArray[np.bool_]) -> Iterator[PositionPattern]:
+def _candidates(places: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionPattern]:
     right = places.position.astype(np.float64)
     off, used = (found - right)[wrong], found[wrong]
     yield from _constant(places, right, used, wrong)
@@ -169,6 +168,7 @@ def _candidates(places: TokenPlaces, found: Array, wrong: NDArray[np.bool_]) -> 
             )
             yield PositionPattern("positions_drift", text, right + each * steps, {"per_step": each})
     yield from _scaled(right, off, used, wrong)
+    yield from _reversed(places, right, wrong)
     yield from _rounded(right)
 
 
@@ -178,9 +178,7 @@ def _whole(found: Array, within: float) -> Array:
     return np.where(np.abs(near - found) <= within, near, found)
 
 
-def _constant(
-    places: TokenPlaces, right: Array, used: Array, wrong: NDArray[np.bool_]
-) -> Iterator[PositionPattern]:
+def _constant(places: TokenPlaces, right: Array, used: Array, wrong: Mask) -> Iterator[PositionPattern]:
     """One position for all."""
     at = float(np.round(np.median(used), 6))
     last = places.first_lengths() - 1.0
@@ -201,9 +199,7 @@ def _constant(
                               {"position": "end of prompt"})  # fmt: skip
 
 
-def _of_sequences(
-    places: TokenPlaces, right: Array, found: Array, wrong: NDArray[np.bool_]
-) -> Iterator[PositionPattern]:
+def _of_sequences(places: TokenPlaces, right: Array, found: Array, wrong: Mask) -> Iterator[PositionPattern]:
     """Positions that mix up a batch's sequences, or shift each by its own number."""
     lengths = places.first_lengths()
     padding = lengths.max() - lengths
@@ -230,7 +226,7 @@ def _of_sequences(
         )
 
 
-def _scaled(right: Array, off: Array, used: Array, wrong: NDArray[np.bool_]) -> Iterator[PositionPattern]:
+def _scaled(right: Array, off: Array, used: Array, wrong: Mask) -> Iterator[PositionPattern]:
     here = right[wrong]
     if not here.any():
         return
@@ -240,14 +236,20 @@ def _scaled(right: Array, off: Array, used: Array, wrong: NDArray[np.bool_]) -> 
     if by > 0 and len(np.unique(here)) > 1:
         words = f"multiplied by {by:g}" if by >= 1 else f"divided by {1 / by:g}"
         yield PositionPattern("positions_scaled", f"positions are {words}", right * by, {"factor": by})
-    total = float(np.round(np.median(here + used), 6))
-    if len(np.unique(here)) > 1:
-        text = f"positions run backwards: token p stands at {total:g} - p"
-        yield PositionPattern("positions_reversed", text, total - right, {"from": total})
     wrap = -off[off < 0]
     if len(wrap) == len(off) and (size := float(np.round(wrap.min()))) > 1:
         text = f"positions start again at 0 after every {size:g} tokens"
         yield PositionPattern("positions_restart", text, right % size, {"restart": size})
+
+
+def _reversed(places: TokenPlaces, right: Array, wrong: Mask) -> Iterator[PositionPattern]:
+    """Each step's positions of each sequence from the last to the first."""
+    at = right.copy()
+    for step, seq in {(int(places.step[n]), int(places.seq[n])) for n in np.flatnonzero(wrong)}:
+        mine = (places.step == step) & (places.seq == seq)
+        at[mine] = right[mine][::-1]
+    text = "positions run backwards, from the last to the first"
+    yield PositionPattern("positions_reversed", text, at, {"order": "reversed"})
 
 
 def _rounded(right: Array) -> Iterator[PositionPattern]:

@@ -38,7 +38,7 @@ def residuals(site: Site) -> Iterator[Variant]:
     for dtype in narrower(site.facts.dtype):
         low = {
             "the residual stream is kept in {}": rounded(x + y, dtype),
-            "the stream is rounded to {} before the branch is added": rounded(x, dtype) + y,
+            "the residual stream is rounded to {} before the branch is added": rounded(x, dtype) + y,
             "the branch is rounded to {} before it is added": x + rounded(y, dtype),
         }
         for text, predicted in low.items():
@@ -51,7 +51,7 @@ def residuals(site: Site) -> Iterator[Variant]:
             )
     limit = float(np.abs(site.seen).max(initial=0.0))
     if 0 < limit < np.abs(x + y).max(initial=0.0):
-        text = f"the stream is clamped to ±{limit:g}"
+        text = f"the residual stream is clamped to ±{limit:g}"
         yield Variant(
             "residual_clamped", "residual", text, {"limit": limit}, np.clip(x + y, -limit, limit), 1
         )
@@ -73,26 +73,26 @@ def _in_words(a: float, b: float, branch: str) -> tuple[str, str]:
     if (a, b) == (1, 1):
         return "", ""
     if (a, b) == (0, 1):
-        return "residual_missing", f"the stream is not added to the {branch}'s output"
+        return "residual_missing", f"the residual stream is not added to the {branch}'s output"
     if (a, b) == (1, 0):
-        return "branch_missing", f"the {branch}'s output is not added to the stream"
+        return "branch_missing", f"the {branch}'s output is not added to the residual stream"
     if (a, b) == (1, -1):
-        return "branch_subtracted", f"the {branch}'s output is subtracted from the stream"
+        return "branch_subtracted", f"the {branch}'s output is subtracted from the residual stream"
     if (a, b) == (-1, 1):
-        return "residual_subtracted", f"the stream is subtracted from the {branch}'s output"
+        return "residual_subtracted", f"the residual stream is subtracted from the {branch}'s output"
     if b == 1:
-        return "residual_repeated", f"the stream is added {named(a)} times" if a == int(
+        return "residual_repeated", f"the residual stream is added {named(a)} times" if a == int(
             a
-        ) else f"the stream is multiplied by {named(a)}"
+        ) else f"the residual stream is multiplied by {named(a)}"
     if a == 1:
         return "branch_scaled", f"the {branch}'s output is added {named(b)} times" if b == int(b) else (
             f"the {branch}'s output is multiplied by {named(b)} before it is added"
         )  # fmt: skip
     if abs(a - b) <= 1e-3 * abs(a):
-        return "residual_scaled", f"stream and {branch} are both multiplied by {named(a)}"
+        return "residual_scaled", f"residual stream and {branch} are both multiplied by {named(a)}"
     return (
         "residual_scaled",
-        f"the sum is {named(a)} times the stream and {named(b)} times the {branch}'s output",
+        f"the sum is {named(a)} times the residual stream and {named(b)} times the {branch}'s output",
     )
 
 
@@ -109,12 +109,12 @@ def _other_streams(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> 
             "instead_of_stream": (
                 other,
                 y,
-                f"{what} is added to the {branch}'s output instead of the stream",
+                f"{what} is added to the {branch}'s output instead of the residual stream",
             ),
             "instead_of_branch": (
                 x,
                 other,
-                f"{what} is added to the stream instead of the {branch}'s output",
+                f"{what} is added to the residual stream instead of the {branch}'s output",
             ),
             "alone": (other, None, f"{what} goes on in place of the sum"),
         }
@@ -132,7 +132,7 @@ def _other_streams(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> 
 
 def _cause(site: Site, tap: str, how: str) -> tuple[str, str]:
     if how == "alone" and tap == site.near("<") and site.kind == "mlp_residual":
-        return "layer_skipped", "layer"
+        return "layer_skipped", "residual"
     if how == "instead_of_stream" and tap.endswith("norm"):
         return "residual_after_norm", "residual"
     if how == "instead_of_stream" and tap == site.near("<"):
@@ -174,7 +174,7 @@ def _streams(site: Site) -> Iterator[tuple[str, str]]:
 def _rows(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> Iterator[Variant]:
     """Terms of other tokens."""
     own = np.arange(len(x))
-    for what, kept, moved in ((f"the {branch}'s output", x, y), ("the stream", y, x)):
+    for what, kept, moved in ((f"the {branch}'s output", x, y), ("the residual stream", y, x)):
         nearest = nearest_rows(site.seen - kept, moved)
         if (nearest != own)[wrong].all() and wrong.any():
             rows = {str(int(i)): int(nearest[i]) for i in np.flatnonzero(wrong)[:16]}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 
-from engine.config import ModelConfig
 from engine.config.rope_scaling import RopeScaling
 from workbench.diagnosis.operations import angles
 from workbench.diagnosis.operations.facts import rounded
@@ -33,8 +31,16 @@ def other_frequencies(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None or not r.wrong.any():
         return
-    for bank in (_scalings, _bases, _dimensions, _partial, _precision, _pairs):
+    for bank in (_scalings, _known_bases, _dimensions, _partial, _precision):
         yield from bank(r)
+
+
+def fitted_frequencies(site: Site) -> Iterator[Variant]:
+    """The base, or each pair's own frequency, that the angles tell."""
+    r = Rotated.of(site)
+    if r is not None and r.wrong.any():
+        yield from _fitted_base(r)
+        yield from _pairs(r)
 
 
 def _scalings(r: Rotated) -> Iterator[Variant]:
@@ -59,40 +65,43 @@ def _factor_words(r: Rotated, by: float) -> str:
     )
 
 
-def _bases(r: Rotated) -> Iterator[Variant]:
-    """Another base, with the model's scaling and without."""
+def _known_bases(r: Rotated) -> Iterator[Variant]:
+    """Bases that models have, with the model's scaling and without."""
+    for base in angles.KNOWN_BASES:
+        if not math.isclose(base, r.site.facts.model.rope_theta, rel_tol=1e-6):
+            yield from _with_base(r, base, 0)
+
+
+def _fitted_base(r: Rotated) -> Iterator[Variant]:
+    """The base that the angles tell."""
     model = r.site.facts.model
-    plain = RopeScaling()
-    for scaling in dict.fromkeys((model.rope_scaling, plain)):
-        base = angles.fit_base(r.turns, partial(_with_base, model, scaling))
-        if base is None or math.isclose(base, model.rope_theta, rel_tol=1e-6):
-            continue
+    base = angles.fit_base(r.turns, lambda value: frequencies(model, value))
+    if base is not None and not math.isclose(base, model.rope_theta, rel_tol=1e-6):
+        yield from _with_base(r, base, 1)
+
+
+def _with_base(r: Rotated, base: float, parameters: int) -> Iterator[Variant]:
+    model = r.site.facts.model
+    for scaling in dict.fromkeys((model.rope_scaling, RopeScaling())):
         turned = rotate(r.x, r.positions[:, None, None] * frequencies(model, base, scaling))
         for by in r.factors:
             if not r.near(turned * by):
                 continue
             text = f"rope_theta is {base:.6g} instead of {model.rope_theta:g}"
             text += (
-                " and the scaling of the frequencies is not applied" if scaling != model.rope_scaling else ""
+                "" if scaling == model.rope_scaling else " and the scaling of the frequencies is not applied"
             )
             fitted = {"theta": base, "expected": model.rope_theta}
-            known = base in angles.KNOWN_BASES
-            yield Variant(
-                "rope_theta", "rope", text + _factor_words(r, by), fitted, turned * by, int(not known)
-            )
+            yield Variant("rope_theta", "rope", text + _factor_words(r, by), fitted, turned * by, parameters)
 
 
-#: By how much the exponents of the frequencies may be off, with the reason.
+#: Powers of the base that another number of dimensions in the exponents comes to, with that number.
 _DIMENSIONS = {
-    2.0: "half of head_dim (or the angle over twice the pairs)",
+    2.0: "half of head_dim",
     0.5: "twice head_dim",
     4.0: "a quarter of head_dim",
     0.25: "four times head_dim",
 }
-
-
-def _with_base(model: ModelConfig, scaling: RopeScaling, base: float) -> Array:
-    return frequencies(model, base, scaling)
 
 
 def _dimensions(r: Rotated) -> Iterator[Variant]:
@@ -115,22 +124,33 @@ def _partial(r: Rotated) -> Iterator[Variant]:
         text = f"{angles.in_words(still, len(turned))} are not rotated"
         mixed = np.where(turned, complex_pairs(rotate(r.x, r.right, r.factor)), complex_pairs(r.x))
         yield Variant("rope_partial", "rope", text, {"pairs": still}, joined(np.asarray(mixed)))
+    yield from _smaller_heads(r)
+
+
+def _smaller_heads(r: Rotated) -> Iterator[Variant]:
+    """Only the first, or the last, elements of each head rotated, as a head of their own."""
     width, theta = r.x.shape[-1], r.site.facts.model.rope_theta
-    for share in (2, 4):
-        dims = width // share
-        if dims < 2 or dims % 2:
-            continue
-        freq = theta ** (-np.arange(0, dims, 2) / dims)
-        own = r.positions[:, None, None] * freq
-        for first, words in ((0, "first"), (width - dims, "last")):
-            for form in (HALVES, *(f for f in FORMS if f.name == "rope_interleaved")):
-                predicted = r.x.copy()
-                predicted[..., first : first + dims] = form.rotate(
-                    predicted[..., first : first + dims], own, 1.0
-                )
-                text = f"only the {words} {dims} of {width} elements of each head are rotated, as a head of {dims}"
-                how = "" if form is HALVES else f"; {form.text}"
-                yield Variant("rope_partial", "rope", text + how, {"elements": dims}, predicted)
+    still = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1)) <= 1e-6 * np.abs(r.x).max()
+    turned = np.flatnonzero(~still)
+    if not still.any() or not len(turned):
+        return
+    first, dims = int(turned[0]), int(turned[-1] - turned[0]) + 1
+    dims += dims % 2
+    if first + dims > width:
+        return
+    part = slice(first, first + dims)
+    spacings = {
+        "": theta ** (-np.arange(0, dims, 2) / dims),
+        ", by the frequencies of the whole head": r.frequencies,
+    }
+    for words, spacing in spacings.items():
+        own = r.positions[:, None, None] * spacing[: dims // 2]
+        for form in (HALVES, *(form for form in FORMS if form.name == "rope_interleaved")):
+            predicted = r.x.copy()
+            predicted[..., part] = form.rotate(r.x[..., part], own, r.factor)
+            text = f"only elements {first} to {first + dims - 1} of {width} of each head are rotated{words}"
+            how = "" if form is HALVES else f"; {form.text}"
+            yield Variant("rope_partial", "rope", text + how, {"first": first, "elements": dims}, predicted)
 
 
 def _precision(r: Rotated) -> Iterator[Variant]:

@@ -56,7 +56,7 @@ class Rotated:
         """Of [N, heads, …] what is wrong."""
         return tensor[self.wrong][:, self.heads]
 
-    def near(self, predicted: Array, share: float = 0.7) -> bool:
+    def near(self, predicted: Array, share: float = 0.3) -> bool:
         """Whether a prediction explains enough of the error to be worth telling."""
         error = apart(self.wrong_part(self.seen), self.wrong_part(self.site.expected))
         return apart(self.wrong_part(self.seen), self.wrong_part(predicted)) <= share * error

@@ -13,6 +13,7 @@ from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass, sett
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
 from workbench.diagnosis.operations.facts import LARGEST, Facts
+from workbench.diagnosis.operations.layers import missing_layers
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from workbench.diagnosis.operations.shares import BEFORE, rank_spans, weight_names
 from workbench.diagnosis.operations.site import Site, Unjudged, near
@@ -52,6 +53,7 @@ def sites(taps: RecordedTaps, facts: Facts) -> Iterator[Site | Unjudged]:
     for tap in taps.recording.session.taps:
         if taps.has(tap.name) and is_known(tap.name):
             yield from sites_of(tap.name, taps, facts)
+            yield from missing_layers(tap.name, taps, facts)
 
 
 def sites_of(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site | Unjudged]:

@@ -21,6 +21,8 @@ UNEXPLAINED = 0.1
 PARTLY = 0.7
 #: Elements for each fitted number that a variant must reproduce.
 ELEMENTS_A_PARAMETER = 4
+#: Operations of which a small result has small rounding; in a sum of products it is the terms that count.
+ELEMENTWISE = ("norm", "rope", "residual", "activation")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +92,7 @@ def fit(site: Site, variant: Variant) -> Fit | None:
     if variant.noise is not None:
         noises = [variant.noise] if isinstance(variant.noise, np.ndarray) else list(variant.noise)
     guesses = [
-        _Guess(part, p, noise, variant.tolerance, site.facts.unit)
+        _Guess(part, p, noise, variant.tolerance, site.facts.unit, site.operation in ELEMENTWISE)
         for part, p, noise in zip(site.parts, predicted, noises, strict=True)
     ]
     rest = _Rest.join([_Rest.of(*each) for each in zip(guesses, _scopes(site.parts, deviation), strict=True)])
@@ -130,6 +132,7 @@ class _Guess:
     noise: Array | None
     tolerance: float
     unit: float
+    elementwise: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,9 @@ class _Rest:
             noise = np.full(left.shape, float(np.nanmedian(part.noise)))
         guess = np.where(np.isfinite(predicted[scope]), np.abs(predicted[scope]), 0.0)
         right = np.where(np.isfinite(right), right, 0.0)
-        grown = max(1.0, float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300))
-        noise = np.where(np.isfinite(noise), noise, 0.0) * grown + guessed.tolerance * guess
+        scale = float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300)
+        scale = scale if guessed.elementwise else max(1.0, scale)
+        noise = np.where(np.isfinite(noise), noise, 0.0) * scale + guessed.tolerance * guess
         # The roundings of a result that is larger than it should be.
         noise = np.maximum(noise, 3 * guessed.unit * guess)
         noise = noise if guessed.noise is None else np.maximum(noise, guessed.noise[scope])

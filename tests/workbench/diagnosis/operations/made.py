@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import ModelConfig
-from workbench.diagnosis.operations.banks import BANKS
+from workbench.diagnosis.operations.banks import explain_site
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from workbench.diagnosis.operations.shares import weight_names
 from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.variant import Fit, fits
+from workbench.diagnosis.operations.variant import Fit
 
 Array = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def made_site(
 
 def accepted(site: Site) -> list[Fit]:
     """The variants that reproduce what was seen."""
-    return [one for one in fits(site, BANKS[site.operation]) if one.accepted]
+    return [one for one in explain_site(site) if one.accepted]
 
 
 def best(site: Site) -> list[Fit]:

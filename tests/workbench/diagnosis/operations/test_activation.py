@@ -52,6 +52,10 @@ CASES: dict[str, tuple[Callable[[], Tensor], str]] = {
     "leaky": (lambda: F.leaky_relu(G, 0.2) * U, "slope 0.2"),
     "interleaved": (lambda: F.silu(BOTH[:, ::2]) * BOTH[:, 1::2], "neighbouring columns"),
     "gate clamped": (lambda: F.silu(G.clamp(max=7.0)) * U, "gate is clamped at 7"),
+    "both clamped": (
+        lambda: F.silu(G.clamp(max=1.5)) * U.clamp(-1.5, 1.5),
+        "at 1.5 from above, up is clamped to ±1.5",
+    ),
     "product clamped": (lambda: (F.silu(G) * U).clamp(-20, 20), "clamped to [-20, 20]"),
     "halved": (lambda: 0.5 * F.silu(G) * U, "1/2 times"),
     "other layer's": (lambda: F.silu(torch.tensor(OTHER)) * U, "layer 0's gate"),

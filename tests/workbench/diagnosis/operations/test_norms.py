@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[], Array], str, str]] = {
     "no root": (lambda: (T / SQUARES.add(EPS)).numpy() * W, "norm_no_root", "not its root"),
     "inverted": (lambda: (T * SQUARES.add(EPS).sqrt()).numpy() * W, "norm_inverted", "reciprocal"),
     "not normalised": (lambda: X * W, "norm_missing", "not normalised"),
-    "skipped": (lambda: X, "norm_skipped", "left out"),
+    "skipped": (lambda: X, "norm_skipped", "is skipped"),
     "twice": (lambda: norm(norm()), "norm_repeated", "twice"),
     "halves": (
         lambda: torch.cat([F.rms_norm(half, (32,), None, EPS) for half in T.chunk(2, -1)], -1).numpy() * W,

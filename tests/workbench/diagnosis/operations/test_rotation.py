@@ -31,6 +31,7 @@ from workbench.diagnosis.operations.recorded import Row
 
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
 FREQ = frequencies(MODEL, 5e5)[0].double().numpy()
+PROMPTS = np.array([12.0 if row.seq == 0 else 5.0 for row in ROWS])
 STEP = np.array([row.step for row in ROWS])
 SEQ = np.array([row.seq for row in ROWS])
 YARN = of_model(rope_scaling=RopeScaling("yarn", 4.0, 64))
@@ -78,11 +79,11 @@ def test_the_right_rotation_is_no_deviation(model: ModelConfig, dtype: str) -> N
     assert site(turned(POSITIONS, model), model, dtype=dtype).deviation is None
 
 
+REVERSED = np.where(STEP == 0, PROMPTS - 1 - POSITIONS, POSITIONS)
 IN_BATCH = np.concatenate([np.arange((step == STEP).sum()) for step in range(4)]).astype(float)
-PREFILL_LAST = np.array([11.0 if row.seq == 0 else 4.0 for row in ROWS])
 WRONG_POSITIONS: dict[str, tuple[Array, set[str], str]] = {
     "stuck in decode": (np.where(DECODE, 0, POSITIONS), {"position_stuck"}, "position 0"),
-    "stuck at the prompt's end": (np.where(DECODE, PREFILL_LAST, POSITIONS), {"position_stuck"}, "prompt's last token"),
+    "stuck at the prompt's end": (np.where(DECODE, PROMPTS - 1, POSITIONS), {"position_stuck"}, "prompt's last token"),
     "one too far": (POSITIONS + 1, {"position_offset"}, "1 position too far"),
     "two early in decode": (np.where(DECODE, POSITIONS - 2, POSITIONS), {"position_offset"}, "2 positions too early"),
     "clamped": (np.minimum(POSITIONS, 7), {"positions_clamped"}, "beyond 7"),
@@ -90,7 +91,7 @@ WRONG_POSITIONS: dict[str, tuple[Array, set[str], str]] = {
     "through the batch": (IN_BATCH, {"positions_of_batch"}, "packed batch"),
     "padded from the left": (POSITIONS + np.where(SEQ == 1, 7, 0), {"positions_padded"}, "padded"),
     "halved": (POSITIONS / 2, {"positions_scaled"}, "divided by 2"),
-    "reversed": (11 - POSITIONS, {"positions_reversed"}, "backwards"),
+    "reversed": (REVERSED, {"positions_reversed"}, "backwards"),
     "twice a step": (POSITIONS + STEP, {"positions_drift"}, "grows"),
     "fraction": (POSITIONS + 0.5, {"position_offset"}, "0.5 positions too far"),
 }  # fmt: skip
@@ -187,6 +188,12 @@ def small_head() -> Array:
     return out
 
 
+def three_quarters() -> Array:
+    out = X.copy()
+    out[..., :12] = turned(POSITIONS, x=X[..., :12], freq=FREQ[:6])
+    return out
+
+
 FORMS: dict[str, tuple[Callable[[], Array], str]] = {
     "not applied": (lambda: X, "rope_not_applied"),
     "interleaved": (lambda: interleaved(X), "rope_interleaved"),
@@ -195,6 +202,7 @@ FORMS: dict[str, tuple[Callable[[], Array], str]] = {
     "first pairs only": (lambda: partial(slice(0, 3)), "rope_partial"),
     "last pairs only": (lambda: partial(slice(4, 8)), "rope_partial"),
     "as a head of half the size": (small_head, "rope_partial"),
+    "three quarters": (three_quarters, "rope_partial"),
     "head index added": (lambda: turned(POSITIONS[:, None] + np.arange(4.0)), "position_of_head"),
     "head index instead": (lambda: turned(np.zeros((len(ROWS), 1)) + np.arange(4.0)), "position_of_head"),
     "cos and sin exchanged": (lambda: np.concatenate(_exchanged(), -1), "rope_cos_sin_exchanged"),

@@ -1,0 +1,185 @@
+"""Whole layers that engines skip, repeat or run out of order: a layer is run again in float64, from what entered it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.expected import heads_of, silu
+from workbench.diagnosis.operations.facts import LARGEST, Facts, product
+from workbench.diagnosis.operations.fits import apart, wrong_rows
+from workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary_forms import rotate
+from workbench.diagnosis.operations.shares import weight_names
+from workbench.diagnosis.operations.site import Site, near
+from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.recording import Array
+
+#: Roundings that a value has behind it after a whole layer: what its noise is taken for.
+_ROUNDINGS = 64
+#: Layers that are tried in place of others.
+_MOST = 8
+
+
+def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...]) -> Array | None:
+    """The residual stream [N, H] after a layer, of all tokens of every sequence from its first one on; None where
+    the checkpoint lacks a weight or the rows do not begin at position 0."""
+    model, found = facts.model, np.empty_like(stream)
+    positions = np.array([row.position for row in rows])
+    for seq in {row.seq for row in rows}:
+        mine = np.flatnonzero([row.seq == seq for row in rows])
+        order = mine[np.argsort(positions[mine], kind="stable")]
+        if not np.array_equal(positions[order], np.arange(len(order))):
+            return None
+        window = model.windows[layer] if model.windows else None
+        after = _attention(facts, layer, stream[order], window)
+        after = None if after is None else _mlp(facts, layer, after)
+        if after is None:
+            return None
+        found[order] = after
+    return found
+
+
+def normalise(facts: Facts, name: str, x: Array) -> Array | None:
+    """RMSNorm by a weight of the checkpoint."""
+    weight = facts.vector(name)
+    return (
+        None if weight is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + facts.model.rms_eps) * weight
+    )
+
+
+def _linear(facts: Facts, name: str, x: Array) -> Array | None:
+    weight, bias = facts.weight(f"{name}.weight"), facts.vector(f"{name}.bias")
+    return None if weight is None else product(x, weight) + (0.0 if bias is None else bias)
+
+
+def _attention(facts: Facts, layer: int, stream: Array, window: int | None) -> Array | None:
+    model, name = facts.model, f"model.layers.{layer}"
+    x = normalise(facts, f"{name}.input_layernorm.weight", stream)
+    if x is None:
+        return None
+    projected = [_linear(facts, f"{name}.self_attn.{part}_proj", x) for part in "qkv"]
+    if any(part is None for part in projected):
+        return None
+    q, k, v = (heads_of(part, model.head_dim) for part in projected if part is not None)
+    if model.qk_norm:
+        normed = [
+            normalise(facts, f"{name}.self_attn.{part}_norm.weight", y) for part, y in (("q", q), ("k", k))
+        ]
+        if normed[0] is None or normed[1] is None:
+            return None
+        q, k = normed[0], normed[1]
+    at = np.arange(len(x), dtype=np.float64)
+    angles, factor = at[:, None, None] * frequencies(model), magnitude(model.rope_scaling)
+    q, k = rotate(q, angles, factor), rotate(k, angles, factor)
+    k, v = (y.repeat(q.shape[1] // y.shape[1], axis=1) for y in (k, v))
+    scores = np.einsum("thd,khd->htk", q, k, optimize=True) / math.sqrt(model.head_dim)
+    distance = at[:, None] - at[None, :]
+    allowed = (distance >= 0) & (distance < (window or len(at)))
+    scores = np.where(allowed, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    context = np.einsum("htk,khd->thd", weights / weights.sum(-1, keepdims=True), v, optimize=True)
+    out = _linear(facts, f"{name}.self_attn.o_proj", context.reshape(len(x), -1))
+    return None if out is None else stream + out
+
+
+def _mlp(facts: Facts, layer: int, stream: Array) -> Array | None:
+    name = f"model.layers.{layer}"
+    x = normalise(facts, f"{name}.post_attention_layernorm.weight", stream)
+    if x is None:
+        return None
+    gate, up = _linear(facts, f"{name}.mlp.gate_proj", x), _linear(facts, f"{name}.mlp.up_proj", x)
+    down = None if gate is None or up is None else _linear(facts, f"{name}.mlp.down_proj", silu(gate) * up)
+    return None if down is None else stream + down
+
+
+#: What a layer that ran leaves at least one of.
+_INSIDE = ("attn_norm", "attn.q_proj", "attn.o_proj", "mlp_norm", "mlp.gate", "mlp.down")
+
+
+def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]:
+    """A layer of whose inside nothing was recorded, though of others it was: its output (`tap`), or where that lacks as
+    well the norm that reads it, held against what the layer should have given. The site stands at the layer."""
+    at, norm = layer_of(tap), local_name(tap) in ("attn_norm", "final_norm")
+    last = (facts.model.num_layers if at is None else at) - 1 if norm else at
+    if last is None or last < 0 or (norm and _captured(taps, f"layers.{last}.mlp_residual")):
+        return
+    first = last
+    while norm and first and not _captured(taps, near("<", first, 0)):
+        first -= 1
+    entered, within = near("<", first, 0), range(first, last + 1)
+    passes = tuple(range(len(taps.passes)))
+    x, out = taps.rows(entered, 0, passes), taps.rows(tap, 0, passes)
+    others = (layer for layer in range(facts.model.num_layers) if layer not in within)
+    if (
+        x is None
+        or out is None
+        or any(_ran(taps, i) for i in within)
+        or not any(_ran(taps, i) for i in others)
+    ):
+        return
+    rows = tuple(row for one in taps.passes for row in one.rows)
+    weights = weight_names(tap, "norm", facts) if norm else {}
+    expected: Array | None = x
+    for layer in within:
+        expected = None if expected is None else layer_output(facts, layer, expected, rows)
+    if expected is not None and norm:
+        expected = normalise(facts, weights["weight"], expected)
+    if expected is not None and out.shape == expected.shape:
+        part = Part(rows, {"x": x}, out, expected, _noise(facts, expected), LARGEST[facts.dtype])
+        name = f"layers.{last}.mlp_residual"
+        yield Site(
+            name, "layer", 0, tuple(taps.ranks), (part,), facts, taps, passes, weights, slice(first, last + 1)
+        )
+
+
+def _ran(taps: RecordedTaps, layer: int) -> bool:
+    return any(_captured(taps, f"layers.{layer}.{kind}") for kind in _INSIDE)
+
+
+def _captured(taps: RecordedTaps, tap: str) -> bool:
+    return taps.has(tap) and any(x is not None for x in taps.tensors(tap, 0))
+
+
+def _noise(facts: Facts, x: Array) -> Array:
+    size = np.sqrt((x**2).mean(-1, keepdims=True))
+    return np.asarray(_ROUNDINGS * facts.unit * size + np.zeros_like(x))
+
+
+def skipped(site: Site) -> Iterator[Variant]:
+    """Layers that left nothing in the recording never ran: what entered them goes on. `span` are the layers."""
+    assert site.span is not None, "a site of layers says which"
+    first, last, x = site.span.start, site.span.stop - 1, site.inputs["x"]
+    predicted = normalise(site.facts, site.weights["weight"], x) if site.weights else x
+    if predicted is not None:
+        which = f"layer {first} is" if first == last else f"layers {first} to {last} are"
+        text = f"{which} skipped: what enters layer {first} goes on unchanged"
+        yield Variant("layer_skipped", "residual", text, {"layers": [first, last]}, predicted)
+
+
+def repeated(site: Site) -> Iterator[Variant]:
+    """A layer that is run between the input of a layer's first norm and that norm: once more, or out of order."""
+    if site.kind not in ("attn_norm", "final_norm"):
+        return
+    wrong, layers = wrong_rows(site), site.facts.model.num_layers
+    at = layers if site.layer is None else site.layer
+    for layer in sorted(range(layers), key=lambda i: abs(i - at + 0.5))[:_MOST]:
+        with np.errstate(all="ignore"):
+            after = layer_output(site.facts, layer, site.inputs["x"], site.rows)
+            predicted = None if after is None else normalise(site.facts, site.weights["weight"], after)
+        if predicted is None:
+            return
+        if apart(site.seen[wrong], predicted[wrong]) < 0.1:
+            again = layer in (at, at - 1)
+            text = (
+                f"layer {layer} is run twice"
+                if again
+                else f"layer {layer} is run once more before layer {at}"
+            )
+            noise = _noise(site.facts, predicted)
+            yield Variant("layer_repeated", "residual", text, {"layer": layer}, predicted, noise=noise)
