@@ -41,12 +41,17 @@ def mixed_qkv_sizes(
     """Offsets of k and v are counted in *global* heads, in a pack of local size (wrapping around)."""
     import torch
 
-    starts = (0, model.num_heads * model.head_dim, (model.num_heads + model.num_kv_heads) * model.head_dim)
     width = packed.shape[-1]
     return tuple(
         packed[:, (torch.arange(size, device=packed.device) + start) % width]
-        for start, size in zip(starts, sizes, strict=True)
+        for start, size in zip(_global_starts(model), sizes, strict=True)
     )
+
+
+def _global_starts(model: ModelConfig) -> tuple[int, int, int]:
+    """Where q, k and v begin in a pack of all heads."""
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return 0, q, q + kv
 
 
 def no_reduce(partial: Tensor, comm: Comm) -> Tensor:
@@ -66,6 +71,15 @@ def row_bias_on_every_rank(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
 
 def _ranks(model: ModelConfig, tp: int) -> str | None:
     return None if tp > 1 else "needs two ranks or more (--tp 2)"
+
+
+def _other_starts(model: ModelConfig, tp: int) -> str | None:
+    """Offsets wrap around in the pack: with some head counts they come out right."""
+    q, kv = model.num_heads // tp * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
+    same = all(
+        start % (q + 2 * kv) == own for start, own in zip(_global_starts(model), (0, q, q + kv), strict=True)
+    )
+    return _ranks(model, tp) or ("with these head counts the offsets come out right" if same else None)
 
 
 def _row_bias(model: ModelConfig, tp: int) -> str | None:
@@ -141,7 +155,7 @@ FAULTS = (
         first_tap="layers.*.attn.k_proj",
         symptom="every column is a right column in a wrong slot",
         patch={"qkv_sizes": mixed_qkv_sizes},
-        needs=_ranks,
+        needs=_other_starts,
     ),
     Fault(
         id="reduce-missing",

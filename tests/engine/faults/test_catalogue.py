@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from engine.checkpoint.block_types import TYPES
 from engine.checkpoint.dequantise.encodings import ENCODINGS
@@ -25,7 +27,7 @@ from engine.rules import CORRECT, Rules
 from engine.run.runner import Runner
 from engine.run.sampling import Sampling
 from engine.taps.hub import CapturePolicy
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import tiny_checkpoint, tiny_config
 from tests.engine.harness import Engine, local_runner, model_config
 from tests.gguf_twins import gguf_twin
 
@@ -216,6 +218,29 @@ def test_replicated_heads_leave_tiling_nothing_to_mix_up(models: dict[str, Model
     (repeated,) = (fault for fault in FAULTS if fault.id == "repeated-heads-cached")
     assert repeated.needs(models["windowed"], 4) is None
     assert "a single head" in str(repeated.needs(models["windowed"], 8))
+
+
+@given(
+    kv_heads=st.integers(1, 12),
+    group=st.integers(1, 8),
+    head_dim=st.sampled_from([2, 8, 64]),
+    tp=st.sampled_from([1, 2, 3, 4, 6, 8, 16]),
+)
+def test_mixed_offsets_are_offered_just_where_they_move_a_column(
+    kv_heads: int, group: int, head_dim: int, tp: int
+) -> None:
+    model = replace(model_of_nothing(), num_heads=kv_heads * group, num_kv_heads=kv_heads, head_dim=head_dim)
+    assume(model.num_heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0))
+    (mixed,) = (fault for fault in FAULTS if fault.id == "qkv-sizes-mixed")
+    q, kv = model.num_heads // tp * head_dim, max(1, kv_heads // tp) * head_dim
+    packed = torch.arange(q + 2 * kv)[None]
+    moved = mixed.patch["qkv_sizes"](packed, (q, kv, kv), model, tp)
+    acts = not torch.equal(torch.cat(moved, -1), packed)
+    assert acts == (mixed.needs(model, tp) is None)
+
+
+def model_of_nothing() -> ModelConfig:
+    return ModelConfig.from_hf(tiny_config("qwen2").to_dict())
 
 
 def test_the_types_that_faults_of_blocks_name_are_those_of_the_decoder() -> None:
