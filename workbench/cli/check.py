@@ -75,6 +75,7 @@ def check(
     reference: options.Reference = "transformers",
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
+    batch_invariant: options.BatchInvariant = False,
     save: options.Save = None,
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
@@ -97,7 +98,8 @@ def check(
     chosen = options.reference_of(reference)
     asked = ModelToCheck.of(
         model, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
-        load=load, weights=weights, timeout=timeout, start_timeout=start_timeout, listen=listen,
+        load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
+        listen=listen,
     )  # fmt: skip
     opened = asked.opened
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")

@@ -49,6 +49,7 @@ class ModelToCheck:
         dtype: str,
         load: str = "direct",
         weights: str = "dequantised",
+        batch_invariant: bool = False,
         timeout: float = 60.0,
         start_timeout: float = 300.0,
         listen: str = "",
@@ -57,8 +58,8 @@ class ModelToCheck:
         opened = open_model(model)
         prompts = _prompts(opened, texts, ids, chat)
         config = requests.engine_config(
-            opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights, timeout=timeout,
-            start_timeout=start_timeout, listen=listen,
+            opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights,
+            batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout, listen=listen,
         )  # fmt: skip
         config = requests.plan(opened, config, prompts, steps + 1)
         check_fits(prompts, steps, opened.config.context)

@@ -51,6 +51,7 @@ def generate(
     dtype: options.DType = "auto",
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
+    batch_invariant: options.BatchInvariant = False,
     rule: options.Rules = None,
     save: options.Save = None,
     capture: Annotated[
@@ -94,6 +95,7 @@ def generate(
         dtype=dtype,
         load=load,
         weights=weights,
+        batch_invariant=batch_invariant,
         timeout=timeout,
         start_timeout=start_timeout,
         listen=listen,

@@ -54,6 +54,13 @@ Weights = Annotated[
         help="Of a GGUF file: dense in memory, or kept in its blocks and dequantised whenever they are used.",
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="In float32 on the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
+    ),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
