@@ -38,7 +38,7 @@ def scores(b: AttentionPass) -> Result:
     out = np.einsum("thd,khd->htk", q, k, optimize=True) * scale
     terms = np.sqrt(np.einsum("thd,khd->htk", q**2, k**2, optimize=True)) * scale
     # Some engines scale the queries first: one more rounding of each term.
-    noise = 2 * b.facts.unit * np.hypot(out, terms) + sum_noise(b.facts, q.shape[2]) * terms
+    noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2])) * np.hypot(out, terms)
     return np.where(allowed(b, k.shape[0]), out, -np.inf), floor(b.facts, noise)
 
 
@@ -86,7 +86,7 @@ def context(b: AttentionPass) -> Result:
         raise Lacking(f"{values.shape[0]} cached values do not fit probabilities of {probs.shape[2]} keys")
     out = np.einsum("htk,khd->thd", probs, values, optimize=True)
     terms = np.sqrt(np.einsum("htk,khd->thd", probs**2, values**2, optimize=True))
-    noise = b.facts.unit * np.hypot(out, terms) + sum_noise(b.facts, probs.shape[2]) * terms
+    noise = (b.facts.unit + sum_noise(b.facts, probs.shape[2])) * np.hypot(out, terms)
     return out.reshape(len(out), -1), floor(b.facts, noise.reshape(len(out), -1))
 
 

@@ -79,8 +79,8 @@ def linear(o: Operands) -> Result:
         )
     out, terms = product(x, weight), spread(x, weight)
     added = 0.0 if bias is None else np.abs(bias)
-    size = np.hypot(out, terms) + added
-    noise = o.facts.unit * size + sum_noise(o.facts, x.shape[1]) * terms
+    size = np.hypot(out, terms)
+    noise = o.facts.unit * (size + added) + sum_noise(o.facts, x.shape[1]) * size
     return out + (0.0 if bias is None else bias), floor(o.facts, noise)
 
 
