@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 
 from sessions.errors import damaged
@@ -19,44 +18,33 @@ _OF_STEP = "WHERE branch = ? AND step = ?"
 _ByPlace = Mapping[tuple[object, ...], list[Row]]
 
 
-#: Steps whose list of tensors is kept.
-KEPT_STEPS = 32
-
-
 class StepTensors:
-    """The rows of the tensors of single steps, kept for the next question: whoever asks for one asks for its
-    neighbours, in the step or in the tap.
+    """The rows of the tensors of one step, kept for the next question: whoever asks for one asks for its neighbours.
 
-    Those of a step are read together, because only then is one that is missing found.
+    They are read together, because only then is one that is missing found.
     """
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self._state: object = None
-        self._kept: OrderedDict[tuple[int, int], tuple[_ByPlace, Charged[Row]]] = OrderedDict()
+        self._kept: tuple[object, _ByPlace, Charged[Row]] | None = None
         archive.meter.register(self)
 
     def forget(self) -> None:
         """Let go of the rows kept."""
-        self._kept.clear()
+        self._kept = None
 
     def by_place(self, owner: int, step: int, where: str) -> _ByPlace:
         """The rows by (tap, sequence, rank). Inside a snapshot."""
-        state = self.archive.state()
-        if state != self._state:
-            self._kept.clear()
-            self._state = state
-        known = self._kept.get((owner, step))
-        if known is not None:
-            return known[0]
-        if len(self._kept) >= KEPT_STEPS:
-            self._kept.popitem(last=False)
+        key, kept = (self.archive.state(), owner, step), self._kept
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        self._kept = kept = None  # not two at a time
         found = _rows(self.archive, owner, step, where)
         self.archive.meter.room(found.nbytes, f"the list of {where}")
         places: dict[tuple[object, ...], list[Row]] = {}
         for row in found:
             places.setdefault(row[2:5], []).append(row)
-        self._kept[owner, step] = places, found
+        self._kept = key, places, found
         return places
 
 

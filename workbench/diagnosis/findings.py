@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.diagnosis.operations.banks import BANKS
+from workbench.diagnosis.operations.banks import BANKS, LAST
 from workbench.diagnosis.operations.deviation import Deviation
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
@@ -94,18 +94,21 @@ class _Known:
 
     names: dict[str, set[str]] = field(default_factory=dict)
 
-    def fits(self, site: Site, banks: Iterable[Bank]) -> tuple[list[Fit], list[str]]:
-        """The fits at a site, and the names of all that was tried."""
+    def fits(self, site: Site) -> tuple[list[Fit], list[str]]:
+        """The fits at a site, and the names of all that was tried: the banks of last resort where no other fits."""
         expected = self.names.setdefault(site.kind, set())
         found: list[Fit] = []
         tried: dict[str, None] = {}
-        for variant in _variants(site, banks):
-            tried[variant.name] = None
-            with np.errstate(all="ignore"):
-                one = fit(site, variant)
-            if one is not None:
-                found.append(one)
-            if expected and expected <= {one.variant.name for one in found if one.accepted}:
+        for banks in (BANKS[site.operation], LAST.get(site.operation, ())):
+            for variant in _variants(site, banks):
+                tried[variant.name] = None
+                with np.errstate(all="ignore"):
+                    one = fit(site, variant)
+                if one is not None:
+                    found.append(one)
+                if expected and expected <= {one.variant.name for one in found if one.accepted}:
+                    break
+            if any(one.accepted for one in found):
                 break
         found.sort(key=lambda one: (not one.accepted, one.variant.parameters, one.residual))
         self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
@@ -134,7 +137,7 @@ def survey(taps: RecordedTaps, facts: Facts) -> Survey:
 
 
 def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> WrongOperation:
-    found, tried = known.fits(site, BANKS[site.operation])
+    found, tried = known.fits(site)
     elements = sum(int(scope.sum()) for scope in deviation.scopes)
     offset = head_offset(site) if deviation.heads is not None else 0
     max_abs, example = _worst(site)

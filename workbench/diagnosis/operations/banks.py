@@ -19,10 +19,9 @@ from workbench.diagnosis.operations.rope_frequencies import fitted_frequencies, 
 from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.score_biases import score_biases
 from workbench.diagnosis.operations.scores import scores
-from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.softmax import softmaxes
 from workbench.diagnosis.operations.softmax_fits import softmax_fits
-from workbench.diagnosis.operations.variant import Bank, Fit, fits
+from workbench.diagnosis.operations.variant import Bank
 
 #: Operation -> banks that are always tried.
 BANKS: Mapping[str, tuple[Bank, ...]] = {
@@ -88,12 +87,3 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     ),
     "reduce": (reduce.stale, reduce.rounded_partials),
 }
-
-
-def explain_site(site: Site) -> list[Fit]:
-    """The variants that explain what is wrong at a site, the simplest first, then those that explain a part."""
-    found = fits(site, BANKS[site.operation])
-    if any(one.accepted for one in found):
-        return found
-    rest = fits(site, LAST.get(site.operation, ()))
-    return sorted([*rest, *found], key=lambda one: not one.accepted)

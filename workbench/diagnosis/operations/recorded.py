@@ -10,11 +10,14 @@ from hashlib import blake2b
 
 import numpy as np
 
+from engine.taps.names import layer_of
 from sessions.records import SequenceStep
 from workbench.diagnosis.recording import Array, Recording
 
 #: Bytes of decoded tensors that are kept.
 KEPT_BYTES = 1 << 30
+#: Layers that are decoded at once, where a tap has no more rows than these in all steps and sequences.
+LAYERS_AT_ONCE, FEW_ROWS = 4, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,35 +114,46 @@ class RecordedTaps:
         return self._decoded(tap).lead[rank] if self.has(tap) else 0
 
     def _decoded(self, tap: str) -> _Decoded:
-        if tap in self._replaced:
-            return self._replaced[tap]
         if tap not in self._kept:
-            self._kept[tap] = self._decode(tap)
-            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._kept |= self._decode(self._together(tap))
+            for name in list(self._kept):
+                if name != tap and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+                    del self._kept[name]
         self._kept.move_to_end(tap)
         return self._kept[tap]
 
-    def _decode(self, tap: str) -> _Decoded:
-        arrays: dict[int, tuple[Array | None, ...]] = {}
-        leads: dict[bytes, int] = {}
-        lead = []
-        for rank in self.ranks:
-            session, held = self.recording.session, []
-            digest = blake2b()
-            for one in self.passes:
-                raw = session.tensor(
-                    tap, step=one.step, rank=rank, seq=one.seq, branch=self.recording.branch, slice=""
-                )
-                held.append(raw)
-                digest.update(b"-" if raw is None else f"{raw.dtype}{raw.shape}".encode())
-                digest.update(b"" if raw is None else np.ascontiguousarray(raw).tobytes())
-            first = leads.setdefault(digest.digest(), rank)
-            lead.append(first)
-            if first == rank:
-                arrays[rank] = tuple(None if raw is None else raw.astype(np.float64) for raw in held)
-        nbytes = sum(x.nbytes for held in arrays.values() for x in held if x is not None)
-        return _Decoded(tuple(lead), arrays, nbytes)
+    def _together(self, tap: str) -> list[str]:
+        """The taps that are read at once: a session finds those of one step by reading the list of them all."""
+        at_once = LAYERS_AT_ONCE if sum(len(one.rows) for one in self.passes) <= FEW_ROWS else 1
+        layer = layer_of(tap)
+        if layer is None:
+            return [tap]
+        names = (one.name for one in self.recording.session.taps)
+        return [
+            name for name in names if (of := layer_of(name)) is not None and of // at_once == layer // at_once
+        ]
+
+    def _decode(self, taps: Sequence[str]) -> dict[str, _Decoded]:
+        held: dict[str, list[list[Array | None]]] = {tap: [[] for _ in self.ranks] for tap in taps}
+        digests = {tap: [blake2b() for _ in self.ranks] for tap in taps}
+        session, branch = self.recording.session, self.recording.branch
+        for one in self.passes:
+            for tap in taps:
+                for rank in self.ranks:
+                    raw = session.tensor(tap, step=one.step, rank=rank, seq=one.seq, branch=branch, slice="")
+                    digest = digests[tap][rank]
+                    digest.update(b"-" if raw is None else f"{raw.dtype}{raw.shape}".encode())
+                    digest.update(b"" if raw is None else np.ascontiguousarray(raw).tobytes())
+                    held[tap][rank].append(None if raw is None else raw.astype(np.float64))
+        return {tap: _shared(held[tap], [digest.digest() for digest in digests[tap]]) for tap in taps}
+
+
+def _shared(held: Sequence[Sequence[Array | None]], digests: Sequence[bytes]) -> _Decoded:
+    """Each rank's tensors of one tap, those of ranks with equal digests once."""
+    lead = tuple(digests.index(digest) for digest in digests)
+    arrays = {rank: tuple(held[rank]) for rank in sorted(set(lead))}
+    nbytes = sum(x.nbytes for tensors in arrays.values() for x in tensors if x is not None)
+    return _Decoded(lead, arrays, nbytes)
 
 
 def _passes(recording: Recording, golden: Recording | None) -> Iterator[SequencePass]:
