@@ -2,6 +2,7 @@
 # make test       linters, types, architecture, and every test that takes no minutes
 # make test-all   the slow tests as well; those for a GPU or llama.cpp where there is one
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
+# make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
 #
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 
@@ -15,7 +16,7 @@ QUICK := not slow and not gpu and not llamacpp
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-all soak lint clean
+.PHONY: demo test test-all soak fuzz lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -29,6 +30,9 @@ test-all: lint
 
 soak: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python -m tests.soak.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/.installed-dev
+	@$(TESTING) $(BIN)/python -m tests.fuzz.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .

@@ -8,6 +8,14 @@ from tests.soak.trial import Trial
 WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
 HARMLESS = "a result or one of our errors, and nothing that a terminal obeys"
 
+
+def prepare() -> None:
+    """What all tries need."""
+    processes.expected()
+    for log in (False, True):
+        recordings.whole(log)
+
+
 TRIALS = (
     Trial(
         "rank", "SIGKILL to one of two ranks, at work or at rest",

@@ -7,19 +7,19 @@ code is 1 where anything was lost.
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
-from tests.soak import processes, recordings
-from tests.soak.catalogue import TRIALS
 from tests.soak.trial import Trial, attempt
 
-TABLE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _WORKERS = 2
 _HEAD = """# Reliability: what was tried, and what was lost
 
@@ -32,6 +32,26 @@ number alone: `make soak ONLY=rank SEED=7` runs one again. After half an hour no
 | `ONLY=` | what is done | survived where | tries | survived | lost | seconds |
 | --- | --- | --- | ---: | ---: | ---: | ---: |
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """A module with TRIALS (and, where its tries share something that takes long, `prepare()`), the page that tells of
+    them, how it opens, and for how long tries are begun."""
+
+    module: str
+    page: Path
+    head: str
+    seconds: float
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        return cast(Sequence[Trial], importlib.import_module(self.module).TRIALS)
+
+
+SOAK = Catalogue(
+    "tests.soak.catalogue", Path(__file__).parents[2] / "docs" / "reliability.md", _HEAD, seconds=1800
+)
 
 
 @dataclass(slots=True)
@@ -52,30 +72,28 @@ class Tally:
         return f"| {trial.name} | {trial.done} | {trial.survived} | {figures} |"
 
 
-def _try(name: str, seed: int) -> tuple[str, float]:
+def _try(catalogue: Catalogue, name: str, seed: int) -> tuple[str, float]:
     """In a worker: what was lost, and the seconds it took."""
-    trial = next(one for one in TRIALS if one.name == name)
+    trial = next(one for one in catalogue.trials if one.name == name)
     begun = time.monotonic()
     return attempt(trial, seed), time.monotonic() - begun
 
 
-def _prepare() -> None:
+def _prepare(catalogue: Catalogue) -> None:
     """In a worker: what all tries need, so that none is charged for it."""
-    processes.expected()
-    for log in (False, True):
-        recordings.whole(log)
+    getattr(importlib.import_module(catalogue.module), "prepare", lambda: None)()
 
 
-def soak(work: list[tuple[Trial, int]], seconds: float) -> list[Tally]:
+def run(catalogue: Catalogue, work: list[tuple[Trial, int]], seconds: float) -> list[Tally]:
     """Run these tries, and begin none after so many seconds: where they do not suffice all trials have a part."""
     tallies = {trial.name: Tally(trial) for trial, _ in work}
     deadline, running = time.monotonic() + seconds, dict[Future[tuple[str, float]], tuple[Trial, int]]()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_WORKERS, context, initializer=_prepare) as pool:
+    with ProcessPoolExecutor(_WORKERS, context, initializer=_prepare, initargs=(catalogue,)) as pool:
         waiting = iter(sorted(work, key=lambda one: (one[1] + 0.5) / one[0].tries))
         while True:
             while len(running) < _WORKERS and time.monotonic() < deadline and (one := next(waiting, None)):
-                running[pool.submit(_try, one[0].name, one[1])] = one
+                running[pool.submit(_try, catalogue, one[0].name, one[1])] = one
             if not running:
                 return list(tallies.values())
             for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -97,36 +115,36 @@ def _count(tally: Tally, seed: int, lost: str, seconds: float) -> None:
         print(f"{tally.trial.name}: {tally.tries} of {tally.trial.tries}, {len(tally.lost)} lost", flush=True)
 
 
-def table(tallies: list[Tally]) -> str:
+def table(tallies: list[Tally], head: str = _HEAD) -> str:
     """The page."""
     rows = [tally.row() for tally in tallies]
     lost = [
         f"- `ONLY={one.trial.name} SEED={seed}`: {what}" for one in tallies for seed, what in one.lost.items()
     ]
-    page = _HEAD + "\n".join(rows) + "\n"
+    page = head + "\n".join(rows) + "\n"
     return page + ("\n## Lost\n\n" + "\n".join(lost) + "\n" if lost else "")
 
 
-def main() -> int:
+def main(catalogue: Catalogue, description: str | None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.run", description=__doc__)
-    parser.add_argument("--only", choices=[trial.name for trial in TRIALS])
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", choices=[trial.name for trial in catalogue.trials])
     parser.add_argument("--seed", type=int)
     parser.add_argument("--most", type=int, default=sys.maxsize, help="tries of each trial, at most")
-    parser.add_argument("--seconds", type=float, default=1800, help="begin no try after so many")
+    parser.add_argument("--seconds", type=float, default=catalogue.seconds, help="begin no try after so many")
     given = parser.parse_args()
     work = [
         (trial, seed)
-        for trial in TRIALS
+        for trial in catalogue.trials
         if given.only in (None, trial.name)
         for seed in (range(min(trial.tries, given.most)) if given.seed is None else [given.seed])
     ]
-    tallies = soak(work, given.seconds)
-    print(page := table(tallies))
+    tallies = run(catalogue, work, given.seconds)
+    print(page := table(tallies, catalogue.head))
     if given.only is None and given.seed is None and given.most == sys.maxsize:
-        TABLE.write_text(page, encoding="utf-8")
+        catalogue.page.write_text(page, encoding="utf-8")
     return any(tally.lost for tally in tallies)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SOAK, __doc__))

@@ -1,0 +1,110 @@
+"""Tries of random models and numbers: each raises AssertionError where the engine and what it is held against part."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.config import ModelConfig
+from engine.parallel import shards
+from engine.run.sampler import choose
+from engine.run.sampling import Sampling
+from tests.checkpoints import CLASSES, tiny_checkpoint
+from tests.fuzz.models import DTYPES, random_degree, random_model, random_prompts
+from workbench.cli.checked_model import ModelToCheck
+from workbench.cli.progress import Status
+
+STEPS = 6
+DRAWS = 2000
+#: Standard deviations that an exact sampler passes once in some million tries.
+FAR = 5.0
+
+
+def check_model(seed: int, directory: Path) -> None:
+    """`lockstep check` of a random model: right with taps and without."""
+    chance = random.Random(seed)
+    made = random_model(chance)
+    path = tiny_checkpoint(directory, made.family, seed=seed, **made.fields)
+    model = ModelConfig.from_hf(json.loads((path / "config.json").read_text()))
+    prompts = random_prompts(chance, model.vocab_size)
+    tp, dtype = random_degree(chance, model), chance.choice(DTYPES)
+    asked = ModelToCheck.of(
+        str(path), texts=None, ids=[",".join(map(str, ids)) for ids in prompts], chat=False, steps=STEPS,
+        rules=None, tp=tp, device="cpu", dtype=dtype,
+    )  # fmt: skip
+    status = Status()
+    with asked.engine(status) as inferior:
+        result = asked.check(
+            inferior, asked.reference(status), directory / "run.session", directory / "spare.session", status
+        )
+    event = result.event
+    assert event.verdict == "match", f"{made.family} tp={tp} {dtype}: {event.words} {made.fields}"
+    assert event.untapped is not None
+    assert event.untapped.verdict == "match"
+
+
+def config_parity(seed: int, directory: Path) -> None:
+    """Our reading of a random config.json against transformers': parameters and shapes, and what has none."""
+    made = random_model(random.Random(seed))
+    theirs = made.config
+    model = ModelConfig.from_hf(json.loads(theirs.to_json_string(use_diff=False)))
+    with torch.device("meta"):
+        built = CLASSES[made.family][1](theirs)
+    expected = {name: tuple(tensor.shape) for name, tensor in built.named_parameters()}
+    assert shards.parameters(model) == expected
+    assert model.rms_eps == theirs.rms_norm_eps
+    assert model.rope_theta == theirs.rope_parameters["rope_theta"]
+    windows = (
+        getattr(theirs, "layer_types", None)
+        or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
+        * model.num_layers
+    )
+    sliding = [window is not None for window in model.windows]
+    assert sliding == [kind == "sliding_attention" for kind in windows]
+    assert {window for window in model.windows if window} <= {getattr(theirs, "sliding_window", None)}
+
+
+def sampling(seed: int, directory: Path) -> None:
+    """Draws from random logits against the exact distribution (chi-squared)."""
+    chance = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(chance.randint(2, 400), generator=generator) * chance.choice((0.1, 1.0, 4.0))
+    given = Sampling(
+        temperature=chance.choice((0.3, 1.0, 2.5)),
+        top_k=chance.choice((0, 1, 5, 40)),
+        top_p=chance.choice((1.0, 0.95, 0.5, 0.01)),
+        seed=seed,
+    )
+    counts = np.zeros(len(logits))
+    for position in range(DRAWS):
+        counts[choose(logits, given, 0, position).token] += 1
+    expected = exact(logits.double().numpy(), given) * DRAWS
+    assert not counts[expected == 0].any(), "a token was drawn that cannot be"
+    often = expected >= 5
+    seen = np.append(counts[often], counts[~often].sum())
+    due = np.append(expected[often], expected[~often].sum())
+    if due[-1] == 0:
+        seen, due = seen[:-1], due[:-1]
+    if len(due) > 1:
+        assert deviations(float(((seen - due) ** 2 / due).sum()), len(due) - 1) < FAR
+
+
+def deviations(chi_squared: float, freedom: int) -> float:
+    """How far out it lies, in standard deviations (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * freedom)
+    return ((chi_squared / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+def exact(logits: np.ndarray, given: Sampling) -> np.ndarray:
+    """The distribution by its definition: the k likeliest, of these the fewest that reach p, renormalised."""
+    order = np.argsort(-logits, kind="stable")[: given.top_k or None]
+    weights = np.exp((logits[order] - logits[order[0]]) / given.temperature)
+    shares = weights / weights.sum()
+    kept = int(np.searchsorted(np.cumsum(shares), given.top_p)) + 1
+    found = np.zeros(len(logits))
+    found[order[:kept]] = shares[:kept] / shares[:kept].sum()
+    return found
