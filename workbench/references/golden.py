@@ -170,7 +170,8 @@ class _Checkpoint:
         threads: int | None,
     ) -> GoldenRequest:
         return GoldenRequest(
-            str(self.path.resolve()),
+            # Not what a link leads to: in the hub's cache a blob without a suffix.
+            str(self.path.absolute()),
             tuple(sequences),
             steps,
             wanted.dtype,

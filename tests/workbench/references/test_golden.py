@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,10 @@ from engine import scratch
 from engine.errors import CheckpointError
 from sessions import Session
 from tests.checkpoints import tiny_variant
+from tests.gguf_twins import gguf_twin
 from workbench.references import cache, golden
 from workbench.references.golden import forced_onto, record_golden, record_pair
-from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 
 PROMPT = GoldenSequence((3, 4, 5))
 
@@ -239,3 +242,21 @@ def test_a_recorder_ends_with_its_starter_and_nothing_half_made_stays(
         monkeypatch.setattr(scratch, "_swept", set())
         cache.folder().close()
     assert [*(own_cache / "golden").iterdir()] == []
+
+
+def test_a_file_of_the_hubs_cache_is_asked_for_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it is a link to a blob, whose name is a hash and has no suffix."""
+    link, asked = tmp_path / "tiny.gguf", []
+    shutil.move(gguf_twin(tiny_variant(tmp_path, "llama"), tmp_path / "written.gguf"), tmp_path / "0a1b2c")
+    link.symlink_to("0a1b2c")
+
+    def run(checkpoint: object, requests: Sequence[GoldenRequest], *rest: object) -> list[Path]:
+        asked.extend(requests)
+        raise ReferenceFailure("enough")
+
+    monkeypatch.setattr(golden, "_run", run)
+    with pytest.raises(ReferenceFailure, match="enough"):
+        record_golden(link, [PROMPT], 1, "float32", threads=1)
+    assert [model_path(request.model) for request in asked] == [link]
