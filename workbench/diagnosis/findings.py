@@ -110,7 +110,9 @@ class _Known:
                     break
             if any(one.accepted for one in found):
                 break
-        found.sort(key=lambda one: (not one.accepted, one.variant.parameters, one.residual))
+        found.sort(
+            key=lambda one: (not one.accepted, one.variant.parameters, not one.everywhere, one.residual)
+        )
         self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
         return found, list(tried)
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import ModelConfig
-from workbench.diagnosis.operations.banks import explain_site
+from workbench.diagnosis.operations.banks import BANKS, LAST
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from workbench.diagnosis.operations.shares import weight_names
 from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.variant import Fit
+from workbench.diagnosis.operations.variant import Fit, fits
 
 Array = NDArray[np.float64]
 
@@ -89,9 +89,15 @@ def made_site(
     return Site(tap, operation, rank, (rank,), (part,), facts, taps, (0,), names)
 
 
+def explained(site: Site) -> list[Fit]:
+    """What explains a site, in part as well: the banks of last resort are asked where no other fits."""
+    found = fits(site, BANKS[site.operation])
+    return found if any(one.accepted for one in found) else fits(site, LAST.get(site.operation, ())) + found
+
+
 def accepted(site: Site) -> list[Fit]:
     """The variants that reproduce what was seen."""
-    return [one for one in explain_site(site) if one.accepted]
+    return [one for one in explained(site) if one.accepted]
 
 
 def best(site: Site) -> list[Fit]:

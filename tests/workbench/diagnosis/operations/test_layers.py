@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sessions import Session
+from tests.workbench.diagnosis.operations.made import explained
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
-from workbench.diagnosis.operations.banks import explain_site
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.layers import layer_output
 from workbench.diagnosis.operations.recorded import RecordedTaps
@@ -27,7 +27,7 @@ def wrong(session: Session, case: Case) -> dict[str, list[str]]:
     found = {}
     for site in sites(taps, facts):
         if isinstance(site, Site) and site.deviation is not None:
-            told = explain_site(site)
+            told = explained(site)
             found[site.tap] = [one.variant.text for one in told if one.accepted]
     return found
 
