@@ -48,7 +48,14 @@ SHOTS = {
     "journal": ("8",),
     "toggles": ("1", "x"),
     "help": ("escape", "question_mark"),
+    "palette": ("escape", "ctrl+p"),
+    "split": ("escape", "vertical_line"),
+    "split-attention": ("2", "down"),
+    "split-logits": ("3",),
 }
+#: A batch of so many prompts, run for a few tokens, and its pictures.
+PROMPTS = ("The rain", "Once upon a time", "Write a haiku")
+BATCH = {"batch": ("right_parenthesis",), "batch-attention": ("2",), "batch-cache": ("3",)}
 
 
 async def settle(pilot: Pilot[int]) -> None:
@@ -83,14 +90,15 @@ async def opened(app: LockstepApp, pilot: Pilot[int]) -> WorkbenchScreen:
     return app.screen
 
 
-async def shoot(app: LockstepApp, pilot: Pilot[int], files: dict[str, Path]) -> None:
-    """Go from pane to pane; those that have a file are saved."""
-    for name, keys in SHOTS.items():
+async def shoot(
+    app: LockstepApp, pilot: Pilot[int], shots: dict[str, tuple[str, ...]], directory: Path, ending: str
+) -> None:
+    """Go from picture to picture; each is saved as its name and the ending."""
+    for name, keys in shots.items():
         for key in keys:
             await pilot.press(key)
             await settle(pilot)
-        if name in files:
-            save(app, files[name])
+        save(app, directory / f"{name}{ending}")
 
 
 async def record(session: Path, directory: Path | None) -> None:
@@ -103,20 +111,34 @@ async def record(session: Path, directory: Path | None) -> None:
             await bench.runner.run(line)
             await settle(pilot)
         if directory is not None:
-            await shoot(app, pilot, {name: directory / f"{name}.svg" for name in SHOTS})
+            await shoot(app, pilot, SHOTS, directory, ".svg")
 
 
-async def replay(session: Path, directory: Path, size: tuple[int, int], theme: str) -> None:
+async def record_batch(session: Path) -> None:
+    """Several prompts at once."""
+    words = ["demo", "--tp", "2", "--session", str(session)]
+    app = LockstepApp(routes.running([*words, *(w for p in PROMPTS for w in ("--prompt", p))], "a batch"))
+    async with app.run_test(size=SIZE) as pilot:
+        bench = await opened(app, pilot)
+        await bench.runner.run("next 6")
+        await settle(pilot)
+
+
+async def replay(session: Path, batch: Path, directory: Path, size: tuple[int, int], theme: str) -> None:
     """Every pane at a size, in a theme."""
-    ending = f"{size[0]}x{size[1]}-{theme.removeprefix('lockstep-')}.png"
-    await home(directory / f"home-{ending}", size, theme)
+    ending = f"-{size[0]}x{size[1]}-{theme.removeprefix('lockstep-')}.png"
+    await home(directory / f"home{ending}", size, theme)
     app = LockstepApp(routes.session(session), UserSettings(theme=theme))
     async with app.run_test(size=size) as pilot:
         bench = await opened(app, pilot)
         for line in ("branch load_bias=false", "goto 2"):  # the first difference, which was judged
             await bench.runner.run(line)
             await settle(pilot)
-        await shoot(app, pilot, {name: directory / f"{name}-{ending}" for name in SHOTS})
+        await shoot(app, pilot, SHOTS, directory, ending)
+    app = LockstepApp(routes.session(batch), UserSettings(theme=theme))
+    async with app.run_test(size=size) as pilot:
+        await opened(app, pilot)
+        await shoot(app, pilot, BATCH, directory, ending)
 
 
 def main() -> None:
@@ -135,8 +157,11 @@ def main() -> None:
         if not every:
             asyncio.run(home(directory / "home.svg"))
         asyncio.run(record(session, None if every else directory))
-        for size, theme in product(SIZES, THEMES) if every else ():
-            asyncio.run(replay(session, directory, size, theme))
+        if every:
+            batch = session.with_name("batch.session")
+            asyncio.run(record_batch(batch))
+            for size, theme in product(SIZES, THEMES):
+                asyncio.run(replay(session, batch, directory, size, theme))
 
 
 if __name__ == "__main__":

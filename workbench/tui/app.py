@@ -110,6 +110,14 @@ class LockstepApp(Guarded, App[int]):
             yield SystemCommand(f"Theme: {name}", "", lambda n=name: setattr(self, "theme", n))
         yield SystemCommand("Quit", "ctrl+q", self.action_quit)
 
+    def action_command_palette(self) -> None:
+        """Open the palette."""
+        from textual.command import CommandPalette
+
+        if not CommandPalette.is_open(self):
+            words = "words of a command, a pane, a toggle, or of its help …"
+            self.push_screen(CommandPalette(placeholder=words, id="--command-palette"))
+
     async def on_event(self, event: events.Event) -> None:
         """Keys act here, one after another: what a key opens or focuses gets the next, however fast they come.
 

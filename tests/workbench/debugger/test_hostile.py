@@ -42,6 +42,7 @@ COMMANDS = (
     "diagnose", "check", "origin", "expect golden == match", "expect cause == none", "catch golden", "catch eos",
     "continue", "reverse-continue", "branches", "branch 1", "diff 0 1", "export script", "export journal",
     "print layers.0.attn.q_proj", "toggle load_bias true", "goto 5", "reverse-step", "display where", "stepi",
+    "split", "split golden", "extend 1", "sequence 1",
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ async def test_a_command_comes_onto_the_line_with_its_brackets_on_screen(bench: 
     async with bench() as pilot:
         await press(pilot, "ctrl+p")
         assert isinstance(pilot.app.screen, CommandPalette)
+        assert any("words of a command, a pane, a toggle, or of its help" in line for line in text_of(pilot))
         pilot.app.screen.query_one(Input).value = "stop at taps once"
         for _ in range(100):
             await pilot.pause(0.05)

@@ -89,7 +89,7 @@ class Keymap:
         """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
         arguments are typed; enter carries it out. Toggles are found by what is typed, and not listed before."""
         for number, title in enumerate(TITLES, 1):
-            told = f"pane {number}   {self.pane_keys[number - 1]}".rstrip()
+            told = f"{self.pane_keys[number - 1]}   pane {number}".lstrip()
             yield SystemCommand(title, told, lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
             if key.press not in ("ctrl+c", "colon") and not key.name.startswith("pane-"):
