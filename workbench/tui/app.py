@@ -114,7 +114,7 @@ class LockstepApp(Guarded, App[int]):
         """Open the palette."""
         from textual.command import CommandPalette
 
-        if not CommandPalette.is_open(self):
+        if not isinstance(self.screen, CommandPalette):
             words = "words of a command, a pane, a toggle, or of its help …"
             self.push_screen(CommandPalette(placeholder=words, id="--command-palette"))
 

@@ -65,9 +65,9 @@ class ComparedStep:
             return ""
         fixed = f"a fixed {number(self.tolerance)}"
         if not self.floored:
-            return f"rounding: {fixed}, as no noise floor was measured at this step: `golden` measures it"
-        rest = f" ({fixed} where none was)" if self.floored < len(self.rows) else ""
-        return f"rounding: {WRONG_ABOVE:g} × the noise floor that golden measured{rest}"
+            return f"rounding: {fixed}; `golden` would measure the noise floor"
+        rest = f" (where none, {fixed})" if self.floored < len(self.rows) else ""
+        return f"rounding: {WRONG_ABOVE:g} × the noise floor golden measured{rest}"
 
     def count(self, difference: Difference) -> int:
         """How many taps differ so."""

@@ -131,6 +131,9 @@ async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
         assert any("first wrong: layers.0.attn.scores" in line for line in lines)
         assert any("attn.scores █" in line for line in lines)
         assert any("attn.probs ▒" in line for line in lines)
+        row = next(line for line in lines if "◆" in line)
+        await press(pilot, "down")
+        assert next(line for line in text_of(pilot) if "◆" in line) != row, "the cursor is seen on every mark"
         legend = next(line for line in lines if "▫ suspect" in line)
         assert "▪ right   ▫ suspect   █ wrong   ▒ wrong input   · not compared" in legend
         told = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
@@ -145,9 +148,9 @@ async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
         await enter(pilot, "colon", "goto 0")
         await press(pilot, "7")
         lines = text_of(pilot)
-        head = next(i for i, line in enumerate(lines) if "error of each tap, in order" in line)
+        head = next(i for i, line in enumerate(lines) if "error of each tap" in line)
         assert "noise floor" in lines[head]
-        drawn = "".join(lines[head + 1 : head + 3 if size[1] < 30 else head + 13])
+        drawn = "".join(lines[head + 1 : head + 13])
         assert set("⠉⠒⠤⣀") & set(drawn)
         assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
 
@@ -156,6 +159,14 @@ async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "7")
         assert any("was not compared with a golden reference" in line for line in text_of(pilot))
+
+
+async def test_what_was_said_goes_with_the_pane(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2", "m")
+        assert any("alone" in line for line in text_of(pilot)[-3:])
+        await press(pilot, "6")
+        assert not any("alone" in line for line in text_of(pilot)[-3:])
 
 
 async def test_journal_goes_to_a_branch(bench: Bench) -> None:

@@ -50,7 +50,7 @@ async def test_tokens_under_each_other_and_the_first_row_that_differs(
         assert "85 of 87 operations differ beyond rounding, the first: layers.0.attn.q_proj" in "\n".join(
             shown
         )
-        assert _row(pilot, "rounding: 3 × the noise floor that golden measured")
+        assert _row(pilot, "rounding: 3 × the noise floor golden measured")
         first = next(line for line in shown if line.startswith("●"))
         assert "layers.0.attn.q_proj" in first
         assert "≠ layers.0.attn.k_proj" in shown[shown.index(first) + 1]

@@ -123,7 +123,7 @@ the noise floor that it is held against; × is an error without a number, such a
         )
         notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes]
         self.query_one("#verdict", TextBlock).show([[told, (rest, "quiet")], *cause, *notes])
-        wide = self.size.width >= 76 + 3 * min(overview.layers, 32)
+        wide = self.size.width >= 66 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
         height = max(5, min(12, self.size.height - 26))
         depth = self._depth(height, self._beside() - 12) if wide else self._depth(2, self.size.width - 12)
@@ -155,9 +155,9 @@ the noise floor that it is held against; × is an error without a number, such a
         lines: list[TextLine] = [
             [(f"{label:>6} ", "quiet"), *line] for label, line in zip(labels, drawn, strict=True)
         ]
-        head: TextLine = [("error of each tap, in order", "quiet")]
+        head: TextLine = [("error of each tap", "quiet")]
         if any(floor is not None for floor in floors):
-            head = [*head, ("   ⠂ noise floor", "quiet")]
+            head = [*head, ("   ⠂", "quiet"), (" noise floor", "quiet")]
         return [head, *lines]
 
     def _ledger(self) -> list[TextLine]:

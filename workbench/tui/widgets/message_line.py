@@ -44,8 +44,9 @@ class MessageLine(StatusLine):
         self._said = ()
 
     def forget_story(self) -> None:
-        """Another pane came to the front; as with `forget`."""
+        """Another pane came to the front: what was said goes at once, as the place may be the same."""
         self._said = self._story = ()
+        self._show()
 
     def tell_story(self, facts: Facts) -> None:
         """What the pane in front has to tell."""

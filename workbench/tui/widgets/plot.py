@@ -64,7 +64,7 @@ def _point(line: int, value: int | None, floor: int | None) -> GridCell:
     if value == -1 and line == 0:
         return "×", "wrong"
     if value is not None and value >= 0 and value // 4 == line:
-        return _CURVE[value % 4], "trace"
+        return _CURVE[value % 4], "text"
     if floor is not None and floor >= 0 and floor // 4 == line:
         return _FLOOR[floor % 4], "quiet"
     return " ", "quiet"

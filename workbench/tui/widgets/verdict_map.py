@@ -153,6 +153,9 @@ class VerdictMap(LineWidget, can_focus=True):
         ]
         for column, cell in enumerate(self.rows[row].cells):
             mark, role = MARKS[cell[1]] if cell else (" ", "faint")
-            style = styles.present if (row, column) == self.cursor and self.has_focus else styles.style(role)
-            segments += [Segment(mark, style), Segment(" " * (pitch - 1))]
+            if (row, column) == self.cursor and self.has_focus:
+                segments.append(Segment("◆", styles.present))  # as on every map: a full cell would hide it
+            else:
+                segments.append(Segment(mark, styles.style(role)))
+            segments.append(Segment(" " * (pitch - 1)))
         return Strip(segments).adjust_cell_length(width)
