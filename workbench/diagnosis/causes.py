@@ -215,6 +215,8 @@ def _text(text: str, findings: Sequence[WrongOperation]) -> str:
     layers = {one.layer for one in findings}
     if len(layers) > 1:
         text = re.sub(r"layers\.\d+\.", "layers.*.", text)
+    if len({one.ranks for one in findings}) > 1:
+        text = re.sub(r"^rank \d+ ", "each of these ranks ", text)
     modules = [local_name(one.tap).rsplit(".", 1)[-1] for one in findings]
     kinds = list(dict.fromkeys(name for name in modules if name.endswith("_proj")))
     if len(kinds) > 1 and all(kind in ("q_proj", "k_proj", "v_proj") for kind in kinds):

@@ -18,6 +18,9 @@ from workbench.diagnosis.findings import Hypothesis, WrongOperation
 #: Fitted figures of one bug may differ by so much from layer to layer.
 ALIKE = 0.03
 
+#: What a hypothesis says of the place at which it fits: another at each.
+_OF_PLACE = ("rank", "ranks", "layer")
+
 #: Taps that one piece of code makes: what is wrong with it shows at all of them.
 _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
@@ -120,7 +123,7 @@ def alike(a: Hypothesis, b: Hypothesis) -> bool:
         return False
     if max(a.parameters, b.parameters) > 1:
         return True
-    return all(_same(a.fitted.get(key), value) for key, value in b.fitted.items())
+    return all(_same(a.fitted.get(key), value) for key, value in b.fitted.items() if key not in _OF_PLACE)
 
 
 def _same(a: object, b: object) -> bool:

@@ -1,0 +1,116 @@
+"""Findings that have one cause are drawn together, those that have not stay apart; the place is told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
+from workbench.diagnosis.confidence import confidence
+from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from workbench.diagnosis.merging import groups
+
+EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))
+KINDS = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
+
+
+def hypothesis(name: str, fitted: Mapping[str, object], parameters: int = 0, text: str = "") -> Hypothesis:
+    return Hypothesis(name, "bias", text or name, fitted, parameters, 4000, 1e-6, 0.4, True, True)
+
+
+def wrong(tap: str, *found: Hypothesis, order: int = 0, ranks: tuple[int, ...] = (0, 1), ratio: float = 1e5,
+          steps: tuple[int, ...] = (0, 1, 2), heads: tuple[int, ...] = ()) -> WrongOperation:  # fmt: skip
+    layer = int(tap.split(".")[1]) if tap.startswith("layers.") else None
+    return WrongOperation(
+        tap=tap, operation="linear", layer=layer, order=order, ranks=ranks, ratio=ratio, single=ratio, max_abs=1.0,
+        rel_l2=0.1, steps=steps, seqs=(0, 1), heads=heads, positions=(0, 1), every_row=True, example="e",
+        hypotheses=found, tried=("bias_dropped", "transposed"),
+    )  # fmt: skip
+
+
+def test_a_bias_lost_at_q_k_and_v_of_every_layer_is_one_cause() -> None:
+    found = [
+        wrong(f"layers.{i}.{kind}", hypothesis(
+            "bias_dropped", {"bias": f"model.layers.{i}.self_attn.{kind[5:]}.bias", "times": 0},
+            text=f"model.layers.{i}.self_attn.{kind[5:]}.bias is not added",
+        ), order=10 * i + n)
+        for i in range(3) for n, kind in enumerate(KINDS)
+    ]  # fmt: skip
+    (group,) = groups(found)
+    (cause,) = causes_of(group, Survey({one.tap: 2 for one in found}, tuple(found), ()), EXTENT)
+    assert (
+        cause.in_words()
+        == "layers.*.attn.{q,k,v}_proj: model.layers.*.self_attn.{q,k,v}_proj.bias is not added"
+    )
+    assert (cause.tap, cause.layers, cause.ranks, cause.fault) == (
+        "layers.0.attn.q_proj", (0, 1, 2), (0, 1), "load_bias=false",
+    )  # fmt: skip
+    assert cause.ruled_out == ("transposed",)
+    assert any("18 of 18 places" in words for words in cause.evidence)
+
+
+def test_two_causes_of_one_operation_stay_two() -> None:
+    one = wrong("layers.0.attn.q_proj", hypothesis("bias_dropped", {"times": 0}))
+    two = wrong("layers.2.attn.q_proj", hypothesis("transposed", {}), order=20)
+    assert [group.chosen[0].name for group in groups([two, one])] == ["bias_dropped", "transposed"]
+
+
+def test_other_figures_are_another_cause_and_other_ranks_are_not() -> None:
+    near = [
+        wrong(f"layers.{i}.attn_norm", hypothesis("eps", {"epsilon": 1e-5 * (1 + i / 100)})) for i in range(2)
+    ]
+    assert len(groups(near)) == 1
+    far = [wrong(f"layers.{i}.attn_norm", hypothesis("eps", {"epsilon": 1e-5 * (1 + i)})) for i in range(2)]
+    assert len(groups(far)) == 2
+    ranks = [
+        wrong("layers.0.mlp.up", hypothesis("shard", {"rank": r, "part": 0}), ranks=(r,)) for r in (0, 1)
+    ]
+    assert len(groups(ranks)) == 1
+
+
+def test_what_explains_as_much_with_as_few_numbers_is_told_too() -> None:
+    both = (hypothesis("stuck", {}), hypothesis("identity", {}), hypothesis("any_row", {}, parameters=500))
+    (group,) = groups([wrong("layers.0.attn.q_rope", *both)])
+    found = causes_of(group, Survey({}, (), ()), EXTENT)
+    assert [(cause.name, cause.alternative) for cause in found] == [("stuck", False), ("identity", True)]
+    assert found[0].confidence is not None
+    assert found[0].confidence <= 0.5
+
+
+def test_what_none_explains_is_said_with_what_was_ruled_out() -> None:
+    (group,) = groups([wrong("layers.1.mlp.act", steps=(1, 2), ranks=(1,))])
+    (cause,) = causes_of(group, Survey({"layers.1.mlp.act": 2}, (), ()), EXTENT)
+    assert (cause.kind, cause.name, cause.confidence) == ("unknown", "unnamed", None)
+    assert cause.place == "layers.1.mlp.act, rank 1 of 2, decode"
+    assert cause.ruled_out == ("bias_dropped", "transposed")
+    assert "e" in cause.evidence
+
+
+def test_confidence_falls_with_noise_and_with_fitted_numbers() -> None:
+    def sure(ratio: float, parameters: int) -> float:
+        (group,) = groups([wrong("embed", hypothesis("a", {}, parameters), ratio=ratio)])
+        return confidence(group)
+
+    assert sure(1e6, 0) > sure(20.0, 0) > sure(4.0, 0)
+    assert sure(1e6, 0) > sure(1e6, 100) > sure(1e6, 900)
+    assert 0 < sure(3.0, 900) < sure(1e6, 0) < 1
+
+
+@pytest.mark.parametrize(
+    ("taps", "words"),
+    [
+        (["layers.0.attn.q_rope", "layers.0.attn.k_rope"], "layers.0.attn.{q,k}_rope"),
+        ([f"layers.{i}.mlp.act" for i in range(3)], "layers.*.mlp.act"),
+        (["layers.0.mlp.down", "layers.2.mlp.down"], "layers.{0,2}.mlp.down"),
+        (["layers.0.attn_norm", "final_norm"], "layers.0.attn_norm, final_norm"),
+        (["logits"], "logits"),
+    ],
+)
+def test_taps_are_drawn_together(taps: list[str], words: str) -> None:
+    assert taps_in_words(taps, 3) == words
+
+
+def test_heads_and_steps_are_part_of_the_place() -> None:
+    found = [wrong("layers.0.attn.scores", heads=(3,), steps=(0,))]
+    assert place_of(found, EXTENT) == "layers.0.attn.scores, head 3, the prefill"
