@@ -143,9 +143,11 @@ def _wrong(bug: Bug, cause: Cause, answer: Answer) -> str:
     if layers and place.layers and not set(layers) <= set(place.layers):
         return f"layers {list(layers)}, not {list(place.layers)}"
     ranks = cause.ranks or (answer.first.ranks if answer.first and not cause.tap else ())
-    if place.ranks and ranks and set(ranks) != set(place.ranks):
+    if place.ranks and not set(ranks) <= set(place.ranks):  # one of several causes may speak of some
         return f"ranks {list(ranks)}, not {list(place.ranks)}"
-    if place.heads and cause.heads and set(cause.heads) != set(place.heads):
+    if place.ranks and not ranks and "rank" not in cause.in_words():
+        return f"all ranks, not {list(place.ranks)}"
+    if place.heads and not set(cause.heads) <= set(place.heads):
         return f"heads {list(cause.heads)}, not {list(place.heads)}"
     if place.heads and not cause.heads and cause.tap and "head" not in cause.in_words():
         return f"all heads, not {list(place.heads)}"
