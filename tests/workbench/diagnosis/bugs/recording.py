@@ -69,9 +69,10 @@ class Recorded:
 
 @dataclass(slots=True)
 class Recordings:
-    """Records bugs under `root`; references that several of them share are recorded once."""
+    """Records bugs under `root`, `steps` decode steps of each. References that several share are recorded once."""
 
     root: Path
+    steps: int = STEPS
     _references: dict[tuple[str, int], Path] = field(default_factory=dict)
 
     def of(self, bug: Bug) -> Recorded:
@@ -79,7 +80,7 @@ class Recordings:
         torch.set_num_threads(1)
         checkpoint, golden = self.reference(bug.model, bug.seed)
         forced = forced_onto(golden)
-        request = GoldenRequest(str(checkpoint), forced, STEPS, bug.dtype)  # type: ignore[arg-type]
+        request = GoldenRequest(str(checkpoint), forced, self.steps, bug.dtype)  # type: ignore[arg-type]
         floor = golden.with_name(f"{bug.dtype}.session")
         if not floor.exists():
             record(request, floor)
@@ -99,7 +100,7 @@ class Recordings:
         if not golden.exists():
             lengths = LONG.get(model, LENGTHS)
             request = GoldenRequest(
-                str(checkpoint), prompts(lengths, vocabulary(model), seed), STEPS, "float64"
+                str(checkpoint), prompts(lengths, vocabulary(model), seed), self.steps, "float64"
             )
             record(request, golden)
         return checkpoint, golden

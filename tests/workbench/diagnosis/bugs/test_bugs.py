@@ -46,6 +46,12 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
     return Recordings(tmp_path_factory.mktemp("bugs"))
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
+    """One decode step: enough for the quick ones."""
+    return Recordings(tmp_path_factory.mktemp("short"), steps=1)
+
+
 def _scored(bug: Bug, recordings: Recordings) -> Score:
     return score(bug, diagnose_recorded(recordings.of(bug)))
 
@@ -62,22 +68,22 @@ def test_there_are_enough_and_each_lies_in_its_half():
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_bug_is_named(name: str, recordings: Recordings):
+def test_a_bug_is_named(name: str, short: Recordings):
     assert not ALL[name].held_out
-    found = _scored(ALL[name], recordings)
+    found = _scored(ALL[name], short)
     assert found.outcome == "named", found
 
 
 @pytest.mark.parametrize("name", QUICK_CONTROLS)
-def test_a_harmless_change_is_not_accused(name: str, recordings: Recordings):
-    found = _scored(ALL[name], recordings)
+def test_a_harmless_change_is_not_accused(name: str, short: Recordings):
+    found = _scored(ALL[name], short)
     assert found.outcome == "named", found
 
 
-def test_attention_in_stages_has_the_recorder_s_bits(recordings: Recordings):
+def test_attention_in_stages_has_the_recorder_s_bits(short: Recordings):
     """What a bug replaces is a part of the recorder's own attention: with nothing replaced nothing moves."""
     same = Bug("staged", "", (), "", Place(()), lambda p: (p.attention(), p.cache())[0], "llama")
-    recorded = recordings.of(same)
+    recorded = short.of(same)
     with Session.open(recorded.engine) as ours, Session.open(recorded.floor) as theirs:
         for tap in theirs.taps:
             if tap.name in theirs.meta.absent:
