@@ -75,6 +75,8 @@ def activations(site: Site) -> Iterator[Variant]:
 
 def _formulas(gate: Array, up: Array) -> Iterator[tuple[str, Array]]:
     for name, function in FUNCTIONS.items():
+        if name == "relu6" and max(gate.max(initial=0.0), up.max(initial=0.0)) <= 6:
+            continue  # there it is relu
         of_gate, of_up = function(gate), function(up)
         if name != "silu":
             yield "gate * up" if name == "identity" else f"{name}(gate) * up", of_gate * up
@@ -223,6 +225,8 @@ def _fitted(site: Site, gate: Array, up: Array, wrong: Mask) -> Iterator[Variant
     below = (gate < 0)[wrong]
     if below.sum() >= 8:
         leak = float(factor(site.seen[wrong][below], product[below]))
+        if abs(leak) < 1e-3:
+            return  # there it is relu
         text = f"a leaky ReLU of slope {leak:.4g} is computed instead of silu"
         yield Variant(
             "other_activation",

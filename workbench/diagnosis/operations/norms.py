@@ -247,6 +247,7 @@ def _roundings(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Vari
             def low(value: Array, dtype: str = dtype) -> Array:
                 return rounded(value, dtype).astype(np.float64)
 
+            squares = _mean_square(x, low)
             forms = {
                 "the normalised row is rounded to {} before the weight": low(right) * weight,
                 "the norm's input is rounded to {}": normalised(low(x), eps) * weight,
@@ -255,14 +256,18 @@ def _roundings(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Vari
                     low(normalised(low(x), eps)) * low(weight)
                 ),
                 "the mean square is rounded to {}": x / np.sqrt(low(mean) + eps) * weight,
+                "the mean square is taken in {}": x / np.sqrt(squares + eps) * weight,
+                "mean square, epsilon and root are taken in {}": x
+                * low(1 / np.sqrt(low(_mean_square(x, low) + eps)))
+                * weight,
                 "the reciprocal root is rounded to {}": x * low(1 / np.sqrt(mean + eps)) * weight,
                 "the norm's weight is rounded to {}": right * low(weight),
             }
             for text, predicted in forms.items():
                 yield Variant("norm_precision", "precision", text.format(dtype), {"dtype": dtype}, predicted)
         sums = np.where(mean * x.shape[-1] > 65504, 0.0, right) * weight
-        squares = np.where((x**2).max(-1, keepdims=True) > 65504, 0.0, right) * weight
-    for text, predicted in {"the sum of squares": sums, "the square of an element": squares}.items():
+        elements = np.where((x**2).max(-1, keepdims=True) > 65504, 0.0, right) * weight
+    for text, predicted in {"the sum of squares": sums, "the square of an element": elements}.items():
         if (predicted != right * weight).any():
             yield Variant(
                 "norm_overflow",
@@ -271,6 +276,11 @@ def _roundings(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Vari
                 {},
                 predicted,
             )
+
+
+def _mean_square(x: Array, low: Callable[[Array], Array]) -> Array:
+    """The row's mean square of rounded elements, their squares and their mean rounded as well."""
+    return low(low(low(x) ** 2).mean(-1, keepdims=True))
 
 
 def _factor(site: Site, wrong: Mask) -> Iterator[Variant]:

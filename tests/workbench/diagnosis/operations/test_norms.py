@@ -142,6 +142,13 @@ def test_rounding_before_the_weight_in_a_float32_engine() -> None:
     assert found.variant.text == "the normalised row is rounded to bfloat16 before the weight"
 
 
+def test_the_mean_square_in_bfloat16_of_a_float32_engine() -> None:
+    low = T.bfloat16()
+    seen = (T * torch.rsqrt(low.pow(2).mean(-1, keepdim=True).double() + EPS)).numpy() * W
+    (found,) = best(site(seen))
+    assert found.variant.text == "the mean square is taken in bfloat16"
+
+
 def test_noise_is_given_no_name() -> None:
     for size in (1e-4, 1e-2, 1.0):
         assert accepted(site(norm() + RNG.normal(0, size, X.shape))) == []
