@@ -36,6 +36,11 @@ JUNK: tuple[Any, ...] = (
     {"0": {EVIL: [EVIL]}},
     True,
 )
+#: One of each kind; all of them take long.
+FEW = (5, EVIL, [[1], {}], {"0": 5}, {"0": {EVIL: [EVIL]}})
+junk = pytest.mark.parametrize(
+    "values", [FEW, pytest.param(JUNK, marks=pytest.mark.slow)], ids=["few", "all"]
+)
 COMMANDS = (
     "where", "next", "where", "topk", "frame", "info ranks", "info kv", "info blocks", "info toggles", "info taps",
     "info weights", "info checkpoints", "attn 0 0", "print text", "print tokens", "print rule.mask", "golden",
@@ -79,6 +84,7 @@ def harmless(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@junk
 @pytest.mark.parametrize(
     "key",
     [
@@ -94,15 +100,16 @@ def harmless(path: Path) -> None:
         "dtype",
     ],
 )
-def test_whatever_the_meta_says(path: Path, key: str) -> None:
-    for value in JUNK:
+def test_whatever_the_meta_says(path: Path, key: str, values: Sequence[object]) -> None:
+    for value in values:
         put_meta(path, **{key: value})
         harmless(path)
 
 
+@junk
 @pytest.mark.parametrize("kind", ["fork", "golden", "command", "stop", "note", "lens"])
-def test_whatever_an_event_says(path: Path, kind: str) -> None:
-    for value in (*JUNK, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
+def test_whatever_an_event_says(path: Path, kind: str, values: Sequence[object]) -> None:
+    for value in (*values, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
                   {"verdict": "diverged", "steps": EVIL, "words": EVIL, "causes": [{"text": EVIL, "residual": EVIL}]},
                   {"verdict": "diverged", "causes": 5}, {"amended": EVIL}):  # fmt: skip
         tamper(

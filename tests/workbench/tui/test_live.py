@@ -39,6 +39,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), "qwen2")
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a context that no run fills before it is interrupted."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("roomy"), "qwen2", max_position_embeddings=4096)
+
+
 @asynccontextmanager
 async def running(
     model: Path, directory: Path, tp: int = 1, chosen: UserSettings | None = None
@@ -151,92 +157,101 @@ async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> 
         assert any("rank 0 less the checkpoint" in line for line in text_of(pilot))
 
 
-async def test_a_breakpoint_stops_and_output_opens_a_sheet(model: Path, tmp_path: Path) -> None:
+async def test_where_the_engine_stands_and_where_it_stops(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
-        await enter(pilot, "colon", "break layers.1.attn.q_proj")
-        await press(pilot, "c")
-        assert any("layers.1.attn.q_proj" in line and "●" in line for line in text_of(pilot)[:1])
-        await enter(pilot, "colon", "info breakpoints")
-        assert any("layers.1.attn.q_proj" in line for line in text_of(pilot))
+        await _a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(pilot)
+        await _the_engines_place_and_breakpoints_are_marked(pilot)
+        await _a_breakpoint_stops_and_output_opens_a_sheet(pilot)
 
 
-async def test_keys_that_are_typed_ahead_all_act(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
-        await pilot.press("n", "n", "n", "n")  # faster than the engine
-        await _until(lambda: screen.where.step == 4 and screen.driver.running is None, pilot)
-        await settle(pilot)
-        assert screen.where.step == 4
-        assert screen.runner.waiting == 0
+async def _a_breakpoint_stops_and_output_opens_a_sheet(pilot: Pilot[int]) -> None:
+    await enter(pilot, "colon", "break layers.1.attn.q_proj")
+    await press(pilot, "c")
+    assert any("layers.1.attn.q_proj" in line and "●" in line for line in text_of(pilot)[:1])
+    await enter(pilot, "colon", "info breakpoints")
+    assert any("layers.1.attn.q_proj" in line for line in text_of(pilot))
 
 
-async def test_keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
-        await press(pilot, "n", "n")
-        screen.commands.run("toggle load_bias false")  # reads weights again: longer than a step
-        await _until(lambda: screen.driver.running is not None and screen.runner.elapsed > 0.01, pilot)
-        await pilot.press("n", "n")
-        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
-        await settle(pilot)
-        first = int(re.search(r"first difference at step (\d+)", "\n".join(text_of(pilot)))[1])
-        assert (screen.where.branch, screen.where.step) == (1, first + 2)
+async def test_commands_wait_for_their_turn_and_are_taken_back(roomy: Path, tmp_path: Path) -> None:
+    async with running(roomy, tmp_path) as pilot:
+        await _keys_that_are_typed_ahead_all_act(pilot)
+        await _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot)
+        await _more_keys_than_can_wait_are_told_of(pilot)
+        await _ctrl_c_takes_back_what_waits(pilot)
+        await _what_is_cancelled_while_it_waits_waits_no_more(pilot)
+        await _an_interrupt_stops_a_long_run(pilot)
 
 
-async def test_more_keys_than_can_wait_are_told_of(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
-        screen.commands.run("next 3000")
-        await _until(lambda: screen.driver.running == "next 3000", pilot)
-        await pilot.press(*"nnnnnnnnn")
-        await _until(lambda: screen.runner.waiting == 8, pilot)
-        await _until(
-            lambda: any("8 commands waiting (no more are taken)" in line for line in text_of(pilot)), pilot
-        )
-        await pilot.press("ctrl+c")
-        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+async def _keys_that_are_typed_ahead_all_act(pilot: Pilot[int]) -> None:
+    screen = _screen(pilot)
+    await pilot.press("n", "n", "n", "n")  # faster than the engine
+    await _until(lambda: screen.where.step == 4 and screen.driver.running is None, pilot)
+    await settle(pilot)
+    assert screen.where.step == 4
+    assert screen.runner.waiting == 0
 
 
-async def test_ctrl_c_takes_back_what_waits(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
-        screen.commands.run("next 3000")
-        screen.commands.run("next")
-        await _until(lambda: screen.driver.running == "next 3000" and screen.runner.waiting == 1, pilot)
-        await pilot.press("ctrl+c")
-        await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
-        await settle(pilot)
-        stopped = screen.where.step
-        await pilot.pause(0.3)
-        assert screen.where.step == stopped < 3000
+async def _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot: Pilot[int]) -> None:
+    screen = _screen(pilot)
+    screen.commands.run("toggle load_bias false")  # reads weights again: longer than a step
+    await _until(lambda: screen.driver.running is not None and screen.runner.elapsed > 0.01, pilot)
+    await pilot.press("n", "n")
+    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+    await settle(pilot)
+    first = int(re.search(r"first difference at step (\d+)", "\n".join(text_of(pilot)))[1])
+    assert (screen.where.branch, screen.where.step) == (1, first + 2)
 
 
-async def test_what_is_cancelled_while_it_waits_waits_no_more(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        screen = _screen(pilot)
-        screen.commands.run("next 3000")
-        await _until(lambda: screen.driver.running == "next 3000", pilot)
-        waits = asyncio.create_task(screen.runner.run("next"))
-        await _until(lambda: screen.runner.waiting == 1, pilot)
-        waits.cancel()
-        await _until(lambda: screen.runner.waiting == 0, pilot)
-        await pilot.press("ctrl+c")
-        await _until(lambda: screen.driver.running is None, pilot)
-        await press(pilot, "n")
-        assert screen.driver.running is None
+async def _more_keys_than_can_wait_are_told_of(pilot: Pilot[int]) -> None:
+    screen = _screen(pilot)
+    screen.commands.run("next 3000")
+    await _until(lambda: screen.driver.running == "next 3000", pilot)
+    await pilot.press(*"nnnnnnnnn")
+    await _until(lambda: screen.runner.waiting == 8, pilot)
+    await _until(
+        lambda: any("8 commands waiting (no more are taken)" in line for line in text_of(pilot)), pilot
+    )
+    await pilot.press("ctrl+c")
+    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
 
 
-async def test_an_interrupt_stops_a_long_run(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        await pilot.press("colon", *"next", "space", *"3000", "enter")
-        screen = _screen(pilot)
-        await _until(lambda: screen.where.step > 3, pilot)
-        await pilot.press("2")
-        assert screen.pane == 2, "the screen answers while the engine runs"
-        await pilot.press("ctrl+c")
-        await _until(lambda: screen.driver.running is None, pilot)
-        await settle(pilot)
-        assert screen.where.step < 3000
+async def _ctrl_c_takes_back_what_waits(pilot: Pilot[int]) -> None:
+    screen = _screen(pilot)
+    screen.commands.run("next 3000")
+    screen.commands.run("next")
+    await _until(lambda: screen.driver.running == "next 3000" and screen.runner.waiting == 1, pilot)
+    await pilot.press("ctrl+c")
+    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+    await settle(pilot)
+    stopped = screen.where.step
+    await pilot.pause(0.3)
+    assert screen.where.step == stopped < 3000
+
+
+async def _what_is_cancelled_while_it_waits_waits_no_more(pilot: Pilot[int]) -> None:
+    screen = _screen(pilot)
+    screen.commands.run("next 3000")
+    await _until(lambda: screen.driver.running == "next 3000", pilot)
+    waits = asyncio.create_task(screen.runner.run("next"))
+    await _until(lambda: screen.runner.waiting == 1, pilot)
+    waits.cancel()
+    await _until(lambda: screen.runner.waiting == 0, pilot)
+    await pilot.press("ctrl+c")
+    await _until(lambda: screen.driver.running is None, pilot)
+    await press(pilot, "n")
+    assert screen.driver.running is None
+
+
+async def _an_interrupt_stops_a_long_run(pilot: Pilot[int]) -> None:
+    await pilot.press("colon", *"next", "space", *"3000", "enter")
+    screen = _screen(pilot)
+    await _until(lambda: screen.where.step > 3, pilot)
+    await pilot.press("2")
+    assert screen.pane == 2, "the screen answers while the engine runs"
+    await pilot.press("ctrl+c")
+    await _until(lambda: screen.driver.running is None, pilot)
+    await settle(pilot)
+    assert screen.where.step < 3000
 
 
 async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_path: Path) -> None:
@@ -250,47 +265,44 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         await _until(lambda: screen.where.step >= 1, pilot)
 
 
-async def test_a_stopped_host_is_told_until_it_answers_again(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand back for the screens, are told of while they do not answer, and end with them."""
     monkeypatch.setattr(client, "_SILENT_AFTER", 2.0)
     async with running(model, tmp_path) as pilot:
-        os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
-        try:
-            await _until(
-                lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot
-            )
-            assert "● host does not answer" in text_of(pilot)[0]
-            assert any("state T" in line for line in text_of(pilot))
-        finally:
-            os.kill(_driver(pilot).host_pid, signal.SIGCONT)
-        await _until(lambda: any("the host answers again" in line for line in text_of(pilot)), pilot)
-        assert "● stopped" in text_of(pilot)[0]
-        await press(pilot, "n")
-        assert _screen(pilot).where.step == 1
-
-
-async def test_the_engine_stands_back_for_the_screens(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        mine = os.getpriority(os.PRIO_PROCESS, 0)
-        groups = set()
-        for pid in (_driver(pilot).host_pid, *_driver(pilot).rank_pids):
-            assert os.getpriority(os.PRIO_PROCESS, pid) > mine
-            group = Path(f"/proc/{pid}/autogroup")
-            if group.is_file():  # Linux, with grouping by session
-                groups.add(group.read_text())
-        assert len(groups) <= 1, "the processor is shared out by session: all of the engine is one"
-        assert all(int(group.rpartition(" ")[2]) > 0 for group in groups)
-
-
-async def test_no_process_is_left(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
         pids = [*_driver(pilot).rank_pids, _driver(pilot).host_pid]
+        await _the_engine_stands_back_for_the_screens(pilot)
+        await _a_stopped_host_is_told_until_it_answers_again(pilot)
     for _ in range(200):
         if not any(_alive(pid) for pid in pids):
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"still alive: {[pid for pid in pids if _alive(pid)]}")
+
+
+async def _a_stopped_host_is_told_until_it_answers_again(pilot: Pilot[int]) -> None:
+    os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
+    try:
+        await _until(lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot)
+        assert "● host does not answer" in text_of(pilot)[0]
+        assert any("state T" in line for line in text_of(pilot))
+    finally:
+        os.kill(_driver(pilot).host_pid, signal.SIGCONT)
+    await _until(lambda: any("the host answers again" in line for line in text_of(pilot)), pilot)
+    assert "● stopped" in text_of(pilot)[0]
+    await press(pilot, "n")
+    assert _screen(pilot).where.step == 1
+
+
+async def _the_engine_stands_back_for_the_screens(pilot: Pilot[int]) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    groups = set()
+    for pid in (_driver(pilot).host_pid, *_driver(pilot).rank_pids):
+        assert os.getpriority(os.PRIO_PROCESS, pid) > mine
+        group = Path(f"/proc/{pid}/autogroup")
+        if group.is_file():  # Linux, with grouping by session
+            groups.add(group.read_text())
+    assert len(groups) <= 1, "the processor is shared out by session: all of the engine is one"
+    assert all(int(group.rpartition(" ")[2]) > 0 for group in groups)
 
 
 def _alive(pid: int) -> bool:
@@ -404,69 +416,67 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         assert (attended.values[:, -1] == inside).all()
 
 
-async def test_the_engines_place_and_breakpoints_are_marked(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path) as pilot:
-        await press(pilot, "n", "i", "i", "i")
-        assert any("▶    attn.q_proj" in line for line in text_of(pilot)), "table and tree"
-        await press(pilot, "down", "down")  # the cursor does not carry the arrow along
-        assert any("▶    attn.q_proj" in line for line in text_of(pilot))
-        await press(pilot, "b")
-        assert any("◆   attn.v_proj" in line for line in text_of(pilot))
-        await enter(pilot, "colon", "watch layers.0.attn.probs absmax > 50")
-        assert any("◇   attn.probs" in line for line in text_of(pilot))
-        await press(pilot, "b")
-        assert not any("◆" in line for line in text_of(pilot)), "b takes it away again"
+async def _the_engines_place_and_breakpoints_are_marked(pilot: Pilot[int]) -> None:
+    await press(pilot, "n", "i", "i", "i")
+    assert any("▶    attn.q_proj" in line for line in text_of(pilot)), "table and tree"
+    await press(pilot, "down", "down")  # the cursor does not carry the arrow along
+    assert any("▶    attn.q_proj" in line for line in text_of(pilot))
+    await press(pilot, "b")
+    assert any("◆   attn.v_proj" in line for line in text_of(pilot))
+    await enter(pilot, "colon", "watch layers.0.attn.probs absmax > 50")
+    assert any("◇   attn.probs" in line for line in text_of(pilot))
+    await press(pilot, "b")
+    assert not any("◆" in line for line in text_of(pilot)), "b takes it away again"
 
 
-async def test_a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(
-    model: Path, tmp_path: Path
-) -> None:
-    async with running(model, tmp_path) as pilot:
-        await press(pilot, "n", "n", "i", "left_square_bracket", "left_square_bracket")
-        assert _screen(pilot).where.step == 1
-        assert "looking · stopped in step 3 at embed (= returns)" in text_of(pilot)[0]
-        await press(pilot, "equals_sign")
-        assert _screen(pilot).where.step == 3
-        assert "looking" not in text_of(pilot)[0]
+async def _a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(pilot: Pilot[int]) -> None:
+    await press(pilot, "n", "n", "i", "left_square_bracket", "left_square_bracket")
+    assert _screen(pilot).where.step == 1
+    assert "looking · stopped in step 3 at embed (= returns)" in text_of(pilot)[0]
+    await press(pilot, "equals_sign")
+    assert _screen(pilot).where.step == 3
+    assert "looking" not in text_of(pilot)[0]
 
 
-async def test_going_to_an_alarm_moves_the_debugger(model: Path, tmp_path: Path) -> None:
+async def test_nan_is_caught_and_gone_to(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=2) as pilot:
-        await press(pilot, "n", "n")
-        assert "NaN" not in text_of(pilot)[1]
-        await enter(pilot, "colon", "toggle mask additive")
-        assert "● NaN first at layers.0.attn.scores, rank 0 1" in text_of(pilot)[1]
-        await press(pilot, "6", "enter")
-        at = _driver(pilot).at
-        assert (at.branch, at.step, at.tap) == (1, 0, "layers.0.attn.scores")
-        assert _screen(pilot).where.step == 0
-        await press(pilot, "n")
-        assert (_driver(pilot).at.branch, _driver(pilot).at.step) == (1, 0), "the debugger goes on from there"
-        await press(pilot, "8")
-        _screen(pilot).front.query_one("#branches").focus()
-        await press(pilot, "home", "enter")
-        assert _driver(pilot).at.branch == 0
-        assert "NaN" not in text_of(pilot)[1]
+        await _nan_is_caught_where_it_begins_without_asking_and_once(pilot)
+        await _going_to_an_alarm_moves_the_debugger(pilot)
 
 
-async def test_nan_is_caught_where_it_begins_without_asking_and_once(model: Path, tmp_path: Path) -> None:
-    async with running(model, tmp_path, tp=2) as pilot:
-        await press(pilot, "n", "B")
-        lines = text_of(pilot)
-        assert all(any("catch" in line and what in line for line in lines) for what in ("nan", "desync"))
-        await press(pilot, "escape")
-        await enter(pilot, "colon", "toggle mask additive")
-        assert _driver(pilot).at.tap is None, "a toggle compares: both branches ran ahead"
-        step = _driver(pilot).at.step + 1
-        await press(pilot, "n")
-        at = _driver(pilot).at
-        assert (at.branch, at.step, at.tap) == (1, step, "layers.0.attn.scores")
-        lines = text_of(pilot)
-        assert f"● NaN first at layers.0.attn.scores, rank 0 1, step {step}: 0 × -inf in the mask" in lines[1]
-        assert any(f"catch 1, nan: step {step}, at layers.0.attn.scores" in line for line in lines)
-        await enter(pilot, "colon", "next 4")
-        at = _driver(pilot).at
-        assert (at.step, at.tap) == (step + 3, None), "neither at all that follows nor in the next steps"
+async def _going_to_an_alarm_moves_the_debugger(pilot: Pilot[int]) -> None:
+    assert "● NaN first at layers.0.attn.scores, rank 0 1" in text_of(pilot)[1]
+    await press(pilot, "6", "enter")
+    at = _driver(pilot).at
+    assert (at.branch, at.step, at.tap) == (1, 0, "layers.0.attn.scores")
+    assert _screen(pilot).where.step == 0
+    await press(pilot, "n")
+    assert (_driver(pilot).at.branch, _driver(pilot).at.step) == (1, 0), "the debugger goes on from there"
+    await press(pilot, "8")
+    _screen(pilot).front.query_one("#branches").focus()
+    await press(pilot, "home", "enter")
+    assert _driver(pilot).at.branch == 0
+    assert "NaN" not in text_of(pilot)[1]
+
+
+async def _nan_is_caught_where_it_begins_without_asking_and_once(pilot: Pilot[int]) -> None:
+    await press(pilot, "n", "B")
+    lines = text_of(pilot)
+    assert all(any("catch" in line and what in line for line in lines) for what in ("nan", "desync"))
+    await press(pilot, "escape")
+    assert "NaN" not in text_of(pilot)[1]
+    await enter(pilot, "colon", "toggle mask additive")
+    assert _driver(pilot).at.tap is None, "a toggle compares: both branches ran ahead"
+    step = _driver(pilot).at.step + 1
+    await press(pilot, "n")
+    at = _driver(pilot).at
+    assert (at.branch, at.step, at.tap) == (1, step, "layers.0.attn.scores")
+    lines = text_of(pilot)
+    assert f"● NaN first at layers.0.attn.scores, rank 0 1, step {step}: 0 × -inf in the mask" in lines[1]
+    assert any(f"catch 1, nan: step {step}, at layers.0.attn.scores" in line for line in lines)
+    await enter(pilot, "colon", "next 4")
+    at = _driver(pilot).at
+    assert (at.step, at.tap) == (step + 3, None), "neither at all that follows nor in the next steps"
 
 
 async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_path: Path) -> None:
