@@ -7,11 +7,13 @@ be: docs/security.md.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -53,6 +55,18 @@ def start_python(
 def python_command(*words: str) -> list[str]:
     """The command line of `start_python`."""
     return [sys.executable, "-P", *words]
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """For the imports of a child that begins. Modules are no garbage: a walk through them all, time and again while
+    torch or transformers loads, takes a sixth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:

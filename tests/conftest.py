@@ -1,4 +1,4 @@
-"""What every test gets: directories of its own, and no network."""
+"""What every test gets: directories of its own, and no network. What it leaves in the working directory is told."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sessions and caches go to a temporary directory, never to the user's; one for the whole run, so that
     what was recorded once (golden references) is there for the next test."""
-    root = tmp_path_factory.mktemp("lockstep")
+    root, here = tmp_path_factory.mktemp("lockstep"), set(os.listdir())
     values = {
         "LOCKSTEP_DATA_DIR": str(root / "data"),
         "LOCKSTEP_CACHE_DIR": str(root / "cache"),
@@ -42,3 +42,5 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    left = {name for name in set(os.listdir()) - here if not name.startswith((".", "__"))}
+    assert left <= {"snapshot_report.html"}, f"tests have written into the working directory: {sorted(left)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from engine.faults.resolve import resolve
-from engine.ranks.worker import serve
+from engine.children import loading
 
 if __name__ == "__main__":
+    with loading():
+        from engine.faults.resolve import resolve
+        from engine.ranks.worker import serve
     serve(resolve)

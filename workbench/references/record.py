@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from engine.children import loading
 from engine.lifeline import end_with_starter
 from engine.scratch import remove_once_left
 from engine.text import printable
@@ -73,13 +74,14 @@ def _record(arguments: list[str]) -> None:
 
 def _recorder(reference: ReferenceName) -> Recorder:
     """Seconds to import, so only once the request is known to be good."""
-    if reference == "llama.cpp":
-        from workbench.references.llamacpp import recorder as llamacpp_recorder
+    with loading():
+        if reference == "llama.cpp":
+            from workbench.references.llamacpp import recorder as llamacpp_recorder
 
-        return llamacpp_recorder.record
-    from workbench.references import transformers_recorder
+            return llamacpp_recorder.record
+        from workbench.references import transformers_recorder
 
-    return transformers_recorder.record
+        return transformers_recorder.record
 
 
 def main() -> int:
