@@ -15,7 +15,7 @@ from engine.checkpoint.gguf.names import gguf_name
 from engine.checkpoint.gguf.source import GgufSource
 from engine.checkpoint.resolve import open_checkpoint
 from engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
-from engine.config import EngineConfig, ModelConfig, check_fit
+from engine.config import EngineConfig, check_fit
 from engine.parallel import shards
 from engine.text import bytes_text
 from sessions.text import clean
@@ -75,7 +75,7 @@ def inspect(
         print(clean(_headline(model, names), newlines=True))
         if isinstance(source, GgufSource) and tensor == "*":
             print("\n".join(head_lines(source.headers)))
-        _need_some(list(_print_all(found, model.config, names, tp)), tensor)
+        _need_some(list(_print_all(found, names, tp)), tensor)
 
 
 def _need_some(shown: Sized, pattern: str) -> None:
@@ -152,7 +152,7 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _print_all(found: Iterable[TensorSurvey], model: ModelConfig, names: set[str], tp: int) -> Iterator[str]:
+def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int) -> Iterator[str]:
     """Print each tensor as soon as it was read; yields their names."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     longest = max(map(len, names), default=0)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from engine.taps.names import local_name
 from sessions import slices
 from sessions.errors import LayoutError
-from sessions.meta import ModelMeta
 
 #: Dimensions of taps by their names within a layer (see `engine.taps.names`); all others are [token, channel].
 _HEADS_FIRST = ("attn.scores", "attn.probs")
@@ -36,9 +35,7 @@ class Axis:
         return Axis(name, range(first, first + many), ranks), replace(self, numbers=range(width), ranks=None)
 
 
-def tap_axes(
-    tap: str, shape: Sequence[int], part: str, model: ModelMeta, positions: Sequence[int]
-) -> tuple[Axis, ...]:
+def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]) -> tuple[Axis, ...]:
     """The axes of a tap's tensor of that shape, the `part` of the whole (a slice string) that was captured of it.
     `positions` are those of the sequence's new tokens. Channels that are heads side by side are two axes."""
     local = local_name(tap)

@@ -140,7 +140,7 @@ def _axes(
     sequence = source.sequence(where.step, where.branch, where.seq)
     model = source.meta.model
     positions = list(sequence.positions) if sequence is not None else []
-    axes = list(tap_axes(name, shape, part, model, positions))
+    axes = list(tap_axes(name, shape, part, positions))
     owners = _owners(source, name, parts)
     if owners is not None and owners[0].dim < len(axes):
         cut, ranks = owners

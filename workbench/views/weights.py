@@ -127,7 +127,7 @@ def share_text(shard: Shard) -> str:
     )
 
 
-def parameter_values(source: SessionSource, where: Where, name: str) -> ParameterValues | None:
+def parameter_values(source: SessionSource, name: str) -> ParameterValues | None:
     """The values of one parameter; None where they cannot be read."""
     path = source.model_path
     if path is None:

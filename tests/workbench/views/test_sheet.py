@@ -67,7 +67,7 @@ def test_a_long_row_is_folded_to_fill_its_room(count: int, room: tuple[int, int]
 
 def test_taps_have_tokens_heads_and_channels() -> None:
     def names(tap: str, shape: tuple[int, ...], part: str = "") -> list[tuple[str, list[int]]]:
-        axes = by_head(tap, tap_axes(tap, shape, part, MODEL, [5, 6, 7]), MODEL.head_dim)
+        axes = by_head(tap, tap_axes(tap, shape, part, [5, 6, 7]), MODEL.head_dim)
         return [(axis.name, list(axis.numbers)) for axis in axes]
 
     heads, channels = ("head", [0, 1, 2, 3]), ("channel", list(range(8)))

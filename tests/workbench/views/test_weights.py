@@ -25,13 +25,13 @@ def test_a_bias_of_the_demo_model_is_a_strip_of_heads(tmp_path: Path) -> None:
     with SessionWriter.create(path, taps=[Tap(0, "embed", "replicate")], ranks=2, meta=meta):
         pass
     with Session.open(path) as session:
-        found = parameter_values(SessionSource(session), Where(), BIAS)
+        found = parameter_values(SessionSource(session), BIAS)
         assert found is not None
         assert found.is_strip
         assert found.figures.count == found.matrix.size
         assert found.figures.minimum == found.matrix.min()
         assert sum(found.figures.counts) == found.matrix.size
-        assert parameter_values(SessionSource(session), Where(), "nothing") is None
+        assert parameter_values(SessionSource(session), "nothing") is None
 
 
 def test_a_quantised_matrix_is_shown_dequantised(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_quantised_matrix_is_shown_dequantised(tmp_path: Path) -> None:
     expected = open_checkpoint(file)[1].read(name)
     with Session.open(path) as session:
         source = SessionSource(session)
-        found = parameter_values(source, Where(), name)
+        found = parameter_values(source, name)
         assert found is not None
         assert np.array_equal(found.matrix, expected.numpy())
         listed = {one.name: one for one in weights(source, Where()).parameters}

@@ -154,7 +154,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         cursor = self.query_one(Grid).cursor
         if cursor >= len(self._shown):
             return
-        self._measured = await self.reader.ask(parameter_values, self.where, self._shown[cursor].name)
+        self._measured = await self.reader.ask(parameter_values, self._shown[cursor].name)
         self._draw()
 
     def _draw(self) -> None:
