@@ -51,7 +51,7 @@ def random_model(chance: random.Random) -> RandomModel:
     if family in ("qwen3", "mistral") or chance.random() < 0.3:
         fields["head_dim"] = head_dim
         if family != "qwen2" and chance.random() < 0.5:  # a head's width is not the hidden size's share
-            fields["hidden_size"] = chance.choice((24, 40, 64))
+            fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
     if family == "mistral":
         fields["sliding_window"] = chance.choice((None, 4, 9, 16))
     if family in ("qwen2", "qwen3") and chance.random() < 0.4:
