@@ -17,6 +17,7 @@ from workbench.diagnosis.operations.fits import (
     simple,
     wrong_rows,
 )
+from workbench.diagnosis.operations.norm_inputs import input_variants, normalised
 from workbench.diagnosis.operations.norm_weights import fitted_weight, weight_variants
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
@@ -35,7 +36,7 @@ def norms(site: Site) -> Iterator[Variant]:
     yield from _epsilons(site, x, weight, eps, wrong)
     yield from weight_variants(site, normalised(x, eps), weight, wrong)
     yield from _statistics(site, x, weight, eps)
-    yield from _inputs(site, weight, eps, wrong)
+    yield from input_variants(site, weight, eps, wrong)
     yield from _rows(site, wrong)
     yield from _roundings(site, x, weight, eps)
     yield from _factor(site, wrong)
@@ -57,11 +58,6 @@ def _operands(site: Site) -> tuple[Array, Array] | None:
     if weight is None or given.size != site.expected.size or site.seen.shape != site.expected.shape:
         return None
     return given.reshape(site.expected.shape), weight
-
-
-def normalised(x: Array, eps: float) -> Array:
-    """x over its root mean square along the last axis."""
-    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + eps))
 
 
 def _epsilons(site: Site, x: Array, weight: Array, eps: float, wrong: Mask) -> Iterator[Variant]:
@@ -172,54 +168,6 @@ _SHARED: dict[str, Callable[[Array, Array], Array]] = {
     "the root mean square is taken over all tokens of the step": _over_groups,
     "each token is divided by the root mean square of the token before": _before,
 }
-
-
-def _inputs(site: Site, weight: Array, eps: float, wrong: Mask) -> Iterator[Variant]:
-    """The right norm of another tap."""
-    for tap, (name, text) in other_inputs(site).items():
-        found = site.rows_of(tap)
-        if found is None or found.size != site.expected.size:
-            continue
-        x = found.reshape(site.expected.shape)
-        predicted = normalised(x, eps) * weight
-        if apart(site.seen[wrong], predicted[wrong]) < 0.3:
-            kind = "residual" if name.startswith(("layer", "residual")) else "norm"
-            yield Variant(name, kind, text, {"input": tap}, predicted)
-
-
-def other_inputs(site: Site) -> dict[str, tuple[str, str]]:
-    """What a norm may have read instead of its input: tap -> name of the cause, sentence."""
-    layers, layer, near = site.facts.model.num_layers, site.layer, site.near
-    if site.kind in ("attn.q_norm", "attn.k_norm"):
-        own = site.kind.replace("_norm", "_proj")
-        others = [kind for kind in ("attn.q_proj", "attn.k_proj", "attn.v_proj") if kind != own]
-        return {near(kind): ("norm_input", f"{kind} is normalised instead of {own}") for kind in others}
-    found: dict[str, tuple[str, str]] = {}
-    if site.kind == "mlp_norm":
-        text = "the residual stream is normalised before the attention's output is added"
-        found[near("<")] = "norm_before_residual", text
-        text = "the attention's output is normalised without the residual stream"
-        found[near("attn.o_proj")] = "residual_missing", text
-        found[near("attn_norm")] = "norm_input", "the output of the attention's norm is normalised again"
-    else:
-        above = layers if layer is None else layer
-        if above:
-            text = f"the residual stream is normalised before the output of layer {above - 1}'s MLP is added"
-            found[f"layers.{above - 1}.attn_residual"] = "norm_before_residual", text
-            text = f"the output of layer {above - 1}'s MLP is normalised without the residual stream"
-            found[f"layers.{above - 1}.mlp.down"] = "residual_missing", text
-        for first in range(above - 1, -1, -1):
-            which = f"layer {first} is" if first == above - 1 else f"layers {first} to {above - 1} are"
-            text = f"{which} skipped: what enters layer {first} goes on"
-            found[f"layers.{first - 1}.mlp_residual" if first else "embed"] = "layer_skipped", text
-    for other in range(layers):
-        text = f"the output of layer {other} is normalised: not what enters here"
-        found.setdefault(f"layers.{other}.mlp_residual", ("layer_input", text))
-    return {tap: told for tap, told in found.items() if tap not in _inputs_of(site)}
-
-
-def _inputs_of(site: Site) -> tuple[str, ...]:
-    return (site.near("attn_residual"),) if site.kind == "mlp_norm" else (site.near("<"),)
 
 
 def _rows(site: Site, wrong: Mask) -> Iterator[Variant]:
