@@ -38,7 +38,7 @@ def other_input(site: Site) -> Iterator[Variant]:
             predicted = linear.replay(x=x)
             if predicted is not None:
                 whose = "" if rank == site.rank else f" of rank {rank}"
-                yield Variant("wrong_input", "weight", f"it is computed from {tap.name}{whose}, not from its own input",
+                yield Variant("wrong_input", "input", f"it is computed from {tap.name}{whose}, not from its own input",
                               {"input": tap.name, "rank": rank}, predicted)  # fmt: skip
 
 
@@ -47,12 +47,12 @@ def input_changed(site: Site) -> Iterator[Variant]:
     linear = Linear.of(site)
     if linear is None:
         return
-    zero = np.zeros_like(linear.x)
-    predicted = linear.replay(x=zero)
+    whole = len(linear.columns) == linear.seen.shape[1]
+    predicted = linear.replay(x=np.zeros_like(linear.x)) if whole else None
     if predicted is not None:
         yield Variant(
             "input_zero",
-            "weight",
+            "input",
             "its input is all zeros, or its weight: nothing but the bias comes out",
             {},
             predicted,

@@ -18,14 +18,15 @@ Matrix = NDArray[np.floating]
 
 
 def transposed(site: Site) -> Iterator[Variant]:
-    """The numbers of a weight [out, in] were taken for [in, out]: before the ranks cut it, or by each rank."""
+    """The numbers of a weight [out, in] were taken for [in, out], or the other way: before the ranks cut it, or by each
+    rank."""
     linear = Linear.of(site)
     name = site.weights["weight"]
     whole = site.facts.weight(name)
     if linear is None or whole is None:
         return
-    turned = cut(site, whole.reshape(whole.shape[::-1]).T)
-    for weight in (turned, linear.weight.reshape(linear.weight.shape[::-1]).T):
+    readings = (whole.reshape(whole.shape[::-1]).T, np.ascontiguousarray(whole.T).reshape(whole.shape))
+    for weight in (*(cut(site, one) for one in readings), linear.weight.reshape(linear.weight.shape[::-1]).T):
         predicted = None if weight is None else linear.replay(weight=np.ascontiguousarray(weight))
         if predicted is not None:
             yield Variant("transposed", "weight", f"{name} is used transposed", {"weight": name}, predicted)

@@ -169,4 +169,4 @@ def token_moved(site: Site) -> Iterator[Variant]:
     elif of.seq != at.seq:
         text += f" of sequence {of.seq}"
     fitted = {"rows": len(moved), "position": at.position, "is": of.position, "sequence": of.seq}
-    yield Variant("row_of_another_token", "sharding", text, fitted, predicted, len(moved) - many)
+    yield Variant("row_of_another_token", "input", text, fitted, predicted, len(moved) - many)

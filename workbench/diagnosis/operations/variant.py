@@ -29,9 +29,9 @@ ELEMENTWISE = ("norm", "rope", "residual", "activation")
 class Variant:
     """An operation that might have run instead.
 
-    `name` is its stable id, `kind` the class of bug (bias, weight, sharding, reduce, norm, rope, positions, scores,
-    mask, heads, softmax, cache, activation, residual, embedding, head, precision, overflow, sampling), `text` one
-    sentence. `predicted` has the shape of what was seen (a list of one for each part where there are several).
+    `name` is its stable id, `kind` the class of bug (bias, weight, input, sharding, reduce, norm, rope, positions,
+    scores, mask, heads, softmax, cache, activation, residual, embedding, head, precision, overflow, sampling), `text`
+    one sentence. `predicted` has the shape of what was seen (a list of one for each part where there are several).
     `parameters` counts the numbers that were fitted to what was seen: 0 of a fixed list, or from the checkpoint.
     `tolerance` is the share of the prediction's size that it may be off by, beside rounding. `noise` (like `predicted`)
     is what rounding may leave of a variant that sums other terms than the right operation, or puts them elsewhere.
