@@ -29,8 +29,8 @@ _OF_CLASS: Mapping[str, Remedy] = {
         ("vllm-project/vllm#44113",),
     ),
     "input": Remedy(
-        "look at which tensor the module is called with: of this layer, after its norm, the same rows in the same order "
-        "on every rank",
+        "look at which tensor the module is called with: of this layer, after its norm, the same rows in the same "
+        "order on every rank",
     ),
     "sharding": Remedy(
         "check from which rows or columns of the checkpoint's tensor each rank takes its shard: the rank passed to the "
