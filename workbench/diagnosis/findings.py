@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.diagnosis.operations.banks import BANKS, LAST
+from workbench.diagnosis.operations.banks import stages
 from workbench.diagnosis.operations.deviation import Deviation
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import head_offset
 from workbench.diagnosis.operations.site import Site, Unjudged
 from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit
+from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit, preference
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class _Known:
         expected = self.names.setdefault(site.kind, set())
         found: list[Fit] = []
         tried: dict[str, None] = {}
-        for banks in (BANKS[site.operation], LAST.get(site.operation, ())):
+        for banks in stages(site.operation):
             for variant in _variants(site, banks):
                 tried[variant.name] = None
                 with np.errstate(all="ignore"):
@@ -110,9 +110,7 @@ class _Known:
                     break
             if any(one.accepted for one in found):
                 break
-        found.sort(
-            key=lambda one: (not one.accepted, one.variant.parameters, not one.everywhere, one.residual)
-        )
+        found.sort(key=preference)
         self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
         return found, list(tried)
 

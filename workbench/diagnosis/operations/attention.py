@@ -60,10 +60,10 @@ def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
 
 
 def settled(facts: Facts, seen: Array, expected: Array) -> Array:
-    """Scores with -inf wherever both what was seen and what was expected leave no probability."""
+    """Scores with -inf wherever that was expected and what was seen leaves no probability either."""
     if seen.shape != expected.shape:
         return seen
-    return np.where(visible(facts, seen) | visible(facts, expected), seen, -np.inf)
+    return np.where(visible(facts, seen) | (expected > -np.inf), seen, -np.inf)
 
 
 def softmax(b: AttentionPass) -> Result:

@@ -11,9 +11,11 @@ from workbench.diagnosis.operations.caches import caches
 from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
 from workbench.diagnosis.operations.layers import repeated, skipped
+from workbench.diagnosis.operations.low_precision import coarse_operands, coarse_results
 from workbench.diagnosis.operations.mask import masks
 from workbench.diagnosis.operations.merged_heads import merged_heads
 from workbench.diagnosis.operations.norms import norms, unknown_norms
+from workbench.diagnosis.operations.overflow import not_finite, overflows
 from workbench.diagnosis.operations.residual import residuals
 from workbench.diagnosis.operations.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.operations.rotation import rotations
@@ -65,6 +67,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "layer": (skipped,),
 }
 
+#: Banks that are always tried, whatever the operation.
+EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
+
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "norm": (repeated, unknown_norms),
@@ -86,4 +91,11 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         linear.channel_scale,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials),
+    "scores": (coarse_operands,),
+    "context": (coarse_operands,),
 }
+
+
+def stages(operation: str) -> tuple[tuple[Bank, ...], tuple[Bank, ...]]:
+    """The banks that are tried first, and those that are tried where no variant of these fits."""
+    return (*BANKS[operation], *EVERYWHERE), (*LAST.get(operation, ()), not_finite)

@@ -32,6 +32,12 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return divided(powers(x, axis), axis)
 
 
+def _plain(x: Array, axis: int) -> Array:
+    """NaN where all is -inf."""
+    found = np.exp(x - x.max(axis, keepdims=True))
+    return np.asarray(found / found.sum(axis, keepdims=True))
+
+
 def powers(x: Array, axis: int = -1) -> Array:
     """Exponentials of the distance to the maximum; 0 where all is -inf."""
     top = x.max(axis, keepdims=True)
@@ -67,6 +73,16 @@ _FORMS: tuple[_Form, ...] = (
         lambda x, p: softmax(x, 1),
     ),
     ("softmax_over_heads", "the softmax runs over the heads, not over the keys", lambda x, p: softmax(x, 0)),
+    (
+        "softmax_over_queries",
+        "the softmax runs over the queries, not over the keys; keys that no query sees are NaN",
+        lambda x, p: _plain(x, 1),
+    ),
+    (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys are NaN",
+        lambda x, p: _plain(x, 0),
+    ),
     ("softmax_not_normalised", "the exponentials are not divided by their sum", lambda x, p: powers(x)),
     (
         "softmax_not_normalised",

@@ -75,9 +75,12 @@ def fits(site: Site, banks: Iterable[Bank]) -> list[Fit]:
     for bank in banks:
         with np.errstate(all="ignore"):
             found += [one for variant in bank(site) if (one := fit(site, variant)) is not None]
-    return sorted(
-        found, key=lambda one: (not one.accepted, one.variant.parameters, not one.everywhere, one.residual)
-    )
+    return sorted(found, key=preference)
+
+
+def preference(one: Fit) -> tuple[bool, int, bool, float]:
+    """The order of fits, best first."""
+    return not one.accepted, one.variant.parameters, not one.everywhere, one.residual
 
 
 def fit(site: Site, variant: Variant) -> Fit | None:

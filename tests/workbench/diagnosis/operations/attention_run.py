@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
-from workbench.diagnosis.operations.banks import BANKS
+from tests.workbench.diagnosis.operations.made import accepted
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row, SequencePass
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.operations.variant import Fit, fits
+from workbench.diagnosis.operations.variant import Fit
 
 #: Tokens of each pass of the two sequences: two prefills, then decode steps.
 PASSES = ((0, 0, 9), (0, 1, 6), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 1, 1))
@@ -165,7 +165,7 @@ class ArrayTaps(RecordedTaps):
 def causes(run: Run, kind: str, layer: int = 1, rank: int = 0) -> list[Fit]:
     """The accepted variants of one site."""
     site = run.site(kind, layer, rank)
-    return [fit for fit in fits(site, BANKS[site.operation]) if fit.accepted]
+    return accepted(site)
 
 
 def names(run: Run, kind: str, layer: int = 1, rank: int = 0) -> list[str]:

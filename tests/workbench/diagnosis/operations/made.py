@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import ModelConfig
-from workbench.diagnosis.operations.banks import BANKS, LAST
+from workbench.diagnosis.operations.banks import stages
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
@@ -91,8 +91,9 @@ def made_site(
 
 def explained(site: Site) -> list[Fit]:
     """What explains a site, in part as well: the banks of last resort are asked where no other fits."""
-    found = fits(site, BANKS[site.operation])
-    return found if any(one.accepted for one in found) else fits(site, LAST.get(site.operation, ())) + found
+    first, last = stages(site.operation)
+    found = fits(site, first)
+    return found if any(one.accepted for one in found) else fits(site, last) + found
 
 
 def accepted(site: Site) -> list[Fit]:

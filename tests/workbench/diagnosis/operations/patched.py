@@ -10,13 +10,13 @@ from unittest import mock
 import torch
 
 from sessions import Session
+from tests.workbench.diagnosis.operations.made import accepted
 from tests.workbench.diagnosis.synthetic import STEPS, Case
-from workbench.diagnosis.operations.banks import BANKS, LAST
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.operations.variant import Fit, fits
+from workbench.diagnosis.operations.variant import Fit
 from workbench.diagnosis.recording import Recording
 from workbench.references import transformers_recorder
 from workbench.references.golden import forced_onto
@@ -52,5 +52,4 @@ def wrong_sites(case: Case, session: Session) -> dict[str, Site]:
 
 def accepted(site: Site) -> list[Fit]:
     """The variants that reproduce what was seen there."""
-    found = [one for one in fits(site, BANKS[site.operation]) if one.accepted]
-    return found or [one for one in fits(site, LAST.get(site.operation, ())) if one.accepted]
+    return accepted(site)
