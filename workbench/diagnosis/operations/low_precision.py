@@ -46,7 +46,7 @@ def _on_grid(x: Array, dtype: str) -> bool:
 
 
 def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:
-    """What was seen where it is that near to the right result; else that, rounded. The noise grows by `inside` where the
+    """What was seen where it is that near to the right result; else that, rounded. Noise grows by `inside` where the
     operation rounds on its way as well."""
     near = np.abs(part.seen - part.expected) <= apart * np.abs(part.expected) + 5 * inside * part.noise
     same = near | (part.seen == part.expected)
