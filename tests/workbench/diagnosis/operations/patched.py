@@ -10,13 +10,11 @@ from unittest import mock
 import torch
 
 from sessions import Session
-from tests.workbench.diagnosis.operations.made import accepted
 from tests.workbench.diagnosis.synthetic import STEPS, Case
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.operations.variant import Fit
 from workbench.diagnosis.recording import Recording
 from workbench.references import transformers_recorder
 from workbench.references.golden import forced_onto
@@ -48,8 +46,3 @@ def wrong_sites(case: Case, session: Session) -> dict[str, Site]:
     found = sites(RecordedTaps(recording, Recording(case.golden)), facts)
     wrong = [site for site in found if isinstance(site, Site) and site.deviation is not None]
     return {site.tap + (f"@{site.rank}" if session.ranks > 1 else ""): site for site in wrong}
-
-
-def accepted(site: Site) -> list[Fit]:
-    """The variants that reproduce what was seen there."""
-    return accepted(site)

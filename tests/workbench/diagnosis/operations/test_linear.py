@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workbench.diagnosis.operations.patched import Patch, accepted, recorded, wrong_sites
+from tests.workbench.diagnosis.operations.made import accepted
+from tests.workbench.diagnosis.operations.patched import Patch, recorded, wrong_sites
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 
 

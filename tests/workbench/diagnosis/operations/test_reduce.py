@@ -10,7 +10,8 @@ import pytest
 
 from sessions import Session, SessionWriter, StepRecord, TensorRecord
 from sessions.meta import ConfigMeta, SessionMeta
-from tests.workbench.diagnosis.operations.patched import accepted, wrong_sites
+from tests.workbench.diagnosis.operations.made import accepted
+from tests.workbench.diagnosis.operations.patched import wrong_sites
 from tests.workbench.diagnosis.synthetic import Case, synthetic, tiny_case
 
 TAP = "layers.1.attn.o_proj"
