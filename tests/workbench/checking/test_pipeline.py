@@ -74,7 +74,7 @@ CAUSE = {
     "cache_layer=shared": "rows are layer 2's",
     "cache_heads=repeated": "cached 4 times",
     "qkv_sizes=mixed": "columns",
-    "load_bias=false": "q_proj.bias is not added",
+    "load_bias=false": "{q,k,v}_proj.bias is not added",
     "positions=stuck": "position 0",
 }
 
