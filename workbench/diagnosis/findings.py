@@ -21,7 +21,6 @@ from workbench.diagnosis.operations.site import Site, Unjudged
 from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit, preference
 
-
 #: Error over rounding from which on an operation is called wrong: rounding of peaked scores reaches more than its
 #: model allows.
 CLEAR, CLEAR_SINGLE = 10.0, 50.0
