@@ -114,6 +114,8 @@ class RecordedTaps:
         return self._decoded(tap).lead[rank] if self.has(tap) else 0
 
     def _decoded(self, tap: str) -> _Decoded:
+        if tap in self._replaced:
+            return self._replaced[tap]
         if tap not in self._kept:
             self._kept |= self._decode(self._together(tap))
             for name in list(self._kept):
