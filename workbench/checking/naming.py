@@ -20,8 +20,9 @@ def named(
 ) -> list[Cause]:
     """All causes, in the order in which they show. `first` is where the run leaves the golden reference."""
     unnamed = next((cause for cause in found.causes if cause.kind == UNNAMED), None)
-    if first is None or (found.causes and (unnamed is None or unnamed.tap != first.tap)):
-        return list(found.causes)
+    judged = found.judged and first is not None and first.tap not in {one.tap for one in found.unjudged}
+    if first is None or (judged and (unnamed is None or unnamed.tap != first.tap)):
+        return list(found.causes)  # an operation that is right on its own inputs is accused of nothing
     weights, misread = checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint)
     signed = explain(engine, golden, first, weights=weights, misread=misread)
     if not signed:

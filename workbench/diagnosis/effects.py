@@ -18,14 +18,17 @@ from workbench.diagnosis.dataflow import inputs_of
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.merging import FindingGroup
 from workbench.diagnosis.operations.deviation import WRONG, distance
-from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.facts import LARGEST, Facts
+from workbench.diagnosis.operations.layers import layer_noise, layer_output
 from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, Unjudged
+from workbench.diagnosis.operations.site import Site, Unjudged, near
 from workbench.diagnosis.operations.sites import sites_of
 from workbench.diagnosis.recording import Array
 
 #: Share of an error that may be left of it where it has vanished, and of what another operation has made up for.
 VANISHED, MADE_UP = 0.01, 0.05
+#: Error relative to an operation's output that a layer's own roundings cannot hide.
+GROSS = 0.1
 
 #: What is computed between two places of the residual stream.
 _BLOCKS = (
@@ -55,11 +58,41 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
             gone = [effect for effect in effects if effect is not None]
             by = tuple(name for effect in gone for name in effect.by)
             found[number] = Effect(_everywhere(group, gone[0].through), gone[0].taps, by)
+    right: dict[int, bool] = {}
+    for number, group in enumerate(groups):
+        layers = {one.layer for one in group.findings if one.layer is not None}
+        gross = all(one.rel_l2 >= GROSS and one.layer is not None for one in group.findings)
+        if number not in found and gross:
+            for layer in layers - right.keys():
+                right[layer] = _gives_what_it_should(layer, taps, facts)
+            if all(right[layer] for layer in layers):
+                ends = tuple(f"layers.{layer}.mlp_residual" for layer in layers)
+                inside = (kind for block in _BLOCKS[:2] for kind in block if kind != "mlp_residual")
+                through = tuple(f"layers.{layer}.{kind}" for kind in inside for layer in layers)
+                found[number] = Effect(through, ends, ())
     made_up = {name for effect in found.values() for name in effect.by}
     for number, group in enumerate(groups):
         if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
             found[number] = Effect(tuple(one.tap for one in group.findings), (), ())
     return found
+
+
+def _gives_what_it_should(layer: int, taps: RecordedTaps, facts: Facts) -> bool:
+    """Whether a layer as a whole turns what enters it into what it should, on every rank and in all passes: then what
+    differs inside it is made up for there, as where heads or units are in another order throughout."""
+    passes = tuple(range(len(taps.passes)))
+    rows = tuple(row for one in taps.passes for row in one.rows)
+    for rank in taps.ranks:
+        entered = taps.rows(near("<", layer, facts.model.num_layers), rank, passes)
+        left = taps.rows(f"layers.{layer}.mlp_residual", rank, passes)
+        with np.errstate(all="ignore"):
+            expected = None if entered is None else layer_output(facts, layer, entered, rows)
+        if left is None or expected is None or left.shape != expected.shape:
+            return False
+        error = distance(left, expected, LARGEST[facts.dtype])
+        if not _norm(error) <= WRONG * _norm(layer_noise(facts, expected)):
+            return False
+    return True
 
 
 def _everywhere(group: FindingGroup, through: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from engine.taps.names import layer_of
+from engine.taps.names import layer_of, local_name
 from workbench.diagnosis.diagnose import Explanation
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.judgement import Judgement, TapVerdict
@@ -25,7 +25,7 @@ _Wrong = Mapping[tuple[str, int, int], WrongOperation]
 def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
     """The judgement against the reference, corrected by what was found operation by operation."""
     wrong = {(one.tap, step, seq): one for one in found.wrong for step in one.steps for seq in one.seqs}
-    spared = set(found.harmless) - {one.tap for one in found.wrong}
+    spared = (set(found.harmless) | _equal_scores(judgement, found)) - {one.tap for one in found.wrong}
     grown = _only_grown(judgement, found)
     taps = tuple(_verdict(one, wrong, spared, grown) for one in judgement.taps)
     first = next((one for one in taps if one.verdict == "fail"), None)
@@ -51,6 +51,14 @@ def _only_grown(judgement: Judgement, found: Explanation) -> bool:
     failed = [one.ratio for one in judgement.taps if one.verdict == "fail" and not one.inherited]
     most = math.inf if judgement.tolerance == "fixed" else AMPLIFIED
     return bool(failed) and not found.wrong and not found.unjudged and max(failed) <= most
+
+
+def _equal_scores(judgement: Judgement, found: Explanation) -> set[str]:
+    """Taps of scores that differ from the golden ones in what masks them alone: -1e9 is as good as -inf. Whatever they
+    do to the probabilities is judged there."""
+    unjudged = {one.tap for one in found.unjudged}
+    names = {one.tap for one in judgement.taps if local_name(one.tap) == "attn.scores"}
+    return names - unjudged if found.judged else set()
 
 
 def _verdict(one: TapVerdict, wrong: _Wrong, spared: set[str], grown: bool) -> TapVerdict:

@@ -131,7 +131,7 @@ def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]
     if expected is not None and norm:
         expected = normalise(facts, weights["weight"], expected)
     if expected is not None and out.shape == expected.shape:
-        part = Part(rows, {"x": x}, out, expected, _noise(facts, expected), LARGEST[facts.dtype])
+        part = Part(rows, {"x": x}, out, expected, layer_noise(facts, expected), LARGEST[facts.dtype])
         name = f"layers.{last}.mlp_residual"
         yield Site(
             name, "layer", 0, tuple(taps.ranks), (part,), facts, taps, passes, weights, slice(first, last + 1)
@@ -146,7 +146,8 @@ def _captured(taps: RecordedTaps, tap: str) -> bool:
     return taps.has(tap) and any(x is not None for x in taps.tensors(tap, 0))
 
 
-def _noise(facts: Facts, x: Array) -> Array:
+def layer_noise(facts: Facts, x: Array) -> Array:
+    """The rounding that the stream [N, H] may have behind it after a layer."""
     size = np.sqrt((x**2).mean(-1, keepdims=True))
     return np.asarray(_ROUNDINGS * facts.unit * size + np.zeros_like(x))
 
@@ -181,5 +182,5 @@ def repeated(site: Site) -> Iterator[Variant]:
                 if again
                 else f"layer {layer} is run once more before layer {at}"
             )
-            noise = _noise(site.facts, predicted)
+            noise = layer_noise(site.facts, predicted)
             yield Variant("layer_repeated", "residual", text, {"layer": layer}, predicted, noise=noise)
