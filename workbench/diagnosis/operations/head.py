@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnosis.nearest import nearest_columns
 from workbench.diagnosis.operations.facts import product
+from workbench.diagnosis.operations.fits import wrong_rows
 from workbench.diagnosis.operations.linear import meaning
 from workbench.diagnosis.operations.replay import cut
 from workbench.diagnosis.operations.shares import EMBEDDING
@@ -99,15 +100,29 @@ def _row_of_another_token(
     )
 
 
+def _cap(seen: Array, right: Array) -> float | None:
+    """The cap that turns the largest right logit into what was seen: c tanh(r / c) grows with c."""
+    at = int(np.abs(right).argmax()) if right.size else 0
+    if not right.size or not 0 < abs(seen.flat[at]) < abs(right.flat[at]):
+        return None
+    low, high = abs(float(seen.flat[at])), 1e6 * abs(float(right.flat[at]))
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        above = middle * math.tanh(abs(float(right.flat[at])) / middle) > abs(float(seen.flat[at]))
+        low, high = (low, middle) if above else (middle, high)
+    return low
+
+
 def changed_logits(site: Site) -> Iterator[Variant]:
     """The logits are capped, scaled, normalised, or a bias is added."""
     if not _usable(site):
         return
-    right, seen = site.expected, site.seen
-    for cap in CAPS:
-        yield Variant("soft_cap", "head", f"the logits are capped softly at {cap:g} (tanh)", {"cap": cap},
-                      cap * np.tanh(right / cap))  # fmt: skip
-    by = float((seen * right).sum() / max(float((right * right).sum()), 1e-300))
+    right, seen, wrong = site.expected, site.seen, wrong_rows(site)
+    own = _cap(seen[wrong], right[wrong])
+    for cap in (*CAPS, *([] if own is None else [own])):
+        yield Variant("soft_cap", "head", f"the logits are capped softly at {cap:.6g} (tanh)", {"cap": cap},
+                      cap * np.tanh(right / cap), 0 if cap in CAPS else 1)  # fmt: skip
+    by = float((seen[wrong] * right[wrong]).sum() / max(float((right[wrong] ** 2).sum()), 1e-300))
     words = meaning(by, site)[1]
     if by and abs(by - 1) > 1e-6:
         yield Variant("factor", "head", f"the logits are {by:.6g} times what they should be{words}", {"factor": by},
