@@ -68,9 +68,9 @@ def need_readable(model: Path, reference: ReferenceName) -> None:
     """ReferenceFailure where a reference's library is missing, or reads no such checkpoint."""
     if reference != "llama.cpp":
         return
-    need_installed()
     if gguf_file(model) is None:
         raise ReferenceFailure(f"{model}: llama.cpp reads GGUF files, and this is none: give one", 2)
+    need_installed()
 
 
 def record_golden(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
+from engine.faults.catalogue import FAULTS
 from sessions.records import STATISTICS
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of
@@ -104,7 +105,7 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
         await press(pilot, "n", "n")
         await press(pilot, "x")
         assert isinstance(pilot.app.screen, TogglesScreen)
-        await press(pilot, "down", "down", "down", "enter")  # the biases
+        await press(pilot, *["down"] * BIASES, "enter")
         await _until(lambda: _screen(pilot).where.branch == 1 and _driver(pilot).running is None, pilot)
         await settle(pilot)
         lines = text_of(pilot)
@@ -135,6 +136,8 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
         assert len(_screen(pilot).overview.branches) == 2, "no third branch"
 
 
+#: Where the toggle of the biases stands in the list.
+BIASES = [fault.id for fault in FAULTS].index("bias-not-loaded") + 1
 _DIFFERS = re.compile(
     r"branch 1 \(load_bias=false\): differs from main at step (\d+): “(.+?)” instead of “(.+?)”"
 )

@@ -244,7 +244,7 @@ async def test_the_debuggers_commands_work_on_a_recording(bench: Bench) -> None:
         await enter(pilot, "colon", "branch load_bias=false")
         assert screen.where.branch == 1
         assert screen.commands.complete("print layers.3.mlp.g") == ["print layers.3.mlp.gate"]
-        assert screen.commands.complete("toggle load_bias ") == ["toggle load_bias false"]
+        assert screen.commands.complete("toggle load_bias f") == ["toggle load_bias false"]
         assert "catch nan" in screen.commands.complete("catch ")
 
 

@@ -74,8 +74,9 @@ def test_wrong_in_decode_only() -> None:
 
 
 def test_a_stream_in_bfloat16_of_a_float32_engine() -> None:
-    (found,) = best(site(torch.tensor(X + Y).bfloat16().double().numpy()))
-    assert found.variant.text == "the residual stream is kept in bfloat16"
+    found = best(site(torch.tensor(X + Y).bfloat16().double().numpy()))
+    assert found[0].variant.text == "the residual stream is kept in bfloat16"
+    assert all("bfloat16" in one.variant.text for one in found)  # also told of results as such
 
 
 def test_noise_is_given_no_name() -> None:
