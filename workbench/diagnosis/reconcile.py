@@ -57,8 +57,10 @@ def _equal_scores(judgement: Judgement, found: Explanation) -> set[str]:
     """Taps of scores that differ from the golden ones in what masks them alone: -1e9 is as good as -inf. Whatever they
     do to the probabilities is judged there."""
     unjudged = {one.tap for one in found.unjudged}
-    names = {one.tap for one in judgement.taps if local_name(one.tap) == "attn.scores"}
-    return names - unjudged if found.judged else set()
+    failed = (one for one in judgement.taps if one.verdict == "fail")
+    scores = [one for one in failed if local_name(one.tap) == "attn.scores"]
+    inherited = {one.tap for one in scores if one.inherited}
+    return {one.tap for one in scores} - inherited - unjudged if found.judged else set()
 
 
 def _verdict(one: TapVerdict, wrong: _Wrong, spared: set[str], grown: bool) -> TapVerdict:

@@ -6,6 +6,7 @@ A cache of another length, or of other heads, is predicted in the shape that was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -141,13 +142,15 @@ def _sources(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
         [shaped(x, y) for x, y in zip(history(site, other), rows, strict=True)],
     )
     written = "attn.k_rope" if site.kind == "attn.k_cache" else "attn.v_proj"
-    for layer in range(site.facts.model.num_layers):
-        if layer != site.layer:
+    sharing = [layer for layer in range(site.facts.model.num_layers) if layer != site.layer]
+    for read in (
+        partial(history, site, written),
+        partial(others, site, site.kind),
+    ):  # first by who has written them
+        for layer in sharing:
             text = f"rows are those of layer {layer}: layers share a cache"
-            theirs = history(site, written, layer)
-            yield "cache_of_another_layer", text, [shaped(x, y) for x, y in zip(theirs, rows, strict=True)]
-            held = others(site, site.kind, layer)
-            yield "cache_of_another_layer", text, [shaped(x, y) for x, y in zip(held, rows, strict=True)]
+            theirs = [shaped(x, y) for x, y in zip(read(layer), rows, strict=True)]
+            yield "cache_of_another_layer", text, theirs
     for rank in site.taps.ranks:
         if rank not in site.ranks:
             theirs = history(site, written, rank=rank)
