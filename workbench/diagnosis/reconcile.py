@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.dataflow import inputs_of
 from workbench.diagnosis.diagnose import Explanation
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.judgement import Judgement, TapVerdict
@@ -57,10 +58,10 @@ def _equal_scores(judgement: Judgement, found: Explanation) -> set[str]:
     """Taps of scores that differ from the golden ones in what masks them alone: -1e9 is as good as -inf. Whatever they
     do to the probabilities is judged there."""
     unjudged = {one.tap for one in found.unjudged}
-    failed = (one for one in judgement.taps if one.verdict == "fail")
-    scores = [one for one in failed if local_name(one.tap) == "attn.scores"]
-    inherited = {one.tap for one in scores if one.inherited}
-    return {one.tap for one in scores} - inherited - unjudged if found.judged else set()
+    failed = {one.tap for one in judgement.taps if one.verdict == "fail"}
+    scores = {tap for tap in failed if local_name(tap) == "attn.scores"}
+    inherited = {tap for tap in scores if not failed.isdisjoint(inputs_of(tap))}
+    return scores - inherited - unjudged if found.judged else set()
 
 
 def _verdict(one: TapVerdict, wrong: _Wrong, spared: set[str], grown: bool) -> TapVerdict:
