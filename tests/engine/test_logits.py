@@ -79,8 +79,14 @@ def cached_reference(name: str, ids: list[int], steps: int) -> tuple[np.ndarray,
     return torch.stack(rows).numpy(), tokens
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [
+        pytest.param(name, tp, marks=[pytest.mark.slow] * (tp == 4 and name != "narrow"))
+        for name in GROWING
+        for tp in (1, 2, 4)
+    ],
+)
 def test_sequences_that_outgrow_their_context_and_odd_widths(
     name: str, tp: int, engine_of: Callable[[int], Engine], tmp_path: Path
 ) -> None:
@@ -132,7 +138,8 @@ def test_a_ragged_batch_matches_each_sequence_alone(
 @pytest.mark.parametrize(
     ("tp", "options"),
     [
-        *[(tp, {"dtype": "bfloat16"}) for tp in (1, 2, 8)],
+        *[(tp, {"dtype": "bfloat16"}) for tp in (1, 2)],
+        pytest.param(8, {"dtype": "bfloat16"}, marks=pytest.mark.slow),
         *[(tp, {"dtype": "float32", "batch_invariant": True}) for tp in (1, 2)],
         (1, {"dtype": "float16"}),
     ],

@@ -19,7 +19,7 @@ from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings
 
 # How long a pilot sleeps at a time until the process is idle: `settle` waits for what is under way, not for a clock.
-_wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 1 / 200, 1 / 4000
+_wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 1 / 100, 1 / 400
 
 Bench = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
 
@@ -40,10 +40,11 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def settle(pilot: Pilot[int]) -> None:
     """Wait for messages and workers: `Pilot.pause` alone does not wait for the latter."""
-    await pilot.pause()
-    while any(worker.is_running for worker in pilot.app.workers):
-        await pilot.app.workers.wait_for_complete()
+    for _ in range(3):  # what a worker's answer sets going may start the next
         await pilot.pause()
+        while any(worker.is_running for worker in pilot.app.workers):
+            await pilot.app.workers.wait_for_complete()
+            await pilot.pause()
 
 
 async def press(pilot: Pilot[int], *keys: str) -> None:
