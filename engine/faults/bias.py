@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import qkv_biases
 
 
 def skip_qkv_bias(name: str) -> bool:
     """Everything is loaded but the biases of q, k and v."""
     return not name.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias"))
-
-
-def _qkv_bias(model: ModelConfig, tp: int) -> str | None:
-    return None if model.qkv_bias else "the model has no q/k/v biases"
 
 
 def skip_k_bias(name: str) -> bool:
@@ -32,7 +28,7 @@ FAULTS = (
         first_tap="layers.*.attn.q_proj",
         symptom="every token's q, k and v are off by the same vector: minus the bias",
         patch={"load_bias": skip_qkv_bias},
-        needs=_qkv_bias,
+        needs=qkv_biases,
     ),
     Fault(
         id="k-bias-disabled",
@@ -45,6 +41,6 @@ FAULTS = (
         first_tap="layers.*.attn.k_proj",
         symptom="every token's k is off by the same vector, minus the bias; q and v are right",
         patch={"load_bias": skip_k_bias},
-        needs=_qkv_bias,
+        needs=qkv_biases,
     ),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import several_layers
 
 
 def stuck_positions(cached: int, new: int) -> range:
@@ -25,10 +25,6 @@ def new_rows_only(kv_len: int, new: int) -> int:
 def first_layers_cache(layer: int) -> int:
     """Rows are kept by position alone: all layers write to, and read, what is the first layer's."""
     return 0
-
-
-def _layers(model: ModelConfig, tp: int) -> str | None:
-    return None if model.num_layers > 1 else "the model has a single layer"
 
 
 def first_row_lost(kv_len: int, new: int) -> int:
@@ -95,7 +91,7 @@ FAULTS = (
         symptom="the first layer's cache holds what the last one wrote, the others' hold nothing; the prefill is right",
         source="dingodb/DingoCache#116",
         patch={"cache_layer": first_layers_cache},
-        needs=_layers,
+        needs=several_layers,
     ),
     Fault(
         id="cache-first-row-lost",
@@ -122,6 +118,6 @@ FAULTS = (
         step=1,
         symptom="the first layer reads what the second has written; the prefill is right",
         patch={"cache_layer": cache_before},
-        needs=_layers,
+        needs=several_layers,
     ),
 )

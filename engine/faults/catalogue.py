@@ -20,6 +20,7 @@ from engine.faults import (
     rope_angles,
     scores,
     sharding,
+    stream,
 )
 from engine.faults.fault import Fault
 
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     *mlp.FAULTS,
     *lm_head.FAULTS,
     *names.FAULTS,
+    *stream.FAULTS,
     *quantisation.FAULTS,
 )
 

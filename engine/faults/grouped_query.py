@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import all_of, several_kv_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,10 +44,6 @@ def _groups(model: ModelConfig, tp: int) -> str | None:
     return "each rank holds a single head, with its own copy of the KV head" if alone else None
 
 
-def _several_kv_heads(model: ModelConfig, tp: int) -> str | None:
-    return _groups(model, tp) or (None if model.num_kv_heads > tp else "each rank holds a single KV head")
-
-
 def first_head_alone(kv: Tensor, group: int) -> Tensor:
     """The first KV head is copied to all."""
     return kv[:, :1].expand_as(kv)
@@ -71,10 +68,6 @@ def next_kv_head(kv: Tensor, kv_heads: int, group: int) -> Tensor:
     import torch
 
     return _select(kv, (torch.arange(kv_heads * group, device=kv.device) // group + 1) % kv_heads, group)
-
-
-def _kv_heads(model: ModelConfig, tp: int) -> str | None:
-    return None if model.num_kv_heads > tp else "each rank holds a single KV head"
 
 
 FAULTS = (
@@ -103,7 +96,7 @@ FAULTS = (
         symptom="query head h reads KV head h % n instead of h // group",
         source="onnx/onnx#7274",
         patch={"kv_expand": tiled_heads},
-        needs=_several_kv_heads,
+        needs=all_of(_groups, several_kv_heads),
     ),
     Fault(
         id="cache-first-head-alone",
@@ -117,7 +110,7 @@ FAULTS = (
         symptom="cached heads are all the first one",
         source="vllm-project/vllm#52516",
         patch={"cache_heads": first_head_alone},
-        needs=_kv_heads,
+        needs=several_kv_heads,
     ),
     Fault(
         id="cache-float8",
@@ -142,7 +135,7 @@ FAULTS = (
         first_tap="layers.*.attn.scores",
         symptom="the first group of heads is right, the others are not",
         patch={"kv_expand": first_kv_head},
-        needs=_kv_heads,
+        needs=several_kv_heads,
     ),
     Fault(
         id="kv-next-head",
@@ -156,6 +149,6 @@ FAULTS = (
         symptom="no head is right; each is as it should be for another group's keys",
         source="sgl-project/sglang#19086",
         patch={"kv_expand": next_kv_head},
-        needs=_kv_heads,
+        needs=several_kv_heads,
     ),
 )

@@ -1,16 +1,12 @@
-"""Which tensor of the checkpoint fills a parameter, and what is done to the residual stream between the blocks."""
+"""Which tensor of the checkpoint fills a parameter."""
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from engine.faults.needs import several_layers
 
 _NUMBER = re.compile(r"(?<=model\.layers\.)\d+")
 
@@ -39,25 +35,6 @@ def _exchanged(name: str, one: str, other: str) -> str:
     if one in name:
         return name.replace(one, other)
     return name.replace(other, one)
-
-
-def update_alone(residual: Tensor, update: Tensor) -> Tensor:
-    """The stream is replaced by the block's output."""
-    return update
-
-
-def residual_twice(residual: Tensor, update: Tensor) -> Tensor:
-    """The stream is added once more."""
-    return 2 * residual + update
-
-
-def scaled_rows(rows: Tensor, model: ModelConfig) -> Tensor:
-    """Embeddings are multiplied by the root of the width, as Gemma's are."""
-    return rows * math.sqrt(model.hidden_size)
-
-
-def _layers(model: ModelConfig, tp: int) -> str | None:
-    return None if model.num_layers > 1 else "the model has a single layer"
 
 
 FAULTS = (
@@ -110,43 +87,6 @@ FAULTS = (
         symptom="embedding and head are right, every layer is another one",
         source="tenstorrent/tt-metal#54884",
         patch={"tensor_of": next_layer},
-        needs=_layers,
-    ),
-    Fault(
-        id="residual-missing",
-        rule="residual",
-        value="missing",
-        correct="added",
-        title="residual connection left out",
-        group="mlp",
-        level="step",
-        first_tap="layers.*.attn_residual",
-        symptom="the stream is the last block's output alone",
-        patch={"residual": update_alone},
-    ),
-    Fault(
-        id="residual-twice",
-        rule="residual",
-        value="twice",
-        correct="added",
-        title="residual added twice",
-        group="mlp",
-        level="step",
-        first_tap="layers.*.attn_residual",
-        symptom="the stream is there once too often after every block",
-        source="deepspeedai/DeepSpeed#2834",
-        patch={"residual": residual_twice},
-    ),
-    Fault(
-        id="embedding-scaled",
-        rule="embedding",
-        value="scaled",
-        correct="rows",
-        title="embeddings scaled by the root of the width",
-        group="loading",
-        level="step",
-        first_tap="embed",
-        symptom="every embedding is too large by one factor",
-        patch={"embedding": scaled_rows},
+        needs=several_layers,
     ),
 )

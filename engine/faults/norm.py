@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import all_of, qk_norm, several_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,15 +81,6 @@ def heads_as_they_are(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def unnormed(stream: Tensor, normed: Tensor) -> Tensor:
     """The head reads the residual stream."""
     return stream
-
-
-def _qk_norm(model: ModelConfig, tp: int) -> str | None:
-    return None if model.qk_norm else "the model does not normalise q and k"
-
-
-def _several_heads(model: ModelConfig, tp: int) -> str | None:
-    alone = model.num_heads == tp
-    return _qk_norm(model, tp) or ("each rank holds a single head" if alone else None)
 
 
 FAULTS = (
@@ -181,7 +173,7 @@ FAULTS = (
         symptom="each head is off by a factor of its own, another one at another tp",
         source="vllm-project/vllm#16311",
         patch={"norm": heads_together},
-        needs=_several_heads,
+        needs=all_of(qk_norm, several_heads),
     ),
     Fault(
         id="qk-norm-missing",
@@ -195,7 +187,7 @@ FAULTS = (
         symptom="q and k go on as they were projected",
         source="paiml/aprender#1228",
         patch={"norm": heads_as_they_are},
-        needs=_qk_norm,
+        needs=qk_norm,
     ),
     Fault(
         id="final-norm-missing",

@@ -13,6 +13,7 @@ from engine.checkpoint.block_types import PLAIN, BlockType
 from engine.checkpoint.gguf.names import PAIRED, Array, PairRows, RowOperation, operations
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import qkv_widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,8 +158,7 @@ def square_transposed(name: str, tensor: Tensor) -> Tensor:
 
 def _square(model: ModelConfig, tp: int) -> str | None:
     """The shards that a rank reads."""
-    q, kv = model.num_heads * model.head_dim // tp, max(1, model.num_kv_heads // tp) * model.head_dim
-    square = model.hidden_size in (q, kv, -(-model.intermediate_size // tp))
+    square = model.hidden_size in (*qkv_widths(model, tp), -(-model.intermediate_size // tp))
     return None if square else "no matrix that a rank holds is square"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import several_heads
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +88,6 @@ def features_first(heads: Tensor) -> Tensor:
 def keys_as_values(keys: Tensor, values: Tensor) -> Tensor:
     """The cache of the keys is read for the values."""
     return keys
-
-
-def _several_heads(model: ModelConfig, tp: int) -> str | None:
-    return None if model.num_heads > tp else "each rank holds a single head"
 
 
 FAULTS = (
@@ -224,7 +221,7 @@ FAULTS = (
         first_tap="layers.*.attn.context",
         symptom="every number of the context is there, in another column",
         patch={"merge": features_first},
-        needs=_several_heads,
+        needs=several_heads,
     ),
     Fault(
         id="keys-as-values",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
 from engine.faults.fault import Fault
+from engine.faults.needs import all_of, qkv_biases, qkv_widths, row_biases, several_ranks
 from engine.parallel import shards
 
 if TYPE_CHECKING:
@@ -69,21 +70,13 @@ def row_bias_on_every_rank(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
     return total + comm.size * bias
 
 
-def _ranks(model: ModelConfig, tp: int) -> str | None:
-    return None if tp > 1 else "needs two ranks or more (--tp 2)"
-
-
 def _other_starts(model: ModelConfig, tp: int) -> str | None:
     """Offsets wrap around in the pack: with some head counts they come out right."""
-    q, kv = model.num_heads // tp * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
+    q, kv = qkv_widths(model, tp)
     same = all(
         start % (q + 2 * kv) == own for start, own in zip(_global_starts(model), (0, q, q + kv), strict=True)
     )
-    return _ranks(model, tp) or ("with these head counts the offsets come out right" if same else None)
-
-
-def _row_bias(model: ModelConfig, tp: int) -> str | None:
-    return _ranks(model, tp) or (None if model.o_bias or model.mlp_bias else "the model has no row biases")
+    return several_ranks(model, tp) or ("with these head counts the offsets come out right" if same else None)
 
 
 def reduce_mean(partial: Tensor, comm: Comm) -> Tensor:
@@ -122,14 +115,6 @@ def biases_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shard
     return _of_rank_0(name, model, tp, rank) if column else shards.plan(name, model, tp, rank)
 
 
-def _qkv_biases(model: ModelConfig, tp: int) -> str | None:
-    return _ranks(model, tp) or (None if model.qkv_bias else "the model has no q/k/v biases")
-
-
-def _any_row_bias(model: ModelConfig, tp: int) -> str | None:
-    return None if model.o_bias or model.mlp_bias else "the model has no row biases"
-
-
 FAULTS = (
     Fault(
         id="qkv-sharded-on-in-features",
@@ -142,7 +127,7 @@ FAULTS = (
         first_tap="layers.*.attn.q_proj",
         symptom="each rank holds a partial product of all heads; the ranks' sum is right, none of them is",
         patch={"qkv_shard_dim": qkv_by_in_features, "shard": qkv_shards_by_in_features},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="qkv-sizes-mixed",
@@ -169,7 +154,7 @@ FAULTS = (
         symptom="every rank goes on with its own partial; their sum would be right",
         source="intel/ipex-llm#10558",
         patch={"reduce": no_reduce},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="reduce-twice",
@@ -183,7 +168,7 @@ FAULTS = (
         symptom="the sum is tp times too large",
         source="lightseekorg/tokenspeed#80",
         patch={"reduce": reduce_twice},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="row-bias-per-rank",
@@ -197,7 +182,7 @@ FAULTS = (
         symptom="the bias is counted tp times",
         source="Wenyueh/MinivLLM#80",
         patch={"row_bias": row_bias_on_every_rank},
-        needs=_row_bias,
+        needs=all_of(several_ranks, row_biases),
     ),
     Fault(
         id="reduce-mean",
@@ -210,7 +195,7 @@ FAULTS = (
         first_tap="layers.*.attn.o_proj",
         symptom="the sum is tp times too small",
         patch={"reduce": reduce_mean},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="reduce-without-last",
@@ -223,7 +208,7 @@ FAULTS = (
         first_tap="layers.*.attn.o_proj*",
         symptom="the sum lacks one rank's partial, on all ranks alike",
         patch={"reduce": reduce_without_last},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="row-bias-missing",
@@ -236,7 +221,7 @@ FAULTS = (
         first_tap="layers.*.attn.o_proj",
         symptom="every token is off by the same vector, minus the bias",
         patch={"row_bias": no_row_bias},
-        needs=_any_row_bias,
+        needs=row_biases,
     ),
     Fault(
         id="shard-of-rank-0",
@@ -250,7 +235,7 @@ FAULTS = (
         symptom="rank 0 is right, the others hold its heads and columns",
         source="vllm-project/vllm-gguf-plugin#103",
         patch={"shard": columns_of_rank_0},
-        needs=_ranks,
+        needs=several_ranks,
     ),
     Fault(
         id="bias-of-rank-0",
@@ -264,6 +249,6 @@ FAULTS = (
         symptom="rank 0 is right; the others are off by the same vector for every token",
         source="NVIDIA-NeMo/Automodel#1410",
         patch={"shard": biases_of_rank_0},
-        needs=_qkv_biases,
+        needs=all_of(several_ranks, qkv_biases),
     ),
 )

@@ -1,0 +1,55 @@
+"""What a model and its ranks must have for a fault to act: each says why one cannot, None where it can."""
+
+from __future__ import annotations
+
+from engine.config import ModelConfig
+from engine.faults.fault import Needs
+
+
+def all_of(*needs: Needs) -> Needs:
+    """What is lacking first."""
+
+    def first_reason(model: ModelConfig, tp: int) -> str | None:
+        return next((reason for need in needs if (reason := need(model, tp))), None)
+
+    return first_reason
+
+
+def several_ranks(model: ModelConfig, tp: int) -> str | None:
+    """There is more than one rank."""
+    return None if tp > 1 else "needs two ranks or more (--tp 2)"
+
+
+def several_layers(model: ModelConfig, tp: int) -> str | None:
+    """There is a layer beside this one."""
+    return None if model.num_layers > 1 else "the model has a single layer"
+
+
+def several_heads(model: ModelConfig, tp: int) -> str | None:
+    """A rank has heads that can be taken for each other."""
+    return None if model.num_heads > tp else "each rank holds a single head"
+
+
+def several_kv_heads(model: ModelConfig, tp: int) -> str | None:
+    """A rank has KV heads that can be taken for each other."""
+    return None if model.num_kv_heads > tp else "each rank holds a single KV head"
+
+
+def qk_norm(model: ModelConfig, tp: int) -> str | None:
+    """q and k are normalised."""
+    return None if model.qk_norm else "the model does not normalise q and k"
+
+
+def qkv_biases(model: ModelConfig, tp: int) -> str | None:
+    """q, k and v have biases."""
+    return None if model.qkv_bias else "the model has no q/k/v biases"
+
+
+def row_biases(model: ModelConfig, tp: int) -> str | None:
+    """o_proj or down_proj has a bias."""
+    return None if model.o_bias or model.mlp_bias else "the model has no row biases"
+
+
+def qkv_widths(model: ModelConfig, tp: int) -> tuple[int, int]:
+    """Rows of q and of k (or v) that a rank holds."""
+    return model.num_heads // tp * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
