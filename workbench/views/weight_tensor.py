@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.resolve import open_checkpoint
 from engine.errors import EngineError
 from engine.parallel import shards
 from engine.parallel.shards import Shard
@@ -16,7 +15,7 @@ from sessions.text import clean
 from workbench.views.axes import by_head, parameter_axes
 from workbench.views.source import SessionSource
 from workbench.views.tensor import DIFFERENCE, Tensor
-from workbench.views.weights import read_values, share_text
+from workbench.views.weights import share_text
 from workbench.views.where import Where
 
 #: The view of a parameter that is no rank's.
@@ -81,6 +80,10 @@ def _checkpoint(
 ) -> tuple[NDArray[np.float32], tuple[Shard, ...], str, str, int]:
     """The values, how the ranks share them, which rows were read where not all were, the file's dtype, and how wide a
     head is."""
+    # Imported here: the first paint waits for no reader of checkpoints.
+    from engine.checkpoint.resolve import open_checkpoint
+    from workbench.views.weight_values import read_values
+
     path = source.model_path
     if path is None:
         raise KeyError("the checkpoint of this session is not on this machine")

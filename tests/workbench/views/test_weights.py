@@ -14,7 +14,8 @@ from workbench.demo import GGUF_DIR
 from workbench.views.source import SessionSource
 from workbench.views.tensor import tensor_figures
 from workbench.views.weight_tensor import weight_tensor
-from workbench.views.weights import _standing_out, parameter_values, weights
+from workbench.views.weight_values import _standing_out, parameter_values
+from workbench.views.weights import weights
 from workbench.views.where import Where
 
 BIAS = "model.layers.0.self_attn.q_proj.bias"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on, work
 from textual.binding import Binding, BindingType
@@ -22,7 +22,10 @@ from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.numbers import number
 from workbench.views.rank_weights import shape_text
-from workbench.views.weights import Parameter, ParameterValues, Weights, parameter_values, weights
+from workbench.views.weights import Parameter, Weights, weights
+
+if TYPE_CHECKING:
+    from workbench.views.weight_values import ParameterValues
 
 
 class WeightsPane(FilteredPane):
@@ -154,6 +157,9 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         cursor = self.query_one(Grid).cursor
         if cursor >= len(self._shown):
             return
+        # Imported here: the first paint waits for no reader of checkpoints.
+        from workbench.views.weight_values import parameter_values
+
         self._measured = await self.reader.ask(parameter_values, self._shown[cursor].name)
         self._draw()
 

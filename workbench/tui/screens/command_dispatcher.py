@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from workbench.tui.panes import GOLDEN, TITLES
 from workbench.tui.reader import Reader
@@ -12,21 +13,17 @@ from workbench.tui.screens.keymap import Keymap
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor, shown_as
 from workbench.tui.screens.runner import CommandRunner
-from workbench.tui.screens.side_chooser import SideChooser
-from workbench.tui.screens.split import SplitScreen
 from workbench.tui.screens.tensor_opener import TensorOpener
-from workbench.tui.screens.toggles import Toggled, TogglesScreen, toggle_rows
 from workbench.tui.screens.view_actions import ViewActions
-from workbench.tui.split import ATTENTION, LOGITS, OPERATIONS, TENSOR
 from workbench.views.sides import Other, other_sides, usual_side
 from workbench.views.where import Where
 
-#: The part of the split view that opens from a pane, where it is not the operations.
-SPLIT_PARTS = {2: ATTENTION, 5: LOGITS, 9: TENSOR}
+if TYPE_CHECKING:
+    from workbench.tui.screens.toggles import Toggled
 
 
 class CommandDispatcher:
-    """Takes command lines and command keys."""
+    """Takes command lines and command keys. A screen is imported when it is opened: the first paint waits for none."""
 
     def __init__(
         self, bench: Bench, reader: Reader, runner: CommandRunner, keymap: Keymap, actions: ViewActions
@@ -119,13 +116,18 @@ class CommandDispatcher:
         elif usual is not None:
             self._open_split(usual)
         else:
+            from workbench.tui.screens.side_chooser import SideChooser
+
             title = f"{bench.overview.branch(place.branch).name} beside"
             bench.app.push_screen(SideChooser(title, found), self._open_split)
 
     def _open_split(self, other: Other | None) -> None:
         if other is None or self.bench.front is None:
             return
-        part = SPLIT_PARTS.get(self.bench.front.NUMBER, OPERATIONS)
+        from workbench.tui.screens.split import SplitScreen
+        from workbench.tui.split import OPERATIONS, PART_OF_PANE
+
+        part = PART_OF_PANE.get(self.bench.front.NUMBER, OPERATIONS)
 
         def closed(where: Where | None) -> None:
             if where is not None:
@@ -135,6 +137,8 @@ class CommandDispatcher:
 
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""
+        from workbench.tui.screens.toggles import TogglesScreen, toggle_rows
+
         overview = self.bench.overview
         if overview is not None:
             model = await self.reader.ask(lambda source: source.meta.model)

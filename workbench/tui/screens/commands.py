@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.faults.catalogue import FAULTS
 from workbench.debugger.core.registry import Command
 from workbench.tui.screenshots import FORMATS
 from workbench.views.overview import Overview
@@ -76,6 +75,8 @@ def _choices(before: Sequence[str], registry: Sequence[Command], overview: Overv
     argument = arguments[min(at, len(arguments) - 1)]
     if argument.choices:
         return argument.choices
+    from engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
+
     if argument.kind == "rule":
         return tuple(dict.fromkeys(fault.rule for fault in FAULTS))
     if at and arguments[0].kind == "rule":

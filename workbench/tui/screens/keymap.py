@@ -10,7 +10,6 @@ from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
 
-from engine.faults.catalogue import FAULTS
 from workbench.debugger.core.registry import Command
 from workbench.settings import config_file
 from workbench.tui import keys
@@ -100,6 +99,8 @@ class Keymap:
             idle = self.driver.why_idle if one.engine and not self.driver.live else ""
             told = f"{one.help}   ({idle})" if idle else one.help
             yield SystemCommand(f":{one.usage}", told, lambda n=one.name: self._type(f"{n} "))
+        from engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
+
         for fault in FAULTS:
             line = f"toggle {fault.rule} {fault.value}"
             told = f":{line}   {fault.symptom}"
