@@ -13,7 +13,8 @@ import numpy as np
 
 from engine.config import ModelConfig
 from engine.config.rope_scaling import RopeScaling
-from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.recorded import Row
+from workbench.diagnosis.operations.rotary import Lengths, frequencies, magnitude
 from workbench.diagnosis.operations.rotary_forms import Complex, complex_pairs
 from workbench.diagnosis.recording import Array
 
@@ -47,43 +48,45 @@ _TOKENS, _FEW = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How far each pair of each token turned, summed over the heads: `both` [N, P], at positions [N]."""
+    """How far each pair of each token turned, summed over the heads: `both` [N, P], at positions [N], in sequences of
+    lengths [N]."""
 
     both: Complex
     positions: Array
+    lengths: Lengths
 
     @classmethod
-    def of(cls, x: Array, seen: Array, positions: Array) -> Turns:
+    def of(cls, x: Array, seen: Array, positions: Array, lengths: Lengths) -> Turns:
         """Of the tokens beyond position 0, those at small positions first."""
         there = np.flatnonzero(positions != 0)
         there = there[np.argsort(np.abs(positions[there]), kind="stable")][:_TOKENS]
         both = (complex_pairs(seen[there]) * complex_pairs(x[there]).conj()).sum(1)
-        return cls(np.asarray(both), positions[there].astype(np.float64))
+        return cls(np.asarray(both), positions[there].astype(np.float64), lengths[there])
 
     def match(self, frequencies: Array) -> float:
-        """How well these frequencies [P] explain the turns, 1 at best."""
-        turned = np.exp(-1j * self.positions[:, None] * frequencies)
+        """How well these frequencies [N or 1, 1, P] explain the turns, 1 at best."""
+        turned = np.exp(-1j * self.positions[:, None] * frequencies[:, 0])
         return float((self.both * turned).real.sum() / max(np.abs(self.both).sum(), np.finfo(float).tiny))
 
 
-def fit_base(turns: Turns, of: Callable[[float], Array]) -> float | None:
-    """The base whose frequencies `of(base)` explain the turns best; a known one where it does so as well."""
+def fit_base(turns: Turns, of: Callable[[float, Lengths], Array]) -> float | None:
+    """The base whose frequencies `of(base, lengths)` explain the turns best; a known one where it does so as well."""
     if not len(turns.positions):
         return None
     low, high = math.log(10.0), math.log(1e9)
-    coarse = Turns(turns.both[:_FEW], turns.positions[:_FEW])
+    coarse = Turns(turns.both[:_FEW], turns.positions[:_FEW], turns.lengths[:_FEW])
     points = int(np.clip(4 * np.abs(coarse.positions).max() * (high - low), 400, 8000))
     grid = np.linspace(low, high, points)
-    best = float(grid[np.argmax([coarse.match(of(math.exp(value))) for value in grid])])
+    best = float(grid[np.argmax([coarse.match(of(math.exp(value), coarse.lengths)) for value in grid])])
     width = float(grid[1] - grid[0])
     for _ in range(16):
         around = best + width * np.linspace(-1, 1, 9)
-        best = float(around[np.argmax([turns.match(of(math.exp(value))) for value in around])])
+        best = float(around[np.argmax([turns.match(of(math.exp(value), turns.lengths)) for value in around])])
         width /= 3
-    left = _left(turns.match(of(math.exp(best))))
+    left = _left(turns.match(of(math.exp(best), turns.lengths)))
     near = [base for base in KNOWN_BASES if abs(math.log(base) - best) < 0.05]
     for base in near:
-        if _left(turns.match(of(base))) <= 1.5 * left + 1e-7:
+        if _left(turns.match(of(base, turns.lengths))) <= 1.5 * left + 1e-7:
             return base
     return math.exp(best)
 
@@ -110,7 +113,7 @@ def fit_pairs(turns: Turns, fastest: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Other frequencies [P] than the model's, with the attention factor that belongs to them."""
+    """Other frequencies [N or 1, 1, P] than the model's, with the attention factor that belongs to them."""
 
     text: str
     frequencies: Array
@@ -118,27 +121,63 @@ class Stretch:
     fitted: dict[str, object]
 
 
-def stretches(model: ModelConfig) -> Iterator[Stretch]:
-    """The context stretched otherwise than the configuration says: not at all, by another kind, with other numbers."""
-    own = model.rope_scaling
+def stretches(model: ModelConfig, lengths: Lengths) -> Iterator[Stretch]:
+    """The context of sequences of `lengths` [N] stretched otherwise than the configuration says: not at all, by another
+    kind, with other numbers."""
+    own, plain = model.rope_scaling, RopeScaling()
     if own.kind != "none":
         text = f"the {own.kind} scaling of the frequencies is not applied"
-        yield Stretch(text, frequencies(model, scaling=RopeScaling()), magnitude(own), {"scaling": "none"})
+        yield Stretch(text, frequencies(model, lengths, scaling=plain), magnitude(model), {"scaling": "none"})
     for text, scaling in _scalings(own, model):
         fitted: dict[str, object] = {"scaling": scaling.kind, "factor": scaling.factor}
-        yield Stretch(text, frequencies(model, scaling=scaling), magnitude(scaling), fitted)
+        yield Stretch(text, frequencies(model, lengths, scaling=scaling), magnitude(model, scaling), fitted)
     if own.kind == "yarn" and model.rope_theta != 1e4:
-        ramp = frequencies(model, 1e4) / frequencies(model, 1e4, RopeScaling())
+        ramp = frequencies(model, lengths, 1e4) / frequencies(model, lengths, 1e4, plain)
         text = "YaRN's ramp between pairs is placed with the default base 10000"
         yield Stretch(
-            text, frequencies(model, scaling=RopeScaling()) * ramp, magnitude(own), {"ramp_base": 1e4}
+            text, frequencies(model, lengths, scaling=plain) * ramp, magnitude(model), {"ramp_base": 1e4}
         )
     for factor in {own.factor, *KNOWN_FACTORS} - {1.0}:
         base = model.rope_theta * factor ** (model.head_dim / max(model.head_dim - 2, 1))
         text = f"the base is raised for a context {factor:g} times as long (NTK scaling)"
         yield Stretch(
-            text, frequencies(model, base, RopeScaling()), 1.0, {"scaling": "ntk", "factor": factor}
+            text, frequencies(model, lengths, base, plain), 1.0, {"scaling": "ntk", "factor": factor}
         )
+
+
+def other_lengths(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[str, str, Lengths]]:
+    """Lengths [N] by which an engine may choose the frequencies that change with a sequence's length, instead of
+    its own so far: (name, words, lengths)."""
+    if not model.rope_scaling.by_length:
+        return
+    first: dict[int, int] = {}
+    longest: dict[int, int] = {}
+    for row in rows:
+        first.setdefault(row.seq, row.length)
+        longest[row.step] = max(longest.get(row.step, 0), row.length)
+    trained = model.rope_scaling.original_max_position or model.max_position
+    ways: dict[str, tuple[str, list[int]]] = {
+        "trained": (
+            "are those of the trained context throughout, also where a sequence outgrows it",
+            [0 for _ in rows],
+        ),
+        "prompt": (
+            "stay those of the prompt's length when the sequence outgrows the trained context",
+            [first[row.seq] for row in rows],
+        ),
+        "batch": (
+            "are chosen by the longest sequence of the batch, not by each one's own length",
+            [longest[row.step] for row in rows],
+        ),
+        "position": ("are chosen by each token's own position", [row.position + 1 for row in rows]),
+    }
+    if model.rope_scaling.kind == "longrope":
+        ways["long"] = (
+            "are those of the long context throughout, also in short sequences",
+            [trained + 1 for _ in rows],
+        )
+    for name, (words, lengths) in ways.items():
+        yield name, f"the {model.rope_scaling.kind} frequencies {words}", np.array(lengths, dtype=np.int64)
 
 
 def _scalings(own: RopeScaling, model: ModelConfig) -> Iterator[tuple[str, RopeScaling]]:
@@ -154,6 +193,9 @@ def _scalings(own: RopeScaling, model: ModelConfig) -> Iterator[tuple[str, RopeS
                 f"frequencies are divided by {factor:g} (linear scaling){instead}",
                 RopeScaling("linear", factor),
             )
+    if own.kind == "longrope":
+        exchanged = replace(own, factors=own.long_factors, long_factors=own.factors)
+        yield "the longrope scaling's short_factor and long_factor are exchanged", exchanged
     if own.kind == "llama3":
         exchanged = replace(own, low_freq_factor=own.high_freq_factor, high_freq_factor=own.low_freq_factor)
         yield "the llama3 scaling's low_freq_factor and high_freq_factor are exchanged", exchanged

@@ -69,7 +69,7 @@ def settled(facts: Facts, seen: Array, expected: Array) -> Array:
 def softmax(b: AttentionPass) -> Result:
     """Over the keys, in float32 at least."""
     given = b.inputs["scores"]
-    top = given.max(-1, keepdims=True)
+    top = given.max(-1, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore"):
         weights = np.exp(given - top)
         out = weights / weights.sum(-1, keepdims=True)

@@ -9,7 +9,8 @@ import numpy as np
 from workbench.diagnosis.operations.blocks import history, scopes, shaped, unrotated
 from workbench.diagnosis.operations.caches import OFFSETS, cache_variant, what
 from workbench.diagnosis.operations.precision import ROUNDINGS, Matrix
-from workbench.diagnosis.operations.rotary import frequencies
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from workbench.diagnosis.operations.rotary_forms import rotate
 from workbench.diagnosis.operations.scores import factor_of, named, resolution
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
@@ -98,20 +99,13 @@ def _rotations(site: Site) -> Iterator[Variant]:
     rows = [part.expected for part in site.parts]
     plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
     yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
-    at = [np.array([row.position for row in part.rows]) for part in site.parts]
+    at = [np.array([row.position for row in part.rows])[:, None, None] for part in site.parts]
     if any(len(each) != len(x) for each, x in zip(at, rows, strict=True)):
         return
-    angles = frequencies(site.facts.model)
-    again = [_turned(x, each[:, None] * angles) for x, each in zip(rows, at, strict=True)]
+    angles = [frequencies(site.facts.model, lengths_of(part.rows)) for part in site.parts]
+    again = [rotate(x, each * by) for x, each, by in zip(rows, at, angles, strict=True)]
     yield cache_variant(site, "cache_rotated_again", "cached keys are rotated once more", again)
     for offset in OFFSETS:
         text = f"cached keys are rotated {abs(offset)} positions too {'far' if offset > 0 else 'little'}"
-        turned = [_turned(x, np.full((len(x), 1), offset) * angles) for x in rows]
+        turned = [rotate(x, offset * by) for x, by in zip(rows, angles, strict=True)]
         yield cache_variant(site, "cache_rotated_offset", text, turned, {"offset": offset})
-
-
-def _turned(x: Array, angle: Array) -> Array:
-    """[K, kv_heads, D] by angles [K, D / 2]."""
-    a, b = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -114,9 +114,15 @@ def locate(
         rows = [np.ones(len(mask), dtype=bool) for mask in rows]
     scopes = [_along(mask, token_axis, part.expected.shape) for mask, part in zip(rows, parts, strict=True)]
     chosen = {group: _chosen(errors, noises, scopes, *group) for group in groups}
-    for (axis, size), numbers in chosen.items():
-        if numbers is not None:
-            scopes = [s & _along(_mask(numbers, s.shape[axis], size), axis, s.shape) for s in scopes]
+    for group, numbers in chosen.items():
+        if numbers is None:
+            continue
+        axis, size = group
+        narrower = [s & _along(_mask(numbers, s.shape[axis], size), axis, s.shape) for s in scopes]
+        if any(scope.any() for scope in narrower):
+            scopes = narrower
+        else:  # columns that are wrong in other heads than those that are wrong as a whole
+            chosen[group] = None
     wrong_rows = {
         row: None for mask, part in zip(rows, parts, strict=True) for row, w in _paired(part, mask) if w
     }
@@ -179,7 +185,8 @@ def _sums(
     count = errors[0].shape[axis] // size
     square, allowed, worst, elements = np.zeros(count), np.zeros(count), np.zeros(count), 0
     for error, noise in zip(errors, noises, strict=True):
-        e, n = (np.moveaxis(x, axis, -1).reshape(-1, count, size) for x in (error, noise))
+        of_each = error.size // max(count * size, 1)
+        e, n = (np.moveaxis(x, axis, -1).reshape(of_each, count, size) for x in (error, noise))
         square += (e**2).sum((0, 2))
         allowed += (n**2).sum((0, 2))
         with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, product, spread
 from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from workbench.diagnosis.recording import Array
 
 
@@ -107,8 +107,8 @@ def rope(o: Operands) -> Result:
     model = o.facts.model
     x = heads_of(o.inputs["x"], model.head_dim)
     positions = np.array([row.position for row in o.rows], dtype=np.float64)
-    angles = positions[:, None, None] * frequencies(model)
-    factor = magnitude(model.rope_scaling)
+    angles = positions[:, None, None] * frequencies(model, lengths_of(o.rows))
+    factor = magnitude(model)
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
     out = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

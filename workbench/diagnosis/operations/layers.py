@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from workbench.diagnosis.operations.expected import heads_of, silu
 from workbench.diagnosis.operations.facts import LARGEST, Facts, product
 from workbench.diagnosis.operations.fits import apart, wrong_rows
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from workbench.diagnosis.operations.rotary_forms import rotate
 from workbench.diagnosis.operations.shares import weight_names
 from workbench.diagnosis.operations.site import Site, near
@@ -37,7 +37,7 @@ def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...])
         if not np.array_equal(positions[order], np.arange(len(order))):
             return None
         window = model.windows[layer] if model.windows else None
-        after = _attention(facts, layer, stream[order], window)
+        after = _attention(facts, layer, stream[order], [rows[i] for i in order], window)
         after = None if after is None else _mlp(facts, layer, after)
         if after is None:
             return None
@@ -58,7 +58,9 @@ def _linear(facts: Facts, name: str, x: Array) -> Array | None:
     return None if weight is None else product(x, weight) + (0.0 if bias is None else bias)
 
 
-def _attention(facts: Facts, layer: int, stream: Array, window: int | None) -> Array | None:
+def _attention(
+    facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None
+) -> Array | None:
     model, name = facts.model, f"model.layers.{layer}"
     x = normalise(facts, f"{name}.input_layernorm.weight", stream)
     if x is None:
@@ -75,7 +77,7 @@ def _attention(facts: Facts, layer: int, stream: Array, window: int | None) -> A
             return None
         q, k = normed[0], normed[1]
     at = np.arange(len(x), dtype=np.float64)
-    angles, factor = at[:, None, None] * frequencies(model), magnitude(model.rope_scaling)
+    angles, factor = at[:, None, None] * frequencies(model, lengths_of(rows)), magnitude(model)
     q, k = rotate(q, angles, factor), rotate(k, angles, factor)
     k, v = (y.repeat(q.shape[1] // y.shape[1], axis=1) for y in (k, v))
     scores = np.einsum("thd,khd->htk", q, k, optimize=True) / math.sqrt(model.head_dim)

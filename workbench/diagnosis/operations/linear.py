@@ -242,7 +242,7 @@ def feature_scale(site: Site) -> Iterator[Variant]:
         predicted = linear.replay(weight=linear.weight * factors.astype(linear.weight.dtype))
         if predicted is None:
             continue
-        odd = np.flatnonzero(np.abs(by) > 1e-3 * max(1.0, float(np.abs(by).max())))
+        odd = np.flatnonzero(np.abs(by) > min(1e-3, 0.5 * float(np.abs(by).max())))
         what = "in features" if size == 1 else f"blocks of {size} in features"
         text = f"{len(odd)} {what} count {1 + by[odd].min():.4g} to {1 + by[odd].max():.4g} times what they should"
         yield Variant("feature_scale", "weight", text, {"block": size, "first": int(odd[0]) * size, "number": len(odd)},

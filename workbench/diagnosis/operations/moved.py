@@ -29,6 +29,8 @@ def rows_moved(site: Site) -> Iterator[Variant]:
     x = linear.x[linear.rows]
     for kinds in dict.fromkeys(((site.kind,), _pack(site.kind))):
         source = _OutFeatures.of(site, kinds, x)
+        if source is None:
+            continue
         for with_bias in (True, False):
             given = source.columns + source.bias if with_bias else source.columns
             seen = linear.seen[np.ix_(linear.rows, linear.columns)]
@@ -64,12 +66,14 @@ class _OutFeatures:
         self.columns = product(x, weight)
 
     @classmethod
-    def of(cls, site: Site, kinds: tuple[str, ...], x: Array) -> _OutFeatures:
+    def of(cls, site: Site, kinds: tuple[str, ...], x: Array) -> _OutFeatures | None:
+        """None where the checkpoint lacks one of the weights."""
         parts, biases, starts = [], [], [0]
         for kind in kinds:
             names = weight_names(site.near(kind), "linear", site.facts)
             weight = site.facts.weight(names["weight"])
-            assert weight is not None, "a site without its weight is not judged"
+            if weight is None:
+                return None
             vector = site.facts.vector(names["bias"]) if "bias" in names else None
             parts.append(weight)
             biases.append(np.zeros(len(weight)) if vector is None else vector)

@@ -33,7 +33,8 @@ class FittedPositions:
 def fit_positions(
     x: Array, seen: Array, frequencies: Array, right: Array, reach: float, noise: float
 ) -> FittedPositions:
-    """The position [N] by which each token of x [N, heads, D] was rotated to give `seen`, whatever the factor on it.
+    """The position [N] by which each token of x [N, heads, D] was rotated to give `seen`, whatever the factor on it, at
+    frequencies [N or 1, 1, P].
 
     Sought within ±`reach`. The right one [N] is taken where it fits within `noise` (relative error), then a whole one.
     """
@@ -63,10 +64,15 @@ def _peaks(both: NDArray[np.complex128], frequencies: Array, reach: float) -> Ar
     """The best few positions [N, K] of a grid, none beside another."""
     points = int(min(2 * reach * _DENSITY * float(frequencies.max()) + 1, _MOST))
     grid = np.linspace(-reach, reach, points)
-    angles = grid[:, None] * frequencies
-    cos, sin = np.cos(angles), np.sin(angles)
-    found = [cos @ row.real + sin @ row.imag for row in both]
-    return np.stack([_best(np.asarray(match), grid) for match in found])
+    own, which = np.unique(frequencies[:, 0], axis=0, return_inverse=True)
+    which = np.broadcast_to(which.reshape(-1), len(both))
+    peaks = np.empty((len(both), _PEAKS))
+    for number, each in enumerate(own):
+        angles = grid[:, None] * each
+        cos, sin = np.cos(angles), np.sin(angles)
+        for i in np.flatnonzero(which == number):
+            peaks[i] = _best(cos @ both[i].real + sin @ both[i].imag, grid)
+    return peaks
 
 
 def _best(match: Array, grid: Array) -> Array:
@@ -134,10 +140,9 @@ class PositionPattern:
 def patterns(places: TokenPlaces, found: Array, wrong: Mask, within: float) -> Iterator[PositionPattern]:
     """The rules that give the positions `found` [N] at the tokens that are `wrong`, each to `within` a position."""
     for pattern in _candidates(places, _whole(found, within), wrong):
-        if (
-            np.abs(pattern.at - found)[wrong].max() <= within
-            and (np.abs(pattern.at - places.position)[wrong] > 0).all()
-        ):
+        if (np.abs(pattern.at - found)[wrong] <= within).all() and (
+            np.abs(pattern.at - places.position)[wrong] > 0
+        ).all():
             yield pattern
 
 

@@ -57,7 +57,7 @@ ROUNDINGS: Mapping[str, Callable[[Matrix], Matrix | None]] = {
 def rounded_operands(site: Site) -> Iterator[Variant]:
     """Weights, inputs or both were rounded to fewer bits."""
     linear = Linear.of(site)
-    if linear is None:
+    if linear is None or not linear.x.size or not linear.weight.size:
         return
     name = site.weights["weight"]
     inputs = {

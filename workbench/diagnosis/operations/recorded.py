@@ -23,13 +23,15 @@ LAYERS_AT_ONCE, FEW_ROWS = 4, 512
 @dataclass(frozen=True, slots=True)
 class Row:
     """One token in one forward pass. `position` is where it stands in its sequence, `recorded_position` where the
-    engine says that it does."""
+    engine says that it does; `length` is how many tokens the sequence has by then, the rest of a prompt that comes in
+    chunks included."""
 
     step: int
     seq: int
     position: int
     token: int
     recorded_position: int
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +162,32 @@ def _shared(held: Sequence[Sequence[Array | None]], digests: Sequence[bytes]) ->
 
 def _passes(recording: Recording, golden: Recording | None) -> Iterator[SequencePass]:
     read: dict[int, int] = {}  # tokens of each sequence so far
+    lengths = _lengths(recording)
     for step in recording.steps:
         told = golden.sequences(step) if golden is not None and step in golden.steps else {}
         for seq, sequence in sorted(recording.sequences(step).items()):
-            rows = tuple(_rows(step, sequence, told.get(seq), read.get(seq, 0)))
+            rows = tuple(_rows(step, sequence, told.get(seq), read.get(seq, 0), lengths[step, seq]))
             read[seq] = read.get(seq, 0) + len(rows)
             yield SequencePass(step, seq, rows)
 
 
-def _rows(step: int, sequence: SequenceStep, golden: SequenceStep | None, first: int) -> Iterator[Row]:
+def _lengths(recording: Recording) -> dict[tuple[int, int], int]:
+    """(step, sequence) -> how many tokens it has by then. A chunk of a prompt, but for the last, emits nothing."""
+    found: dict[tuple[int, int], int] = {}
+    read: dict[int, int] = {}
+    chunks: dict[int, list[int]] = {}  # steps of each sequence since it last emitted
+    for step in recording.steps:
+        for seq, sequence in recording.sequences(step).items():
+            read[seq] = found[step, seq] = read.get(seq, 0) + len(sequence.ids)
+            chunks.setdefault(seq, []).append(step)
+            if sequence.emitted is not None:
+                found |= {(chunk, seq): read[seq] for chunk in chunks.pop(seq)}
+    return found
+
+
+def _rows(
+    step: int, sequence: SequenceStep, golden: SequenceStep | None, first: int, length: int
+) -> Iterator[Row]:
     count, recorded = len(sequence.ids), list(sequence.positions)
     right = list(range(first, first + count))
     if golden is not None and len(golden.positions) == count:
@@ -176,4 +195,4 @@ def _rows(step: int, sequence: SequenceStep, golden: SequenceStep | None, first:
     if len(recorded) != count:
         recorded = right
     for token, position, told in zip(sequence.ids, right, recorded, strict=True):
-        yield Row(step, sequence.seq, position, token, told)
+        yield Row(step, sequence.seq, position, token, told, length)

@@ -31,7 +31,7 @@ def other_frequencies(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None or not r.wrong.any():
         return
-    for bank in (_scalings, _known_bases, _dimensions, _partial, _precision):
+    for bank in (_lengths, _scalings, _known_bases, _dimensions, _partial, _precision):
         yield from bank(r)
 
 
@@ -44,7 +44,7 @@ def fitted_frequencies(site: Site) -> Iterator[Variant]:
 
 
 def _scalings(r: Rotated) -> Iterator[Variant]:
-    for stretch in angles.stretches(r.site.facts.model):
+    for stretch in angles.stretches(r.site.facts.model, r.lengths):
         turned = rotate(r.x, r.positions[:, None, None] * stretch.frequencies)
         for by in dict.fromkeys((*r.factors, stretch.factor)):
             predicted = turned * by
@@ -53,6 +53,15 @@ def _scalings(r: Rotated) -> Iterator[Variant]:
                 yield Variant(
                     "rope_scaling", "rope", text, stretch.fitted | {"attention_factor": by}, predicted
                 )
+
+
+def _lengths(r: Rotated) -> Iterator[Variant]:
+    """The frequencies of another length, of models in which they depend on it."""
+    model = r.site.facts.model
+    for by, text, lengths in angles.other_lengths(model, r.site.rows):
+        predicted = rotate(r.x, r.positions[:, None, None] * frequencies(model, lengths), r.factor)
+        if r.near(predicted):
+            yield Variant("rope_length", "rope", text, {"length": by}, predicted)
 
 
 def _factor_words(r: Rotated, by: float) -> str:
@@ -75,7 +84,7 @@ def _known_bases(r: Rotated) -> Iterator[Variant]:
 def _fitted_base(r: Rotated) -> Iterator[Variant]:
     """The base that the angles tell."""
     model = r.site.facts.model
-    base = angles.fit_base(r.turns, lambda value: frequencies(model, value))
+    base = angles.fit_base(r.turns, lambda value, lengths: frequencies(model, lengths, value))
     if base is not None and not math.isclose(base, model.rope_theta, rel_tol=1e-6):
         yield from _with_base(r, base, 1)
 
@@ -83,7 +92,7 @@ def _fitted_base(r: Rotated) -> Iterator[Variant]:
 def _with_base(r: Rotated, base: float, parameters: int) -> Iterator[Variant]:
     model = r.site.facts.model
     for scaling in dict.fromkeys((model.rope_scaling, RopeScaling())):
-        turned = rotate(r.x, r.positions[:, None, None] * frequencies(model, base, scaling))
+        turned = rotate(r.x, r.positions[:, None, None] * frequencies(model, r.lengths, base, scaling))
         for by in r.factors:
             if not r.near(turned * by):
                 continue
@@ -108,7 +117,7 @@ def _dimensions(r: Rotated) -> Iterator[Variant]:
     """Another number of dimensions in the exponents."""
     model = r.site.facts.model
     for times, words in _DIMENSIONS.items():
-        found = frequencies(model, model.rope_theta**times)
+        found = frequencies(model, r.lengths, model.rope_theta**times)
         predicted = rotate(r.x, r.positions[:, None, None] * found, r.factor)
         text = f"the exponents of the frequencies are 2i over {words}"
         yield Variant("rope_dimension", "rope", text, {"exponent": times}, predicted)
@@ -141,10 +150,10 @@ def _smaller_heads(r: Rotated) -> Iterator[Variant]:
     part = slice(first, first + dims)
     spacings = {
         "": theta ** (-np.arange(0, dims, 2) / dims),
-        ", by the frequencies of the whole head": r.frequencies,
+        ", by the frequencies of the whole head": r.frequencies[..., : dims // 2],
     }
     for words, spacing in spacings.items():
-        own = r.positions[:, None, None] * spacing[: dims // 2]
+        own = r.positions[:, None, None] * spacing
         for form in (HALVES, *(form for form in FORMS if form.name == "rope_interleaved")):
             predicted = r.x.copy()
             predicted[..., part] = form.rotate(r.x[..., part], own, r.factor)
@@ -195,6 +204,7 @@ def _crossed(x: Array) -> Array:
 
 def _pairs(r: Rotated) -> Iterator[Variant]:
     """Each pair by a frequency of its own: what no known rule gives."""
+    model = r.site.facts.model
     if len(np.unique(r.turns.positions)) < 2:
         return
     found = angles.fit_pairs(r.turns, float(r.frequencies.max()))
@@ -203,7 +213,7 @@ def _pairs(r: Rotated) -> Iterator[Variant]:
     by = r.factor if math.isclose(by, r.factor, rel_tol=1e-3) else by
     if not r.near(turned * by):
         return
-    ratio = found / r.frequencies
+    ratio = found / frequencies(model, r.lengths[r.wrong][-1:])[0, 0]
     other = np.flatnonzero(np.abs(ratio - 1) > 1e-2).tolist()
     if not other:
         return

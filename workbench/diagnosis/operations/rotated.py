@@ -11,7 +11,7 @@ from workbench.diagnosis.operations.angles import Turns
 from workbench.diagnosis.operations.expected import heads_of
 from workbench.diagnosis.operations.fits import Mask, apart, wrong_heads, wrong_rows
 from workbench.diagnosis.operations.positions import FittedPositions, fit_positions
-from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 
@@ -21,12 +21,14 @@ _BEYOND = 64
 
 @dataclass(frozen=True)
 class Rotated:
-    """One site's rotation. x, seen [N, heads, D]; positions [N]; frequencies [P]; `wrong` [N], `heads` [heads]."""
+    """One site's rotation. x, seen [N, heads, D]; positions and lengths [N]; frequencies [N or 1, 1, P]; `wrong` [N],
+    `heads` [heads]."""
 
     site: Site
     x: Array
     seen: Array
     positions: Array
+    lengths: Lengths
     frequencies: Array
     factor: float
     wrong: Mask
@@ -39,7 +41,8 @@ class Rotated:
         if not x.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
             return None
         positions = np.array([row.position for row in site.rows], dtype=np.float64)
-        return cls(site, x, site.seen, positions, frequencies(model), magnitude(model.rope_scaling),
+        lengths = lengths_of(site.rows)
+        return cls(site, x, site.seen, positions, lengths, frequencies(model, lengths), magnitude(model),
                    wrong_rows(site), wrong_heads(site))  # fmt: skip
 
     @property
@@ -73,11 +76,17 @@ class Rotated:
         at, left = self.positions.copy(), np.zeros(len(self.positions))
         scaling = self.site.facts.model.rope_scaling
         reach = float(self.positions.max()) * max(2.0, scaling.factor) + _BEYOND
-        found = fit_positions(self.wrong_part(self.x), self.wrong_part(self.seen), self.frequencies,
+        turns = frequencies(self.site.facts.model, self.lengths[self.wrong])
+        found = fit_positions(self.wrong_part(self.x), self.wrong_part(self.seen), turns,
                               self.positions[self.wrong], reach, self.noise)  # fmt: skip
         at[self.wrong], left[self.wrong] = found.at, found.left
         return FittedPositions(at, left)
 
     @cached_property
     def turns(self) -> Turns:
-        return Turns.of(self.wrong_part(self.x), self.wrong_part(self.seen), self.positions[self.wrong])
+        return Turns.of(
+            self.wrong_part(self.x),
+            self.wrong_part(self.seen),
+            self.positions[self.wrong],
+            self.lengths[self.wrong],
+        )

@@ -25,7 +25,9 @@ from workbench.diagnosis.operations.blocks import (
     unrotated,
     wrong_heads,
 )
-from workbench.diagnosis.operations.rotary import frequencies
+from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from workbench.diagnosis.operations.rotary_forms import rotate
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -209,8 +211,8 @@ def _operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
         "queries and keys enter the scores without their rotation",
         _pairs(plain_q, plain_k),
     )
-    again_q = [_turn(site, x, positions(part)) for x, part in zip(q, site.parts, strict=True)]
-    again_k = [_turn(site, x, np.arange(len(x))) for x in k]
+    again_q = [_turn(site, part, x, positions(part)) for x, part in zip(q, site.parts, strict=True)]
+    again_k = [_turn(site, part, x, np.arange(len(x))) for x, part in zip(k, site.parts, strict=True)]
     yield "scores_rotated_again", "attention rotates queries and keys once more", _pairs(again_q, again_k)
     yield (
         "scores_keys_rotated_again",
@@ -251,9 +253,6 @@ def _pairs(q: Sequence[Array | None], k: Sequence[Array | None]) -> list[Array |
     return [None if x is None or y is None else products(x, y) for x, y in zip(q, k, strict=True)]
 
 
-def _turn(site: Site, x: Array, at: NDArray[np.int64]) -> Array:
-    """[N, heads, D] rotated by the model's angles at those positions, once more."""
-    angle = at[:, None, None] * frequencies(site.facts.model)
-    a, b = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+def _turn(site: Site, part: Part, x: Array, at: NDArray[np.int64]) -> Array:
+    """[N, heads, D] rotated by the model's angles at those positions, once more, in the pass of `part`."""
+    return rotate(x, at[:, None, None] * frequencies(site.facts.model, lengths_of(part.rows[-1:])))

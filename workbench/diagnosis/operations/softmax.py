@@ -34,13 +34,13 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 def _plain(x: Array, axis: int) -> Array:
     """NaN where all is -inf."""
-    found = np.exp(x - x.max(axis, keepdims=True))
+    found = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
     return np.asarray(found / found.sum(axis, keepdims=True))
 
 
 def powers(x: Array, axis: int = -1) -> Array:
     """Exponentials of the distance to the maximum; 0 where all is -inf."""
-    top = x.max(axis, keepdims=True)
+    top = x.max(axis, keepdims=True, initial=-np.inf)
     return np.asarray(np.exp(x - np.where(np.isfinite(top), top, 0.0)))
 
 

@@ -28,7 +28,7 @@ MODEL = ModelConfig(
 
 #: A prompt of twelve tokens and one of five, and three decode steps of each.
 ROWS = tuple(
-    Row(step, seq, position, 40 + position, position)
+    Row(step, seq, position, 40 + position, position, prompt + step)
     for step in range(4)
     for seq, prompt in ((0, 12), (1, 5))
     for position in (range(prompt) if step == 0 else [prompt + step - 1])

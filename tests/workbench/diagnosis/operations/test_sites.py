@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +29,29 @@ def wrong(session: Session, model_dir: Path) -> dict[str, Site]:
     return {f"{site.tap}@{site.rank}": site for site in found}
 
 
+#: Rotary frequencies that change when a sequence outgrows 13 tokens: the longer one does so in decode.
+GROWING: Mapping[str, dict[str, Any]] = {
+    "dynamic": {
+        "max_position_embeddings": 13,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    },
+    "longrope": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0, 1.1, 1.3, 1.5],
+            "long_factor": [1.0, 2.0, 5.0, 9.0],
+            "original_max_position_embeddings": 13,
+        }
+    },
+}
+
+
 @pytest.mark.parametrize(
-    "variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn"]
+    "variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn", *GROWING]
 )
 def test_every_operation_of_transformers_is_right_on_its_own_inputs(variant: str, tmp_path: Path) -> None:
-    family, overrides = VARIANTS[variant]
+    family, overrides = ("llama", GROWING[variant]) if variant in GROWING else VARIANTS[variant]
     case = tiny_case(tmp_path, family, **overrides)
     for session in (case.golden, case.floor):
         found = read(session, case.model_dir)
