@@ -1,0 +1,245 @@
+"""Modules hooked by their names: every tap equals what the golden recorder's own hooks see in transformers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.checkpoints import tiny_checkpoint
+from tests.workbench.attach.inside.fused_engine import FusedEngine
+from workbench.attach.inside.lockstep_modules import FUSED, attach, follow
+from workbench.attach.inside.lockstep_tap import Tape
+from workbench.foreign.readers.lockstep import LockstepDump
+from workbench.references.hooks import tapped
+from workbench.references.loading import load_golden
+
+IDS = [5, 17, 99, 3, 42, 7]
+#: Taps of the design that neither map can see: attention is fused.
+UNSEEN = re.compile(r".*\.(k_cache|v_cache|scores|probs)")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tiny_checkpoint(tmp_path_factory.mktemp("model"), request.param)
+    return load_golden(path, "float32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def golden(model: Any) -> dict[str, np.ndarray]:
+    """Tap -> [T, …] of the prompt, by hooks of another author."""
+    seen: dict[str, np.ndarray] = {}
+    with torch.no_grad(), tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
+        model(torch.tensor([IDS]))
+    return {tap: x for tap, x in seen.items() if not UNSEEN.fullmatch(tap)}
+
+
+def taps(folder: Path, index: int = 0, rank: int = 0) -> dict[str, np.ndarray]:
+    one = list(LockstepDump.open(folder).passes(rank))[index]
+    assert len({tensor.tap for tensor in one.tensors}) == len(one.tensors), "each tap once"
+    return {tensor.tap: tensor.array for tensor in one.tensors if tensor.array is not None}
+
+
+def hooks(module: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+
+
+def test_every_tap_of_transformers(model: Any, golden: dict[str, np.ndarray], tmp_path: Path) -> None:
+    before = hooks(model)
+    tape = Tape(tmp_path, config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False, use_cache=True)
+    tape.close()
+    assert hooks(model) == before
+    found = taps(tmp_path)
+    assert found.keys() == golden.keys()
+    for tap, x in golden.items():
+        if tap == "logits":  # of the last row alone, by another product
+            np.testing.assert_allclose(found[tap], x[-1:], atol=1e-5)
+        else:
+            np.testing.assert_array_equal(found[tap].reshape(x.shape), x, err_msg=tap)
+    read = list(LockstepDump.open(tmp_path).passes(0))
+    assert [one.positions for one in read] == [tuple(range(6)), (6,), (7,)]
+    assert read[0].ids == tuple(IDS)
+    assert {name for one in read for name in one.requests or ()} == {"1.0"}
+
+
+def test_a_batch_names_a_request_a_row_and_its_padding(model: Any, tmp_path: Path) -> None:
+    tape = Tape(tmp_path, only=["embed", "logits"])
+    attach(model, tape)
+    follow(model, tape)
+    ids, mask = torch.tensor([[0, 0, 5, 17], [9, 8, 7, 6]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    with torch.no_grad():
+        for _ in range(2):  # the same once more: other requests
+            model.generate(ids, attention_mask=mask, max_new_tokens=2, do_sample=False)
+    tape.close()
+    first, second, third, _ = LockstepDump.open(tmp_path).passes(0)
+    assert first.requests == ("", "", "1.0", "1.0", "1.1", "1.1", "1.1", "1.1")
+    assert first.positions[2:4] == (0, 1)
+    assert second.requests == ("1.0", "1.1")
+    assert second.positions == (2, 4)
+    assert third.requests is not None
+    assert third.requests[-1] == "2.1"
+    embed, logits = first.tensors
+    assert embed.array is not None
+    assert logits.array is not None
+    assert embed.array.shape[0] == 8
+    assert len(logits.array) == 8 or logits.rows == (3, 7)
+
+
+def test_every_tap_of_a_fused_engine(model: Any, golden: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """RoPE, the norms and the residual overwrite what was tapped before, and each tap is what it was."""
+    engine = FusedEngine(model)
+    tape = Tape(tmp_path)
+    attach(engine, tape)
+    follow(engine, tape)
+    with torch.no_grad():
+        hidden = engine(input_ids=torch.tensor(IDS), positions=torch.arange(len(IDS)))
+        assert tape.line is not None, "the pass waits for its logits"
+        engine.compute_logits(hidden)
+        assert tape.line is None
+    tape.close()
+    found = taps(tmp_path)
+    partials = {tap for tap in found if tap.endswith(".partial")}
+    assert found.keys() - partials == golden.keys()
+    assert len(partials) == 2 * len(engine.model.layers)
+    for tap in partials:
+        np.testing.assert_array_equal(found[tap], found[tap.removesuffix(".partial")])
+    for tap, x in golden.items():
+        mine = found[tap].reshape(x[-1:].shape if tap == "logits" else x.shape)
+        np.testing.assert_allclose(mine, x[-1:] if tap == "logits" else x, atol=2e-5, rtol=1e-4, err_msg=tap)
+    assert hooks(engine) == 0
+    assert all(
+        "apply" not in vars(part.quant_method) for part in engine.modules() if hasattr(part, "quant_method")
+    )
+
+
+def test_without_the_copy_taps_of_a_fused_engine_are_wrong(
+    model: Any, golden: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the copy is for: it is no caution."""
+    whole = Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda x, *a, copy=False, **k: whole(x, *a, **k))
+    engine, tape = FusedEngine(model), Tape(tmp_path)
+    attach(engine, tape)
+    follow(engine, tape)
+    with torch.no_grad():
+        engine.compute_logits(engine(input_ids=torch.tensor(IDS), positions=torch.arange(len(IDS))))
+    monkeypatch.undo()
+    tape.close()
+    found = taps(tmp_path)
+    wrong = {
+        tap.partition(".")[2].partition(".")[2]
+        for tap, x in golden.items()
+        if tap != "logits" and not np.allclose(found[tap].reshape(x.shape), x, atol=1e-3)
+    }
+    assert {"attn.o_proj", "attn_residual", "mlp.down"} <= wrong
+
+
+def test_layouts_of_a_split_model(model: Any, tmp_path: Path) -> None:
+    """Four ranks and two key heads: each is on two ranks. What is before the all-reduce is a partial sum."""
+    engine = FusedEngine(model)
+    heads = engine.model.layers[0].self_attn.total_num_kv_heads
+    tape = Tape(tmp_path, 0, 2 * heads)
+    attach(engine, tape)
+    follow(engine, tape)
+    with torch.no_grad():
+        engine(input_ids=torch.tensor(IDS), positions=torch.arange(len(IDS)))
+    tape.close()
+    layouts = {x.tap: x.layout for x in next(LockstepDump.open(tmp_path).passes(0)).tensors}
+    assert layouts["layers.1.attn.q_proj"] == layouts["layers.1.mlp.act"] == "shard(1)"
+    assert layouts["layers.1.attn.k_rope"] == layouts["layers.1.attn.v_proj"] == "shard(1,replicas=2)"
+    assert layouts["layers.0.attn.o_proj.partial"] == "partial"
+    assert layouts["layers.0.mlp_residual"] == layouts["embed"] == "replicate"
+
+
+class AllReducing(nn.Module):
+    """nano-vllm's RowParallelLinear: no quant_method, all_reduce inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 3
+        torch.distributed.all_reduce(y)
+        return y
+
+
+def test_partials_of_a_linear_that_reduces_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(x: Tensor) -> None:
+        x.mul_(2)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", doubled)
+    layer = nn.ModuleDict({"self_attn": nn.ModuleDict({"o_proj": AllReducing(), "qkv_proj": nn.Identity()})})
+    model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+    tape = Tape(tmp_path, 0, 2)
+    attach(model, tape, FUSED | {".self_attn.qkv_proj": {}})
+    tape.step([1, 2], 0)
+    torch.distributed.all_reduce(torch.ones(2, 4))  # not of this part
+    layer["self_attn"]["o_proj"](torch.ones(2, 4))
+    tape.close()
+    assert torch.distributed.all_reduce is doubled
+    found = taps(tmp_path)
+    assert (found["layers.0.attn.o_proj.partial"] == 3).all()
+    assert (found["layers.0.attn.o_proj"] == 6).all()
+
+
+class Mixture(nn.Module):
+    """`mlp.gate` is the router here; experts see some of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate(x)
+        return torch.cat([self.experts[0](x[:1]), self.experts[1](x)])[1:]
+
+
+def test_unknown_modules_have_their_own_names(tmp_path: Path) -> None:
+    layer = nn.ModuleDict({"mlp": Mixture()})
+    vision = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": nn.Identity()})])})
+    text = nn.ModuleDict({"embed_tokens": nn.Embedding(9, 4), "layers": nn.ModuleList([layer])})
+    model = nn.ModuleDict({"vision": vision, "text": text})
+    tape = Tape(tmp_path)
+    attach(model, tape)
+    tape.step([1, 2, 3], 0)
+    layer["mlp"](text["embed_tokens"](torch.tensor([1, 2, 3])))
+    vision["layers"][0]["mlp"](torch.ones(3, 2))
+    tape.close()
+    assert list(taps(tmp_path)) == [
+        "embed",
+        "layers.0.mlp.router",
+        "layers.0.mlp.experts.1[out]",
+        "vision.layers.0.mlp[out]",
+    ]
+    assert "1 outputs" in LockstepDump.open(tmp_path).facts.notes[0]
+
+
+def test_what_a_raising_call_did_is_kept(model: Any, tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no such block")
+
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    tape = Tape(tmp_path)
+    attach(model, tape)
+    follow(model, tape)
+    with pytest.raises(ArithmeticError), torch.no_grad():
+        model(torch.tensor([IDS]))
+    handle.remove()
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+        model(inputs_embeds=torch.ones(1, 2, model.config.hidden_size))
+    tape.close()
+    run = LockstepDump.open(tmp_path)
+    cut, whole = run.passes(0)
+    assert cut.tensors[-1].tap == "layers.1.mlp_norm"
+    assert whole.tensors[-1].tap == "logits"
+    assert run.facts.notes == (
+        "rank 0: 1 calls without token ids are not recorded",
+        "rank 0, pass 0: the engine raised ArithmeticError: no such block after layers.1.mlp_norm",
+    )

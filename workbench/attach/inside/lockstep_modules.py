@@ -1,0 +1,295 @@
+"""Tap the parts of an nn.Module by their names: those of transformers, or those that vLLM, SGLang and nano-vllm share.
+
+attach(model, tape)      # every part
+follow(model, tape)      # every call of the model is a pass; else call `tape.step` before each
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from lockstep_tap import Tape
+
+#: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
+#: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
+#: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by q_size and
+#: kv_size; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
+#: apply_rotary_pos_emb returns.
+Names = dict[str, dict[str, str]]
+_BOTH: Names = {
+    "embed_tokens": {"out": "embed"},
+    ".self_attn.q_norm": {"out": ".attn.q_norm"},
+    ".self_attn.k_norm": {"out": ".attn.k_norm"},
+    ".mlp.gate": {"out": ".mlp.router"},
+    "lm_head": {"out": "logits"},
+}
+TRANSFORMERS: Names = _BOTH | {
+    "": {"out": ".mlp_residual"},
+    ".input_layernorm": {"out": ".attn_norm"},
+    ".self_attn": {"rotary q": ".attn.q_rope", "rotary k": ".attn.k_rope"},
+    ".self_attn.q_proj": {"out": ".attn.q_proj"},
+    ".self_attn.k_proj": {"out": ".attn.k_proj"},
+    ".self_attn.v_proj": {"out": ".attn.v_proj"},
+    ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
+    ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
+    ".mlp.gate_proj": {"out": ".mlp.gate"},
+    ".mlp.up_proj": {"out": ".mlp.up"},
+    ".mlp.act_fn": {},
+    ".mlp.down_proj": {"in": ".mlp.act", "out": ".mlp.down"},
+    "norm": {"out": "final_norm"},
+    "rotary_emb": {},
+}
+FUSED: Names = _BOTH | {
+    ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
+    ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
+    ".self_attn.rotary_emb": {"out": ".attn.q_rope", "sum": ".attn.k_rope"},
+    ".self_attn.attn": {"out": ".attn.context"},
+    ".self_attn.o_proj": {"partial": ".attn.o_proj.partial", "out": ".attn.o_proj"},
+    ".post_attention_layernorm": {"sum": ".attn_residual", "out": ".mlp_norm"},
+    ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
+    ".mlp.act_fn": {"out": ".mlp.act"},
+    ".mlp.down_proj": {"partial": ".mlp.down.partial", "out": ".mlp.down"},
+    "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
+    "logits_processor": {"out": "logits"},
+}
+_SHARDED = ("q_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
+_KV = ("k_proj", "k_norm", "k_rope", "v_proj")
+_TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
+    "in": lambda x, owner: x[0],
+    "out": lambda x, owner: _first(x),
+    "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
+    "q": lambda x, owner: _cut(x, owner)[0],
+    "k": lambda x, owner: _cut(x, owner)[1],
+    "v": lambda x, owner: _cut(x, owner)[2],
+    "left": lambda x, owner: _first(x).chunk(2, -1)[0],
+    "right": lambda x, owner: _first(x).chunk(2, -1)[1],
+    "partial": lambda x, owner: x,
+    "rotary q": lambda x, owner: x[0].transpose(1, 2),
+    "rotary k": lambda x, owner: x[1].transpose(1, 2),
+}
+
+Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Any] | None]
+
+
+def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
+    """Tap the parts of `module` that `names` lists, and under their own names (`…[out]`) the leaves that it does not.
+
+    `names` None: TRANSFORMERS or FUSED, whichever fits. `tape.close()` takes all hooks away again.
+    """
+    parts = list(module.named_modules(remove_duplicate=False))
+    paths, times = dict(parts), Counter(id(part) for _, part in parts)
+    if names is None:
+        names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
+    prefix = _decoder(paths)
+    places = {path: _place(path, prefix) for path in paths}
+    layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
+    layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
+    layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
+    for path, part in parts:
+        count = times.pop(id(part), 0)  # what layers share comes once, and is of the layer we are in
+        if not count or part is module:
+            continue
+        layer, local = places[path]
+        if layer is not None and not local:
+            _hook(tape, part.register_forward_pre_hook(_entering(tape, layer)))
+        leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
+        for take, tap in names.get(local, leaf).items():
+            layout = "" if tap.endswith("]") else layouts.get(tap.rpartition(".")[2], "replicate")
+            home = layers if layer is None else layer if count == 1 else None
+            see = _See(tape, take, tap, home, layout, paths[path.rpartition(".")[0]])
+            _register(part, see)
+
+
+def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
+    """Every call of `module` is a pass, which ends when `logits` were tapped and the call has returned.
+
+    `inputs(args, kwargs)` tells ids, positions and requests of a call, None for one that is not to be recorded; without
+    it they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
+    """
+    told = inputs or _CallInputs()
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            found = told(args, kwargs)
+        except Exception as error:
+            tape.stop("inputs", error)
+            return
+        if found is None:
+            tape.end()
+            tape.skip()
+        else:
+            tape.step(*found)
+
+    def returned(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        error = sys.exc_info()[1]
+        if out is None and error is not None:  # an "always called" hook learns no more of it
+            tape.end(f"{type(error).__name__}: {error}")
+        tape.reached("return")
+
+    _hook(tape, module.register_forward_pre_hook(begin, with_kwargs=True))
+    _hook(tape, module.register_forward_hook(returned, always_call=True))
+
+
+class _CallInputs:
+    """Ids, positions and requests of a call; a request of transformers is a row of a batch, new with an empty cache."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if not isinstance(ids, Tensor):
+            return None
+        if ids.ndim == 1:
+            return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
+        past, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        start = 0 if past is None else int(past.get_seq_length())
+        self.batches += start == 0
+        given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
+        real = torch.ones(ids.shape) if mask is None or mask.ndim != 2 else mask[:, -ids.shape[1] :]
+        requests = [
+            f"{self.batches}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row
+        ]
+        return ids, given[0] if given else start, requests
+
+
+class _See:
+    """What is taken of one part, as a tap of `layer`; None: of the layer that the tape is in."""
+
+    def __init__(
+        self, tape: Tape, take: str, tap: str, layer: int | None, layout: str, owner: nn.Module
+    ) -> None:
+        self.tape, self.take, self.tap, self.layer, self.layout, self.owner = (
+            tape,
+            take,
+            tap,
+            layer,
+            layout,
+            owner,
+        )
+        if take in "qkv":
+            _ = owner.q_size, owner.kv_size  # an error here is told to the caller, not to a running engine
+
+    def __call__(self, value: Any) -> None:
+        tape = self.tape
+        if tape.line is None:
+            return
+        layer = tape.layer if self.layer is None else self.layer
+        back = self.tap.startswith("<")
+        name = f"layers.{layer - back}{self.tap[back:]}" if self.tap[back] == "." else self.tap
+        try:
+            x = _TAKE[self.take](value, self.owner)
+            if isinstance(x, Tensor) and x.numel() and layer >= back:
+                self._tap(name, x)
+        except Exception as error:
+            tape.stop(name, error)
+        if name == "logits":
+            tape.reached(name)
+
+    def _tap(self, name: str, x: Tensor) -> None:
+        """A row a token, whatever the shape; an unknown module's output that has not is counted."""
+        shape, rows, own = self.tape.shape, None, name.endswith("]")
+        n = math.prod(shape)
+        if own and x.shape[: len(shape)] != shape and len(x) != n:
+            self.tape.skip()
+            return
+        if len(shape) == 2 and x.ndim > 2 and len(x) == shape[0]:
+            length, new = (
+                shape[1],
+                x.shape[1],
+            )  # tokens of each sequence, and how many of them, the last, are here
+            rows = [row for row in range(n) if row % length >= length - new] if new < length else None
+            x = x.flatten(0, 1)
+        elif len(x) > n and len(x) % n == 0:  # heads are rows of their own
+            x = x.reshape(n, -1)
+        self.tape.tap(name, x, self.layout, rows)
+
+
+def _register(part: nn.Module, see: _See) -> None:
+    tape, take = see.tape, see.take
+    if take == "in":
+        _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
+    elif take.startswith("rotary"):
+        home = sys.modules[type(part).__module__]
+        if hasattr(home, "apply_rotary_pos_emb"):
+            _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
+    elif take != "partial":
+        _hook(tape, part.register_forward_hook(lambda _, args, out: see(out)))
+    elif hasattr(getattr(part, "quant_method", None), "apply"):
+        _replace(tape, part.quant_method, "apply", see, lambda args: args[0] is part)
+    elif tape.facts["size"] > 1:  # what it hands to all_reduce
+        inside: list[bool] = []
+        _hook(tape, part.register_forward_pre_hook(lambda _, args: inside.append(True)))
+        _hook(tape, part.register_forward_hook(lambda _, args, out: inside.clear(), always_call=True))
+        _replace(tape, torch.distributed, "all_reduce", see, lambda args: bool(inside), before=True)
+
+
+def _hook(tape: Tape, handle: Any) -> None:
+    tape.undo.append(handle.remove)
+
+
+def _entering(tape: Tape, layer: int) -> Callable[[nn.Module, Any], None]:
+    def enter(_: nn.Module, args: Any) -> None:
+        tape.layer = layer
+
+    return enter
+
+
+def _replace(
+    tape: Tape, owner: Any, name: str, see: _See, ours: Callable[[Any], bool], before: bool = False
+) -> None:
+    """Have a function show what it returns, or, `before` it runs, its first argument, in the calls that are `ours`."""
+    real, own = getattr(owner, name), name in vars(owner)
+
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        mine = tape.line is not None and ours(args)
+        if mine and before:
+            see(args[0])
+        out = real(*args, **kwargs)
+        if mine and not before:
+            see(out)
+        return out
+
+    setattr(owner, name, shown)
+    tape.undo.append(lambda: setattr(owner, name, real) if own else delattr(owner, name))
+
+
+def _decoder(paths: dict[str, nn.Module]) -> str:
+    """What stands before `layers.N` in the decoder's paths: where `embed_tokens` is too, else where most layers are."""
+    found = Counter(m[1] for path in paths if (m := re.fullmatch(r"(|.*?\.)layers\.\d+", path)))
+    return max(found, key=lambda prefix: (f"{prefix}embed_tokens" in paths, found[prefix]), default="")
+
+
+def _place(path: str, prefix: str) -> tuple[int | None, str]:
+    """ "model.layers.3.mlp.up_proj" -> 3, ".mlp.up_proj"; outside the layers None and the name, bare if it is near."""
+    if path.startswith(prefix) and (m := re.fullmatch(r"layers\.(\d+)(\..+)?", path[len(prefix) :])):
+        return int(m[1]), m[2] or ""
+    above, _, leaf = path.rpartition(".")
+    return None, leaf if prefix.startswith(f"{above}." if above else "") else path
+
+
+def _kv_layout(tape: Tape, parts: Any) -> str:
+    """shard(1), with replicas where there are more ranks than heads."""
+    told = [part.total_num_kv_heads for part in parts if hasattr(part, "total_num_kv_heads")]
+    size = tape.facts["size"]
+    heads = told[0] if told else tape.facts["config"].get("num_key_value_heads") or size
+    return f"shard(1,replicas={size // heads})" if size > heads else "shard(1)"
+
+
+def _first(x: Any) -> Any:
+    """The tensor that a module returns: alone, first of several, or the logits of an object."""
+    x = x[0] if isinstance(x, (tuple, list)) and x else x
+    return next((getattr(x, name) for name in ("next_token_logits", "logits") if hasattr(x, name)), x)
+
+
+def _cut(x: Any, owner: Any) -> Any:
+    return _first(x).split([owner.q_size, owner.kv_size, owner.kv_size], -1)

@@ -1,0 +1,237 @@
+"""Record what an engine computes. Copy this file into it: it needs torch 2.1, Python 3.10, and nothing else.
+
+    tape = Tape("dump", rank, size, engine="mine 0.1", model="path/of/the/checkpoint")
+    tape.step(ids, positions)                          # a forward pass begins; the one before is written
+    tape.tap("layers.3.attn.q_proj", q, "shard(1)")    # wherever there is a tensor; its first axis is the tokens
+
+Then `lockstep import lockstep dump -o run.session`. Names, layouts and the format of the dump: docs/tap-format.md.
+
+What is tapped is copied at once: kernels write over their inputs. A tape never raises into a running engine: at its
+first error it tells stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. What
+torch.compile has compiled is not recorded. One thread at a time. A closed tape costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__version__ = "1.0"
+FORMAT = 1  # of the dump
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+class Tape:
+    """The recording of one rank of `size`, in `folder`/rank`rank`, which must be new.
+
+    `config`: the model's Hugging Face config (a mapping, or what has `to_dict`). `mode`: "eager", "compiled".
+    `capture` "stats" keeps eight statistics and a hash of each row in place of its numbers. `only`: globs of the
+    taps to record. After `passes` passes the tape closes itself.
+    """
+
+    def __init__(
+        self, folder: str | Path, rank: int = 0, size: int = 1, *, engine: str = "", model: str = "",
+        config: Any = None, mode: str = "eager", capture: str = "full", only: str | Iterable[str] = "*",
+        passes: float = math.inf,
+    ) -> None:  # fmt: skip
+        if not 0 <= rank < size or capture not in ("full", "stats"):
+            raise ValueError(f"rank {rank} of {size} (the first is 0), capture {capture!r} (full or stats)")
+        config = config.to_dict() if hasattr(config, "to_dict") else config or {}
+        config = json.dumps(config, default=str, skipkeys=True)
+        self.facts: dict[str, Any] = {
+            "format": "lockstep-tape", "version": FORMAT, "tap": __version__, "rank": rank, "size": size,
+            "engine": engine, "mode": mode, "model": str(model), "capture": capture, "dtype": "", "device": "",
+            "torch": str(torch.__version__), "config": json.loads(config, parse_constant=str),  # infinity is no JSON
+        }  # fmt: skip
+        self.folder, self.passes, self.closed = Path(folder) / f"rank{rank}", passes, False
+        self.index = self.layer = 0  # the next pass; the decoder layer that runs
+        self.line: dict[str, Any] | None = None  # the pass that is open
+        self.shape: tuple[int, ...] = ()  # of its ids
+        self.undo: list[Callable[[], None]] = []  # takes hooks away again
+        self._tensors: dict[str, Tensor] = {}
+        self._awaited: set[str] = set()
+        self._globs = [only] if isinstance(only, str) else list(only)
+        self._wanted: dict[str, bool] = {}
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise FileExistsError(f"{self.folder} is there already: remove it, or record elsewhere") from None
+        self._tell()
+        self._at_exit = Finalize(None, self.close, exitpriority=100)  # children run no atexit
+
+    def step(self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None) -> None:
+        """A forward pass begins: token `ids` ([T] or [batch, T]) at `positions`, or from that one position on.
+
+        `requests`: the request of each token ("" for padding), one name for all; None: all are of one request.
+        """
+        self.end()
+        if self.index >= self.passes:
+            self.close()
+        if self.closed:
+            return
+        try:
+            ids, at = torch.as_tensor(ids), torch.as_tensor(positions)
+            at = at if at.ndim else at + torch.arange(ids.shape[-1], device=at.device)
+            at = at[0] if at.ndim > ids.ndim else at  # of the three rows of M-RoPE the first is time
+            n, at = ids.numel(), at.expand(ids.shape)
+            if requests is not None:
+                requests = [requests] * n if isinstance(requests, str) else [str(one) for one in requests]
+                if len(requests) != n:
+                    raise ValueError(f"{len(requests)} requests for {n} tokens")
+            self.shape, self._tensors, self._awaited = tuple(ids.shape), {}, {"logits", "return"}
+            self.line = {
+                "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
+                "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [], "skipped": 0,
+            }  # fmt: skip
+        except Exception as error:
+            self.stop("step", error)
+
+    def tap(self, name: str, x: Any, layout: str = "", rows: Iterable[int] | None = None) -> None:
+        """Record `x`: its first axis (its first two where ids are [batch, T]) are the tokens of the pass.
+
+        `rows` are these tokens where they are not all; of fewer, without `rows`, each is the last of its request.
+        `layout` is how the ranks share it: replicate, shard(DIM), shard(DIM,replicas=N), partial; "": not told.
+        """
+        if self.line is None or torch.compiler.is_compiling():
+            return
+        if name not in self._wanted:
+            self._wanted[name] = any(fnmatchcase(name, glob) for glob in self._globs)
+        if not self._wanted[name]:
+            return
+        try:
+            x = torch.as_tensor(x).detach()
+            x = x.to_local() if hasattr(x, "to_local") else x  # a DTensor's own shard
+            x = (
+                x.flatten(0, 1)
+                if len(self.shape) == 2 and x.shape[:2] == self.shape
+                else x.reshape(x.shape or (1,))
+            )
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("a CUDA graph is being captured: run the engine eager")
+            key, dtype = str(len(self.line["taps"])), str(x.dtype).removeprefix("torch.")
+            x = x.half() if dtype in ("float8_e4m3fn", "float8_e5m2") else x  # the same numbers
+            if self.facts["capture"] == "full":
+                self._tensors[key] = x.to("cpu", copy=True)
+            else:
+                x = x if x.device.type in ("cpu", "cuda", "xpu") else x.cpu()  # others lack 64-bit numbers
+                self._tensors |= {f"{key}.stats": statistics(x), f"{key}.hash": hashes(x)}
+            told = {"name": name, "key": key, "layout": layout, "dtype": dtype, "shape": list(x.shape)}
+            self.line["taps"].append(told if rows is None else told | {"rows": [int(row) for row in rows]})
+            if not self.facts["dtype"] and x.is_floating_point():
+                self.facts |= {"dtype": dtype, "device": x.device.type}
+                self._tell()
+        except Exception as error:
+            self.stop(name, error)
+
+    def end(self, raised: str = "") -> None:
+        """The pass is over, or was cut short by what it `raised`: write it. Else the next `step` or `close` does."""
+        line, self.line = self.line, None
+        if line is None:
+            return
+        try:
+            write_safetensors(self.folder / line["file"], self._tensors)
+            with open(self.folder / "passes.jsonl", "a", encoding="utf-8") as log:
+                log.write(json.dumps(line | ({"raised": raised} if raised else {})) + "\n")
+            self.index, self._tensors = self.index + 1, {}
+        except Exception as error:
+            self.stop("writing", error)
+
+    def reached(self, what: str) -> None:
+        """The logits were seen, or the model's call returns: the pass is over with the later of the two."""
+        self._awaited.discard(what)
+        if not self._awaited:
+            self.end()
+
+    def skip(self) -> None:
+        """Count a tensor that is not recorded, as it is not a row a token; between passes, a call without ids."""
+        if self.line is not None:
+            self.line["skipped"] += 1
+        elif not self.closed:
+            self.facts["unrecorded"] = self.facts.get("unrecorded", 0) + 1
+            with contextlib.suppress(OSError):  # told again, or found out, with the next pass
+                self._tell()
+
+    def stop(self, where: str, error: Exception) -> None:
+        """Record no more: the pass at hand is dropped, the engine goes on as if there were no tape."""
+        self.line, self._tensors = None, {}
+        self.facts["stopped"] = f"pass {self.index}, {where}: {type(error).__name__}: {error}"
+        print(f"lockstep_tap: {self.folder}: recording stopped at {self.facts['stopped']}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # that the disk is full has just been told
+            self._tell()
+        self.close()
+
+    def close(self) -> None:
+        """Write the pass at hand and take all hooks away. The end of the process does it by itself."""
+        if not self.closed:
+            self.closed, error = True, getattr(sys, "last_value", None)  # what is ending the process
+            self.end("" if error is None else f"{type(error).__name__}: {error}")
+            while self.undo:
+                self.undo.pop()()
+            self._at_exit.cancel()
+
+    def _tell(self) -> None:
+        new = self.folder / "tape.json.new"
+        new.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
+        os.replace(new, self.folder / "tape.json")
+
+
+def statistics(x: Tensor) -> Tensor:
+    """[n, …] -> [n, 8] float32: min, max, mean, rms, absmax (of finite numbers), how many are nan, inf and zero."""
+    x = (
+        (x if x.dtype in (torch.float32, torch.float64) else x.float()).flatten(1)
+        if x.ndim > 1
+        else x.float()[:, None]
+    )
+    finite = x.isfinite()
+    count, kept = finite.sum(1), x.where(finite, 0)
+    low, high = x.where(finite, torch.inf).amin(1), x.where(finite, -torch.inf).amax(1)
+    mean = kept.sum(1, dtype=torch.float64) / count
+    rms = torch.linalg.vector_norm(kept, dim=1, dtype=torch.float64) / count.sqrt()
+    numbers = [
+        one.double().where(count > 0, torch.nan) for one in (low, high, mean, rms, torch.maximum(-low, high))
+    ]
+    return torch.stack([*numbers, x.isnan().sum(1), x.isinf().sum(1), (x == 0).sum(1)], 1).float()
+
+
+def hashes(x: Tensor) -> Tensor:
+    """[n, …] -> [n] int64, equal where the bits of rows are: each 8 bytes are mixed with their place, then summed."""
+    raw = x.reshape(len(x), -1).contiguous().view(torch.uint8)
+    words = torch.zeros((len(raw), -(-raw.shape[1] // 8) * 8), dtype=torch.uint8, device=raw.device)
+    words[:, : raw.shape[1]] = raw
+    mixed = words.view(torch.int64)
+    mixed = (
+        mixed + torch.arange(1, mixed.shape[1] + 1, device=raw.device) * -0x61C8864680B583EB
+    ) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ (mixed >> 29)) * -0x6B2FB644ECCEEE15
+    return (mixed ^ (mixed >> 32)).sum(1)
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """The file appears under its name when it is whole."""
+    kept, header, stop = {key: x.cpu().contiguous() for key, x in tensors.items()}, {}, 0
+    for key, x in kept.items():
+        start, stop = stop, stop + x.nbytes
+        code = _CODES[str(x.dtype).removeprefix("torch.")]
+        header[key] = {"dtype": code, "shape": list(x.shape), "data_offsets": [start, stop]}
+    told = json.dumps(header).encode()
+    told += b" " * (-len(told) % 8)
+    with open(path.with_suffix(".new"), "wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        for x in kept.values():
+            file.write((ctypes.c_char * x.nbytes).from_address(x.data_ptr()) if x.nbytes else b"")
+    os.replace(path.with_suffix(".new"), path)

@@ -1,0 +1,222 @@
+"""The dump that `lockstep_tap.py` writes (docs/tap-format.md), read without trust. Torch-free.
+
+    run = LockstepDump.open(Path("dump"))
+    for one in run.passes(rank=0): …
+
+A tensor is read when it is asked for; nothing else of a pass but its line is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine.checkpoint.header import regular_size
+from engine.errors import CheckpointError
+from engine.text import printable
+from sessions.meta import HUGGING_FACE, Count, ModelMeta
+from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
+from workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
+
+VERSION = 1
+MOST_RANKS = 1024
+LONGEST_FACTS = 4 << 20
+LONGEST_LINE = 64 << 20
+
+_RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
+
+
+class TapeFacts(Struct, kw_only=True):
+    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more."""
+
+    format: Literal["lockstep-tape"]
+    version: Annotated[int, Meta(ge=1)]
+    rank: Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+    size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    engine: Text = ""
+    mode: Text = ""
+    model: Text = ""
+    dtype: Text = ""
+    device: Text = ""
+    torch: Text = ""
+    tap: Text = ""
+    stopped: str = ""
+    unrecorded: Count = 0
+    capture: Literal["full", "stats"] = "full"
+    config: dict[str, object] = {}
+
+
+_Told = TypeVar("_Told", TapeFacts, TapeLine)
+
+
+@dataclass(frozen=True, slots=True)
+class LockstepDump:
+    """An opened dump: `ForeignRun`. `ranks` are those that left a tape.json."""
+
+    folder: Path
+    ranks: dict[int, TapeFacts]
+    facts: ForeignFacts = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> LockstepDump:
+        """Read what the ranks tell; ForeignDumpError where that is no dump, or where they contradict each other."""
+        ranks = dict(sorted(_ranks(folder)))
+        if not ranks:
+            raise ForeignDumpError(
+                f"{folder}: no rank0/tape.json there: give the folder that lockstep_tap's Tape was given"
+            )
+        first = next(iter(ranks.values()))
+        for rank, told in ranks.items():
+            _check_rank(folder, rank, told, first)
+        return cls(folder, ranks, _facts(folder, ranks, first))
+
+    def passes(self, rank: int) -> Iterator[ForeignPass]:
+        """The passes that a rank has finished, in order."""
+        if rank not in self.ranks:
+            return
+        home, before = self.folder / f"rank{rank}", -1
+        for where, line in _lines(home / "passes.jsonl"):
+            if line.index <= before:
+                raise ForeignDumpError(
+                    f"{where}: pass {line.index} follows {before}: two recordings in one file"
+                )
+            before = line.index
+            yield _pass(home, where, rank, line, self.ranks[rank].capture)
+
+
+def _ranks(folder: Path) -> Iterator[tuple[int, TapeFacts]]:
+    try:
+        names = sorted(path.name for path in folder.iterdir() if _RANK.fullmatch(path.name))
+    except OSError as error:
+        raise ForeignDumpError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    for name in names:
+        path = folder / name / "tape.json"
+        if path.exists():
+            rank = int(name.removeprefix("rank"))
+            yield rank, _decoded(path, str(path), _small(path, LONGEST_FACTS), TapeFacts)
+
+
+def _check_rank(folder: Path, rank: int, told: TapeFacts, first: TapeFacts) -> None:
+    where = f"{folder / f'rank{rank}' / 'tape.json'}"
+    if told.version > VERSION:
+        raise ForeignDumpError(
+            f"{where}: version {told.version}; this Lockstep reads up to {VERSION}: update it"
+        )
+    if told.rank != rank or rank >= told.size:
+        raise ForeignDumpError(
+            f"{where}: says rank {told.rank} of {told.size}: the folder was renamed; record again"
+        )
+    if (told.size, told.capture) != (first.size, first.capture):
+        raise ForeignDumpError(
+            f"{where}: rank {rank} says {told.size} ranks and capture {told.capture}, rank {first.rank} {first.size} "
+            f"and {first.capture}: left from another run; remove the folder and record again"
+        )
+
+
+def _facts(folder: Path, ranks: dict[int, TapeFacts], first: TapeFacts) -> ForeignFacts:
+    notes = [
+        f"rank {rank} stopped recording at {told.stopped[:500]}"
+        for rank, told in ranks.items()
+        if told.stopped
+    ]
+    for rank, told in ranks.items():
+        if told.unrecorded:
+            notes.append(f"rank {rank}: {told.unrecorded} calls without token ids are not recorded")
+        notes += _line_notes(folder / f"rank{rank}", rank)
+    return ForeignFacts(
+        source=first.engine or "lockstep_tap",
+        ranks=first.size,
+        mode=first.mode,
+        model=_model(first),
+        dtype=first.dtype,
+        device=first.device,
+        versions={name: text for name, text in (("torch", first.torch), ("lockstep_tap", first.tap)) if text},
+        notes=tuple(notes),
+    )
+
+
+def _line_notes(home: Path, rank: int) -> Iterator[str]:
+    skipped = 0
+    for _, line in _lines(home / "passes.jsonl"):
+        skipped += line.skipped
+        if line.raised:
+            last = f" after {line.taps[-1].name}" if line.taps else ""
+            yield f"rank {rank}, pass {line.index}: the engine raised {line.raised[:500]}{last}"
+    if skipped:
+        yield f"rank {rank}: {skipped} outputs that are not one row a token were not recorded"
+
+
+def _model(told: TapeFacts) -> ModelMeta:
+    """The model as far as the config tells; a value that is not of its type is not taken."""
+    known: dict[str, object] = {"name": Path(told.model).name, "path": told.model}
+    for theirs, ours in HUGGING_FACE.items():
+        value = told.config.get(theirs)
+        try:
+            msgspec.convert({ours: value}, ModelMeta)
+        except (msgspec.ValidationError, OverflowError):
+            continue
+        known[ours] = value
+    return msgspec.convert(known, ModelMeta)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, TapeLine]]:
+    """Place and content of each line; a last one that was cut short, when the engine died, is left out."""
+    if not path.exists():
+        return
+    try:
+        regular_size(path)
+        with path.open("rb") as file:
+            number = 0
+            while text := file.readline(LONGEST_LINE + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(text) > LONGEST_LINE:
+                    raise ForeignDumpError(
+                        f"{where}: longer than {LONGEST_LINE >> 20} MiB: damaged; record it again"
+                    )
+                if text.endswith(b"\n"):
+                    yield where, _decoded(path, where, text, TapeLine)
+    except (CheckpointError, OSError) as error:
+        raise ForeignDumpError(str(error)) from error
+
+
+def _small(path: Path, limit: int) -> bytes:
+    try:
+        if (size := regular_size(path)) > limit:
+            raise ForeignDumpError(
+                f"{path}: {size} bytes, at most {limit} are read: damaged; record it again"
+            )
+        return path.read_bytes()
+    except (CheckpointError, OSError) as error:
+        raise ForeignDumpError(str(error)) from error
+
+
+def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ForeignDumpError(
+            f"{where}: not what lockstep_tap writes ({printable(error, 300)}): damaged; record it again"
+        ) from error
+
+
+def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> ForeignPass:
+    for what, values in (("positions", line.positions), ("requests", line.requests)):
+        if values is not None and len(values) != len(line.ids):
+            raise ForeignDumpError(
+                f"{where}: {len(values)} {what} for {len(line.ids)} ids: damaged; record it again"
+            )
+    return ForeignPass(
+        rank=rank,
+        index=line.index,
+        ids=tuple(line.ids),
+        positions=tuple(line.positions),
+        requests=None if line.requests is None else tuple(line.requests),
+        tensors=PassTensors(home, where, line, capture == "full") if line.taps else (),
+    )

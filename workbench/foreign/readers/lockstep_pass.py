@@ -1,0 +1,120 @@
+"""One pass of a dump by `lockstep_tap.py`: its line in passes.jsonl, and the tensors in its file. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, overload
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from engine.checkpoint.header import TensorEntry, read_header
+from engine.errors import CheckpointError
+from engine.text import printable
+from sessions.dtypes import STORED_AS
+from sessions.errors import LayoutError
+from sessions.layouts import parse
+from sessions.meta import Count
+from sessions.records import STATISTICS
+from workbench.foreign.passes import ForeignDumpError, ForeignTensor
+
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+
+Text = Annotated[str, Meta(max_length=1000)]
+Whole = Annotated[int, Meta(ge=-(2**31), lt=2**31)]  # padding may have ids and positions below zero
+
+
+class TapeTap(Struct, kw_only=True):
+    """One tap of a pass."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=500)]
+    key: Annotated[str, Meta(max_length=500)]
+    layout: Annotated[str, Meta(max_length=100)] = ""
+    dtype: Text = ""
+    rows: list[Count] | None = None
+
+
+class TapeLine(Struct, kw_only=True):
+    """One line of passes.jsonl."""
+
+    index: Count = msgspec.field(name="pass")
+    ids: list[Whole]
+    positions: list[Whole]
+    requests: list[Text] | None = None
+    file: str
+    taps: list[TapeTap]
+    skipped: Count = 0
+    raised: str = ""
+
+
+class PassTensors(Sequence[ForeignTensor]):
+    """The tensors of a pass, each read when it is taken."""
+
+    def __init__(self, home: Path, where: str, line: TapeLine, full: bool) -> None:
+        self._path, self._taps, self._full = home / line.file, line.taps, full
+        if not _FILE.fullmatch(line.file) or self._path.resolve().parent != home.resolve():
+            raise ForeignDumpError(f"{where}: the file {printable(line.file)!r} is not one of this folder")
+        try:
+            self._entries = read_header(self._path).entries
+        except CheckpointError as error:
+            raise ForeignDumpError(str(error).replace("download it again", "record it again")) from error
+        for tap in line.taps:
+            self._check(where, tap, len(line.ids))
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    @overload
+    def __getitem__(self, index: int) -> ForeignTensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ForeignTensor]: ...
+    def __getitem__(self, index: int | slice) -> ForeignTensor | Sequence[ForeignTensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        tap = self._taps[index]
+        rows = None if tap.rows is None else tuple(tap.rows)
+        if self._full:
+            entry = self._entries[tap.key]
+            return ForeignTensor(tap.name, tap.layout, entry.dtype, array=self._read(entry), rows=rows)
+        statistics, hashes = (self._read(self._entries[f"{tap.key}.{one}"]) for one in ("stats", "hash"))
+        return ForeignTensor(
+            tap.name, tap.layout, tap.dtype, rows=rows, statistics=statistics, hashes=hashes.view(np.uint64)
+        )
+
+    def _read(self, entry: TensorEntry) -> NDArray[Any]:
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        try:
+            with self._path.open("rb") as file:
+                flat: NDArray[Any] = np.fromfile(file, STORED_AS[entry.dtype], count, offset=entry.start)
+        except OSError as error:
+            raise ForeignDumpError(f"{self._path}: cannot be read: {error.strerror or error}") from error
+        if len(flat) != count:
+            raise ForeignDumpError(f"{self._path}: truncated while it was being read")
+        return flat.reshape(entry.shape)
+
+    def _check(self, where: str, tap: TapeTap, tokens: int) -> None:
+        def wrong(what: str) -> ForeignDumpError:
+            return ForeignDumpError(f"{where}: {printable(tap.name)}: {what}: damaged; record it again")
+
+        try:
+            if tap.layout:
+                parse(tap.layout)
+        except LayoutError as error:
+            raise wrong(printable(error, 200)) from error
+        keys = [tap.key] if self._full else [f"{tap.key}.stats", f"{tap.key}.hash"]
+        if absent := [key for key in keys if key not in self._entries]:
+            raise wrong(f"{self._path.name} holds no {printable(absent[0])!r}")
+        first = self._entries[keys[0]]
+        if first.dtype not in STORED_AS or not first.shape:
+            raise wrong(f"{first.dtype} {first.shape} is no tensor of rows")
+        rows = first.shape[0]
+        if not self._full:
+            found = [(self._entries[key].dtype, self._entries[key].shape) for key in keys]
+            if found != [("float32", (rows, len(STATISTICS))), ("int64", (rows,))]:
+                raise wrong(f"statistics of {found}")
+        if tap.rows is not None and (len(tap.rows) != rows or max(tap.rows, default=0) >= tokens):
+            raise wrong(f"{len(tap.rows)} row numbers for {rows} rows of {tokens} tokens")
