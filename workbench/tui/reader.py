@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from sessions.session import Session
 from workbench.settings import session_limits
-from workbench.views.sentinel_scan import SentinelScan
+from workbench.views.sentinel_watch import SentinelScan
 from workbench.views.source import SessionSource
 
 Answer = TypeVar("Answer")

@@ -1,10 +1,9 @@
-"""Where each sentinel first fires on a branch: a little at a time for the screen, all at once for a report."""
+"""Where each sentinel first fires on a branch, for a report: all steps at once, within a budget."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,13 +14,8 @@ from sessions.text import clean
 from workbench.views import sentinels
 from workbench.views.plain_text import plural
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
-from workbench.views.source import SessionSource
 from workbench.views.trail import Trail
 from workbench.views.verdicts import first_failed, judged_of
-from workbench.views.where import Where
-
-#: Seconds that one question of the screen may take.
-_BUDGET = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,116 +33,10 @@ class Sentinel:
     ranks: tuple[int, ...] = ()
 
 
-def _fired(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
+def fired_at(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
            name: str = "") -> Sentinel:  # fmt: skip
     tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
     return Sentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
-
-
-# --- the screen ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelHistory:
-    """Where one sentinel fired: a byte a step, 1 where it did; and every rank that it has named."""
-
-    steps: bytes
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """All sentinels of a branch after `scanned` of `total` steps."""
-
-    sentinels: tuple[Sentinel, ...]
-    scanned: int
-    total: int
-    histories: Mapping[SentinelKind, SentinelHistory]
-
-
-@dataclass(slots=True)
-class _Scan:
-    next_step: int = 0
-    tails: dict[int, list[int]] = field(default_factory=dict)  # by sequence
-    fired: dict[SentinelKind, Sentinel] = field(default_factory=dict)
-    steps: dict[SentinelKind, bytearray] = field(default_factory=dict)
-    ranks: dict[SentinelKind, set[int]] = field(default_factory=dict)
-
-    def add(self, kind: SentinelKind, step: int, ranks: Iterable[int]) -> None:
-        """It fired at that step."""
-        known = self.steps.setdefault(kind, bytearray())
-        known.extend(bytes(max(0, step + 1 - len(known))))
-        known[step] = 1
-        self.ranks.setdefault(kind, set()).update(ranks)
-
-    def history(self, kind: SentinelKind, total: int) -> SentinelHistory:
-        """As far as was looked."""
-        steps = bytes(self.steps.get(kind, b""))
-        return SentinelHistory(steps.ljust(total, b"\0")[:total], tuple(sorted(self.ranks.get(kind, ()))))
-
-
-class SentinelScan:
-    """Scans all sequences of a branch; one that grew is scanned on from where it was left."""
-
-    def __init__(self) -> None:
-        self._scans: dict[int, _Scan] = {}
-
-    def watch(self, source: SessionSource, where: Where) -> Watch:
-        """Go on scanning the branch for a short while, and tell what was found so far."""
-        scan = self._scans.setdefault(where.branch, _Scan())
-        steps = source.session.steps(where.branch)
-        deadline = time.monotonic() + _BUDGET
-        while scan.next_step < steps.stop and time.monotonic() < deadline:
-            step = scan.next_step
-            for kind, found in _look(source, where.branch, step, scan):
-                if found is not None:
-                    scan.add(kind, step, found.ranks)
-                    if kind not in scan.fired:
-                        scan.fired[kind] = _fired(source.session, kind, where.branch, step, found)
-            scan.next_step += 1
-        for one in _noted(source.session, where.branch):
-            scan.fired.setdefault(one.kind, one)
-        if scan.next_step >= steps.stop:
-            for judged in judged_of(source.session, where.branch):
-                if judged.verdict == "fail" and judged.step in steps:
-                    scan.add("golden", judged.step, judged.ranks)
-            for stop in sentinels.stops(source.session, where.branch):
-                if stop.step in steps:
-                    scan.add("stop", stop.step, ())
-        every = tuple(scan.fired.get(kind) or Sentinel(kind, NAMES[kind], where.branch) for kind in NAMES)
-        histories = {kind: scan.history(kind, steps.stop) for kind in NAMES}
-        return Watch(every, scan.next_step, steps.stop, histories)
-
-
-def _look(
-    source: SessionSource, branch: int, step: int, scan: _Scan
-) -> Iterable[tuple[SentinelKind, SentinelFinding | None]]:
-    """What one step shows."""
-    session = source.session
-    stats = session.stats(step, branch)
-    if stats is not None:
-        yield "nan", sentinels.first_not_finite(session, stats, "nan")
-        yield "inf", sentinels.first_not_finite(session, stats, "inf")
-    yield "desync", sentinels.desync(session, session.checksums(step, branch))
-    sequences = source.record(step, branch).sequences
-    yield "cache", sentinels.misaligned(session, sequences)
-    for told in sequences:
-        if told.emitted is None:
-            continue
-        tail = scan.tails[told.seq] = [*scan.tails.get(told.seq, [])[1 - TAIL :], told.emitted]
-        found = sentinels.repetition(tail, source.texts.label)
-        if found is not None and len(sequences) > 1:
-            found = replace(found, words=f"sequence {told.seq}: {found.words}")
-        yield "repetition", found
-
-
-def _noted(session: Session, branch: int) -> Iterable[Sentinel]:
-    """What others wrote into the session: verdicts and stops."""
-    golden = left_golden(session, branch)
-    if golden is not None:
-        yield golden
-    for stop in sentinels.stops(session, branch)[:1]:
-        yield _fired(session, "stop", branch, stop.step, SentinelFinding(clean(stop.text, limit=80)))
 
 
 def left_golden(session: Session, branch: int) -> Sentinel | None:
@@ -157,10 +45,7 @@ def left_golden(session: Session, branch: int) -> Sentinel | None:
     first, found = first_failed(judged), sentinels.left_golden(session, judged)
     if first is None or found is None:
         return None
-    return _fired(session, "golden", branch, first.step, found, "every judged step")
-
-
-# --- a report ------------------------------------------------------------------------------------------
+    return fired_at(session, "golden", branch, first.step, found, "every judged step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +65,7 @@ class _Steps:
     def fired(
         self, kind: SentinelKind, step: int, found: SentinelFinding, looked: str, name: str = ""
     ) -> Sentinel:
-        return _fired(self.session, kind, self.branch, step, found, looked, name)
+        return fired_at(self.session, kind, self.branch, step, found, looked, name)
 
 
 def scan_steps(

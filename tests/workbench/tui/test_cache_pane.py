@@ -220,5 +220,12 @@ async def test_inside_the_first_step_only_what_it_writes_is_shown(bench: Bench, 
             await press(pilot, "3")
             text = "\n".join(text_of(pilot))
             assert "step 0 is under way: slots 0–7   written in no layer yet   layers 0–3 to come" in text
+            await press(pilot, "6")
+            text = "\n".join(text_of(pilot))
+            assert "nothing wrong so far   1 of 1 steps looked at" in text
+            await press(pilot, "5")
+            text = "\n".join(text_of(pilot))
+            assert "Step 0 is under way, and has not come here yet." in text
+            assert "step -1" not in text
     finally:
         writer.close()

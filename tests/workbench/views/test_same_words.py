@@ -29,7 +29,8 @@ from workbench.views.journal import journal
 from workbench.views.operations import operations
 from workbench.views.overview import overview, present
 from workbench.views.request import Request
-from workbench.views.sentinel_scan import Sentinel, SentinelScan
+from workbench.views.sentinel_scan import Sentinel
+from workbench.views.sentinel_watch import SentinelScan
 from workbench.views.source import SessionSource
 from workbench.views.step_verdicts import judged_step
 from workbench.views.story import Story, tell

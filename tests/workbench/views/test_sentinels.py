@@ -10,13 +10,15 @@ import pytest
 
 from sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap
 from sessions.meta import SessionMeta
+from sessions.records import StepInFlight
 from tests.workbench.export import made
 from workbench.debugger.core import sentinels as catching
 from workbench.debugger.core.timeline import open_timeline
 from workbench.views import sentinels
 from workbench.views.operations import operations
 from workbench.views.request import Request
-from workbench.views.sentinel_scan import Sentinel, SentinelScan
+from workbench.views.sentinel_scan import Sentinel
+from workbench.views.sentinel_watch import SentinelScan
 from workbench.views.source import SessionSource
 from workbench.views.story import tell
 from workbench.views.where import Where
@@ -148,3 +150,27 @@ def test_nan_in_the_scores_of_finite_q_and_k_came_with_the_mask(
 ) -> None:
     path = _nan_at(tmp_path / "a.session", q_absmax)
     assert _watched(path)["nan"].what == _told(path)["nan"].what == f"layers.0.attn.scores (rank 1: 8){why}"
+
+
+def test_the_step_under_way_is_watched_and_counts_once_when_it_is_over(tmp_path: Path) -> None:
+    path = _nan_at(tmp_path / "a.session", 2.0)
+    stats = np.ones((4, 2, len(STATISTICS)), np.float32)
+    stats[..., [STATISTICS.index("nan"), STATISTICS.index("inf")]] = 0
+    stats[2, 0, STATISTICS.index("nan")] = 8
+    writer = SessionWriter.reopen(path)
+    try:
+        writer.in_flight(0, StepInFlight(5, 2, [SequenceStep(0, [5], [5], ())], stats))
+        with Session.open(path) as session:
+            source, scan = SessionSource(session), SentinelScan()
+            watch = scan.watch(source, Where(step=5))
+            assert (watch.scanned, watch.total) == (6, 6)
+            assert list(watch.histories["nan"].steps) == [0, 1, 0, 1, 0, 1]
+            writer.step(
+                0, StepRecord(5, "decode", [SequenceStep(0, [5], [5], [[6]] * 2, emitted=6)], 0.1, stats)
+            )
+            session.refresh()
+            over = scan.watch(SessionSource(session), Where(step=5))
+            assert list(over.histories["nan"].steps) == [0, 1, 0, 1, 0, 1]
+            assert (over.scanned, over.total) == (6, 6)
+    finally:
+        writer.close()

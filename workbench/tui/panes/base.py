@@ -191,6 +191,10 @@ class Pane(PaintedWidget):
         try:
             if not self.UNDER_WAY:
                 where = await self.reader.ask(SessionSource.passed, where)
+            if self.OF_STEP and where.step < 0:
+                self.shows(self.where.step)
+                self.empty("Step 0 is under way, and has not come here yet.", "n  goes to its end")
+                return
             self.shows(where.step if self.OF_STEP else self.where.step)
             if self.OF_STEP and self.overview is not None:
                 steps = await self.reader.ask(SessionSource.reach, where.branch)

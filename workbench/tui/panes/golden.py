@@ -34,6 +34,7 @@ class GoldenPane(Pane):
 
     NUMBER = 7
     TITLE = "Golden"
+    UNDER_WAY = True  # a comparison runs the step again, to its end
     HELP = """\
 Every tap of the step against the golden reference.
 

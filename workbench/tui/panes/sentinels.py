@@ -15,7 +15,8 @@ from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from workbench.views.plain_text import plural
-from workbench.views.sentinel_scan import Sentinel, Watch
+from workbench.views.sentinel_scan import Sentinel
+from workbench.views.sentinel_watch import Watch
 
 
 class SentinelsPane(Pane):
@@ -23,6 +24,7 @@ class SentinelsPane(Pane):
 
     NUMBER = 6
     TITLE = "Sentinels"
+    UNDER_WAY = True
     HELP = """\
 What watches over every step of the branch, and where each first found something.
 

@@ -12,7 +12,7 @@ from workbench.tui.widgets.status_line import Fact
 from workbench.tui.widgets.step_timeline import StepTimeline
 from workbench.tui.widgets.token_strip import StripLine, TokenStrip
 from workbench.views.overview import Overview
-from workbench.views.sentinel_scan import Watch
+from workbench.views.sentinel_watch import Watch
 from workbench.views.token_line import TokenLine, TokenLines, compare
 from workbench.views.where import Where
 

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from workbench.tui.widgets.painted import LineWidget
 from workbench.tui.widgets.plot import bars, greatest
 from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.sentinel_scan import Watch
+from workbench.views.sentinel_watch import Watch
 from workbench.views.sentinels import NAMES, SentinelKind
 from workbench.views.token_line import TokenLine
 from workbench.views.where import Where
