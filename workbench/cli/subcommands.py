@@ -13,6 +13,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("workbench.cli.generate", "Generate text from one or more prompts."),
     "check": ("workbench.cli.check", "Hold the engine against transformers or llama.cpp, tap by tap."),
     "diagnose": ("workbench.cli.diagnose", "Name what is wrong with a model, or with a recording, and why."),
+    "tap": (
+        "workbench.cli.tap",
+        "The file that records an engine of your own: where it is, and --write it there.",
+    ),
     "export": ("workbench.cli.export", "Write a session as a report, a picture, a table or a test result."),
     "web": ("workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),

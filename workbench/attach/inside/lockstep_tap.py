@@ -4,7 +4,9 @@
     tape.step(ids, positions)                          # a forward pass begins; the one before is written
     tape.tap("layers.3.attn.q_proj", q, "shard(1)")    # wherever there is a tensor; its first axis is the tokens
 
-Then `lockstep import lockstep dump -o run.session`. Names, layouts and the format of the dump: docs/tap-format.md.
+An nn.Module with the part names of transformers, vLLM, SGLang or nano-vllm needs no taps by hand: `attach(model, tape);
+follow(model, tape)` (lockstep_modules.py; `lockstep tap --write` puts both into one file). Afterwards `lockstep import
+lockstep dump -o run.session`. Names, layouts and the format of the dump: docs/tap-format.md of Lockstep.
 
 What is tapped is copied at once: kernels write over their inputs. A tape never raises into a running engine: at its
 first error it tells stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. What
