@@ -1,0 +1,180 @@
+"""The installers on stand-ins for their engines: which calls of the model are passes, and whose rows they hold."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.workbench.attach import stand_ins
+from tests.workbench.attach.stand_ins import ForwardBatch, ForwardMode, NanoSequence, Rows
+from workbench.attach.launch import INSIDE
+
+TAPS = ["embed", "layers.0.attn_norm", "logits"]
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the installers write to."""
+    monkeypatch.syspath_prepend(str(INSIDE))
+    monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path))
+    for name in ("ONLY", "STEPS", "CAPTURE"):
+        monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
+    return tmp_path
+
+
+def passes(dump: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (dump / "rank0" / "passes.jsonl").read_text().splitlines()]
+
+
+def taps(one: dict[str, Any]) -> list[str]:
+    return [tap["name"] for tap in one["taps"]]
+
+
+def remarks(dump: Path) -> list[tuple[str, str]]:
+    lines = [line for file in dump.glob("report-*.jsonl") for line in file.read_text().splitlines()]
+    return [(one["kind"], one["text"].splitlines()[0]) for one in map(json.loads, lines)]
+
+
+def vllm(monkeypatch: pytest.MonkeyPatch, worker: stand_ins.WorkerV1) -> stand_ins.WorkerWrapperBase:
+    """A worker in its wrapper, as the shim finds it."""
+    parallel_state = SimpleNamespace(get_tp_group=lambda: SimpleNamespace(rank_in_group=0, world_size=1))
+    distributed = ModuleType("vllm.distributed")
+    distributed.parallel_state = parallel_state  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.distributed", distributed)
+    wrapper = type("WorkerWrapperBase", (stand_ins.WorkerWrapperBase,), {})
+    importlib.import_module("lockstep_vllm").vllm_worker(SimpleNamespace(WorkerWrapperBase=wrapper))
+    return wrapper(worker)
+
+
+def test_vllm_runs_eager_and_without_prefix_cache(dump: Path) -> None:
+    args = type("EngineArgs", (stand_ins.EngineArgs,), {})
+    importlib.import_module("lockstep_vllm").vllm_arguments(SimpleNamespace(EngineArgs=args))
+    assert args().create_engine_config() == {"enforce_eager": True, "enable_prefix_caching": False}
+    args(enforce_eager=True, enable_prefix_caching=False).create_engine_config()
+    assert remarks(dump) == [
+        ("changed", "vLLM runs with enforce_eager=True"),
+        ("changed", "vLLM runs with enable_prefix_caching=False"),
+    ]
+
+
+def test_scheduled_batches_of_vllm_are_passes(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = stand_ins.WorkerV1(stand_ins.ToyModel())
+    wrapper = vllm(monkeypatch, worker)
+    model = worker.get_model()
+    model(input_ids=torch.zeros(8, dtype=torch.long), positions=torch.zeros(8))  # profiling
+    wrapper.execute_model(Rows({}))  # nothing to do
+    assert wrapper.execute_model(Rows({"a": [3, 4], "b": [5]}, padding=2)) == "done"
+    wrapper.execute_model(Rows({"a": [6]}, start=2))
+    model(input_ids=torch.zeros(8, dtype=torch.long), positions=torch.zeros(8))  # an idle pass
+    first, second = passes(dump)
+    assert (first["ids"], first["positions"]) == ([5, 3, 4, 0, 0], [0, 0, 1, 0, 0])
+    assert first["requests"] == ["b", "a", "a", "", ""]
+    assert (second["ids"], second["positions"], second["requests"]) == ([6], [2], ["a"])
+    assert taps(first) == taps(second) == TAPS
+    tensors = load_file(dump / "rank0" / first["file"])
+    embed = model.model.embed_tokens.weight[[5, 3, 4, 0, 0]]
+    assert torch.equal(tensors["0"], embed)
+    assert torch.equal(tensors["2"], embed[[0, 2]] @ torch.ones(4, stand_ins.VOCAB))
+
+
+def test_a_failed_batch_of_vllm_is_kept_and_marked(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = vllm(monkeypatch, stand_ins.WorkerV1(stand_ins.ToyModel()))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        wrapper.execute_model(Rows({"fail": [3]}))
+    assert [one["raised"] for one in passes(dump)] == ["RuntimeError: out of memory"]
+
+
+def test_logits_of_model_runner_v2_come_with_sampling(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = stand_ins.WorkerV2(stand_ins.ToyModel())
+    wrapper = vllm(monkeypatch, worker)
+    assert wrapper.execute_model(Rows({"long": [3, 4, 5], "short": [6]})) is None
+    assert wrapper.sample_tokens(None) == "sampled"
+    assert wrapper.execute_model(Rows({"long": [7]}, start=3)) is None
+    assert wrapper.sample_tokens(None) == "sampled"
+    first, second = passes(dump)
+    assert (first["ids"], first["requests"]) == ([6, 3, 4, 5], ["short", "long", "long", "long"])
+    assert taps(first) == taps(second) == TAPS
+
+
+def test_recording_stops_after_the_steps_asked_for(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_TAP_STEPS", "1")
+    monkeypatch.setenv("LOCKSTEP_TAP_ONLY", "logits\nnothing.*")
+    worker = stand_ins.WorkerV1(stand_ins.ToyModel())
+    wrapper = vllm(monkeypatch, worker)
+    wrapper.execute_model(Rows({"a": [3, 4]}))
+    for position in range(2, 5):
+        assert wrapper.execute_model(Rows({"a": [5]}, start=position)) == "done"
+    assert [one["positions"] for one in passes(dump)] == [[0, 1], [2]]
+    assert taps(passes(dump)[0]) == ["logits"]
+    assert not worker.get_model()._forward_pre_hooks
+    assert "sample_tokens" not in vars(worker)
+
+
+def test_an_engine_that_cannot_be_tapped_goes_on(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = stand_ins.WorkerV1(stand_ins.ToyModel())
+    worker.vllm_config.parallel_config.pipeline_parallel_size = 2
+    wrapper = vllm(monkeypatch, worker)
+    assert [wrapper.execute_model(Rows({"a": [3]})) for _ in range(2)] == ["done", "done"]
+    told = "tapping a vLLM worker: RuntimeError: pipeline parallelism is not recorded: use tensor parallelism alone"
+    assert remarks(dump) == [("failed", told)]
+    assert capsys.readouterr().err == f"lockstep attach: {told} (the engine goes on)\n"
+
+
+def test_forward_batches_of_sglang_are_passes(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = ModuleType("sglang.srt.distributed")
+    distributed.get_tensor_model_parallel_rank = lambda: 0  # type: ignore[attr-defined]
+    distributed.get_tensor_model_parallel_world_size = lambda: 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    monkeypatch.setitem(sys.modules, "sglang.srt", ModuleType("sglang.srt"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.distributed", distributed)
+    installers = importlib.import_module("lockstep_sglang")
+    args = type("ServerArgs", (stand_ins.ServerArgs,), {})
+    installers.sglang_arguments(SimpleNamespace(ServerArgs=args))
+    assert (args(model_path="toy").disable_cuda_graph, args().disable_radix_cache) == (True, True)
+    kind = type("ModelRunner", (stand_ins.SGLangRunner,), {})
+    installers.sglang_runner(SimpleNamespace(ModelRunner=kind))
+    runner = kind()
+    extend = ForwardBatch(
+        forward_mode=ForwardMode("extend"), req_pool_indices=torch.tensor([7, 2]), extend_seq_lens_cpu=[2, 1],
+        input_ids=torch.tensor([3, 4, 5, 0]), positions=torch.tensor([0, 1, 0, 0]),
+    )  # fmt: skip
+    decode = ForwardBatch(
+        forward_mode=ForwardMode("decode"),
+        rids=["x"],
+        input_ids=torch.tensor([6]),
+        positions=torch.tensor([2]),
+    )
+    idle = ForwardBatch(
+        forward_mode=ForwardMode("idle"), input_ids=torch.tensor([0]), positions=torch.tensor([0])
+    )
+    for batch in (extend, decode, idle):
+        runner.forward(batch)
+    runner.model.forward(torch.tensor([0]), torch.tensor([0]))  # a graph is captured
+    assert [one["requests"] for one in passes(dump)] == [["7", "7", "2", ""], ["x"]]
+    assert [taps(one) for one in passes(dump)] == [TAPS] * 2
+
+
+def test_runs_of_nano_vllm_are_passes(dump: Path) -> None:
+    kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
+    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    config = SimpleNamespace(enforce_eager=False, hf_config={"num_key_value_heads": 1}, model="toy")
+    runner = kind(config, 0)
+    assert config.enforce_eager
+    one, two = NanoSequence(5, [3, 4, 5], num_cached_tokens=1), NanoSequence(6, [7])
+    runner.run([one, two], True)
+    runner.run([one, two], False)
+    first, second = passes(dump)
+    assert (first["ids"], first["requests"]) == ([4, 5, 7], ["5", "5", "6"])
+    assert (second["ids"], second["requests"]) == ([5, 7], ["5", "6"])
+    assert taps(first) == taps(second) == TAPS

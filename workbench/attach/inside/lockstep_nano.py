@@ -1,0 +1,59 @@
+"""nano-vllm: each run of the model runner on scheduled sequences is a pass; its warm-up is not."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import lockstep_report
+from lockstep_modules import FUSED, attach, follow
+from lockstep_recorder import guarded, open_tape
+from lockstep_tap import Tape
+
+
+def nano_runner(module: Any) -> None:
+    """After `nanovllm.engine.model_runner`. Ranks above 0 stay in `__init__`, so all is done before it."""
+    runner = module.ModelRunner
+    init, warm_up, run = runner.__init__, runner.warmup_model, runner.run
+
+    @functools.wraps(init)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if not config.enforce_eager:
+            config.enforce_eager = True
+            lockstep_report.changed("nano-vllm runs with enforce_eager=True")
+        init(self, config, *args, **kwargs)
+
+    @functools.wraps(warm_up)
+    def warmup_model(self: Any) -> Any:
+        self.lockstep_warms_up = True
+        try:
+            return warm_up(self)
+        finally:
+            self.lockstep_warms_up = False
+
+    @functools.wraps(run)
+    def tapped(self: Any, seqs: Any, is_prefill: bool) -> Any:
+        if "lockstep" not in vars(self) and not self.lockstep_warms_up:
+            self.lockstep = guarded("tapping a nano-vllm model runner", _tapped)(self)
+        tape: Tape | None = vars(self).get("lockstep")
+        if tape is None:
+            return run(self, seqs, is_prefill)
+        rows = [len(seq) - seq.num_cached_tokens if is_prefill else 1 for seq in seqs]
+        self.lockstep_requests = [
+            str(seq.seq_id) for seq, count in zip(seqs, rows, strict=True) for _ in range(count)
+        ]
+        try:
+            return run(self, seqs, is_prefill)
+        finally:
+            tape.end()
+
+    runner.lockstep_warms_up = False
+    runner.__init__, runner.warmup_model, runner.run = __init__, warmup_model, tapped
+
+
+def _tapped(runner: Any) -> Tape:
+    config = runner.config
+    tape = open_tape("nano-vllm", runner.rank, runner.world_size, config=config.hf_config, model=config.model)
+    attach(runner.model, tape, FUSED)
+    follow(runner.model, tape, lambda args, kwargs: (args[0], args[1], runner.lockstep_requests))
+    return tape

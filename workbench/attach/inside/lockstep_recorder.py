@@ -1,0 +1,75 @@
+"""What the installers of all engines share: the tape of this process's rank, as `lockstep attach` asks for it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import lockstep_report
+import torch
+from lockstep_tap import Tape
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def open_tape(
+    engine: str, rank: int, size: int, *, config: Any = None, model: str = "", mode: str = "eager"
+) -> Tape:
+    """The tape of this process. `engine` is the name of its package: the version is looked up."""
+    only, steps = os.environ.get("LOCKSTEP_TAP_ONLY"), os.environ.get("LOCKSTEP_TAP_STEPS")
+    tape = Tape(
+        os.environ["LOCKSTEP_TAP"], rank, size, engine=f"{engine} {version(engine)}".strip(), config=config,
+        model=model, mode=mode, capture=os.environ.get("LOCKSTEP_TAP_CAPTURE") or "full",
+        only=only.split("\n") if only else "*",
+    )  # fmt: skip
+    if steps:
+        tape.step = counted(tape, int(steps))
+    lockstep_report.installed(f"{engine}, rank {rank} of {size}")
+    return tape
+
+
+def version(package: str) -> str:
+    """The version of an installed package; "" where nobody knows. vLLM's builds have names of their own."""
+    for name in (package, f"{package}-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def counted(tape: Tape, most: int) -> Callable[..., None]:
+    """`tape.step`, which closes the tape where one more than `most` passes of decode begin."""
+    step, done = tape.step, 0
+
+    @functools.wraps(step)
+    def count(ids: Any, positions: Any, requests: str | list[str] | None = None) -> None:
+        nonlocal done
+        names = [name for name in requests if name] if isinstance(requests, list) else [""] * ids.numel()
+        if len(set(names)) == len(names) and int(torch.as_tensor(positions).reshape(-1)[0]) > 0:
+            done += 1  # every request has one row
+        if done > most:
+            tape.close()
+        step(ids, positions, requests)
+
+    return count
+
+
+def guarded(what: str, function: Callable[P, R], tape: Tape | None = None) -> Callable[P, R | None]:
+    """`function`, whose error is reported and closes the tape: the engine goes on."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            lockstep_report.failed(what, error)
+            if tape is not None:
+                tape.close()
+            return None
+
+    return call

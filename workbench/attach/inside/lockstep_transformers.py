@@ -1,0 +1,54 @@
+"""transformers in any process: the first causal language model that is called, whole or sharded by its `tp_plan`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import lockstep_report
+import torch
+import torch.distributed as dist
+from lockstep_modules import TRANSFORMERS, attach, follow
+from lockstep_recorder import guarded, open_tape
+
+#: What a rank of several puts into the all-reduces.
+PARTIALS = {
+    path: TRANSFORMERS[path] | {"partial": tap}
+    for path, tap in {
+        ".self_attn.o_proj": ".attn.o_proj.partial",
+        ".mlp.down_proj": ".mlp.down.partial",
+    }.items()
+}
+
+
+def transformers_models(module: Any) -> None:
+    """After `transformers.modeling_utils`."""
+    call = module.PreTrainedModel.__call__
+    recorded: list[Any] = []
+
+    @functools.wraps(call)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not recorded and self.get_output_embeddings() is not None:
+            recorded.append(self)
+            guarded("tapping a transformers model", _tap)(self)
+        return call(self, *args, **kwargs)
+
+    module.PreTrainedModel.__call__ = __call__
+    if (
+        not {"vllm", "sglang"} & sys.modules.keys()
+    ):  # which import this module, and are told to run eager by themselves
+        torch.compiler.set_stance("force_eager")
+        lockstep_report.changed("torch.compile does nothing")
+
+
+def _tap(model: Any) -> None:
+    size = getattr(model, "_tp_size", None) or 1
+    if size == 1 and dist.is_available() and dist.is_initialized() and dist.get_rank():
+        return  # every rank holds the whole model
+    rank = dist.get_rank() % size if size > 1 else 0
+    tape = open_tape(
+        "transformers", rank, size, config=model.config.get_text_config(), model=model.name_or_path
+    )
+    attach(model, tape, TRANSFORMERS | (PARTIALS if size > 1 else {}))
+    follow(model, tape)

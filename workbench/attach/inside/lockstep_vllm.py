@@ -1,0 +1,135 @@
+"""vLLM (V1 engine; model runners V1 and V2): tapped in each worker from the first scheduled batch on.
+
+Profiling, warm-up and idle passes are not scheduled, so they are not recorded. The names of the requests come from the
+model runner's batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import lockstep_report
+from lockstep_modules import FUSED, attach
+from lockstep_recorder import guarded, open_tape
+from lockstep_tap import Tape
+
+#: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
+ARGUMENTS = {"enforce_eager": True, "enable_prefix_caching": False}
+
+
+def vllm_arguments(module: Any) -> None:
+    """After `vllm.engine.arg_utils`: whatever starts the engine, a command or a program, goes through here."""
+    create = module.EngineArgs.create_engine_config
+
+    @functools.wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name, value in ARGUMENTS.items():
+            if getattr(self, name, value) != value:
+                setattr(self, name, value)
+                lockstep_report.changed(f"vLLM runs with {name}={value}")
+        return create(self, *args, **kwargs)
+
+    module.EngineArgs.create_engine_config = create_engine_config
+
+
+def vllm_worker(module: Any) -> None:
+    """After `vllm.v1.worker.worker_base`: the wrapper by which every executor drives its worker."""
+    execute = module.WorkerWrapperBase.execute_model
+
+    @functools.wraps(execute)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if "lockstep" not in vars(self) and scheduler_output.total_num_scheduled_tokens:
+            self.lockstep = guarded("tapping a vLLM worker", _tapped)(self.worker)
+        tapped: VllmWorker | None = vars(self).get("lockstep")
+        if tapped is None:
+            return execute(self, scheduler_output, *args, **kwargs)
+        with tapped.scheduled(scheduler_output):
+            result = execute(self, scheduler_output, *args, **kwargs)
+            if result is not None:  # else `sample_tokens` is next, which may compute the logits
+                tapped.tape.end()
+            return result
+
+    module.WorkerWrapperBase.execute_model = execute_model
+
+
+def _tapped(worker: Any) -> VllmWorker:
+    from vllm.distributed import parallel_state
+
+    config = worker.vllm_config
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise RuntimeError("pipeline parallelism is not recorded: use tensor parallelism alone")
+    group, model = parallel_state.get_tp_group(), config.model_config
+    tape = open_tape(
+        "vllm", group.rank_in_group, group.world_size, config=model.hf_text_config, model=model.model,
+        mode="eager" if model.enforce_eager else "compiled",
+    )  # fmt: skip
+    return VllmWorker(worker, tape)
+
+
+class VllmWorker:
+    """One rank's worker with its tape."""
+
+    def __init__(self, worker: Any, tape: Tape) -> None:
+        self.runner, self.tape = worker.model_runner, tape
+        self.output: Any = None  # of the scheduler, while its batch is executed
+        self.batch: Any = None  # of model runner V2
+        model = worker.get_model()
+        hook = model.register_forward_pre_hook(
+            guarded("a pass of vLLM", self._before, tape), with_kwargs=True
+        )
+        tape.undo.append(hook.remove)
+        attach(model, tape, FUSED)
+        if hasattr(self.runner, "prepare_inputs"):
+            self._after(self.runner, "prepare_inputs", self._prepared)
+        self._after(worker, "sample_tokens", lambda _: tape.end())
+
+    def scheduled(self, output: Any) -> VllmWorker:
+        """A context in which the calls of the model belong to a schedule."""
+        self.output = output
+        return self
+
+    def __enter__(self) -> None:
+        self.tape.end()
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        self.output = None
+        if error is not None:
+            self.tape.end(f"{type(error).__name__}: {error}")
+
+    def _prepared(self, batch: Any) -> None:
+        self.batch = batch
+
+    def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called. Without a schedule it is a dummy run."""
+        if self.output is None:
+            return
+        positions = kwargs["positions"] if "positions" in kwargs else args[1]
+        count = positions.shape[-1]
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is None:  # embeddings go in, of images for instance
+            ids = self.runner.input_ids.gpu[:count] if self.batch is None else self.batch.input_ids[:count]
+        requests = [name for name, rows in self._spans() for _ in range(rows)]
+        self.tape.step(ids, positions, requests + [""] * (count - len(requests)))
+
+    def _spans(self) -> Iterable[tuple[str, int]]:
+        """Each request with its number of rows, in the order of the batch."""
+        if self.batch is not None:
+            return zip(self.batch.req_ids, self.batch.num_scheduled_tokens.tolist(), strict=True)
+        rows = self.output.num_scheduled_tokens
+        return [(name, rows[name]) for name in self.runner.input_batch.req_ids if rows.get(name)]
+
+    def _after(self, owner: Any, name: str, see: Callable[[Any], None]) -> None:
+        """See what a method of `owner` returns, until the tape is closed."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            see(result)
+            return result
+
+        setattr(owner, name, call)
+        self.tape.undo.append(lambda: vars(owner).pop(name, None))

@@ -1,0 +1,157 @@
+"""Start an engine's command with the tap on its path, and tell what became of it: the way of `lockstep attach`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from sessions.text import clean
+from workbench.attach.group import run_in_group
+
+#: The folder that every Python process of the command finds first on its path.
+INSIDE = Path(__file__).resolve().parent / "inside"
+
+Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
+Capture = Literal["full", "stats"]
+
+#: What is looked for in each engine, for whoever wonders why nothing was recorded.
+LOOKED_FOR: dict[Engine, str] = {
+    "vllm": "vLLM (vllm.v1.worker)",
+    "sglang": "SGLang (sglang.srt.model_executor)",
+    "nano": "nano-vllm (nanovllm.engine)",
+    "torch": "transformers (a causal language model that is called)",
+}
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+#: Lines of a process's report that are read: a process that fails in a loop must not fill our memory.
+_MOST_LINES = 1000
+
+
+class AttachError(Exception):
+    """A command that cannot be recorded; the message says why, and what to do."""
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """What a process of the command says of itself, other than tensors."""
+
+    kind: Literal["changed", "installed", "failed"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A command that was run under the tap: its exit code (-N: signal N ended it), and what it left in `dump`."""
+
+    dump: Path
+    code: int
+    ranks: tuple[int, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts: 128 + N where signal N ended the command."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What is not as the command asked for; the run without a tap may differ for it."""
+        return tuple(dict.fromkeys(one.text for one in self.remarks if one.kind == "changed"))
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What could not be tapped: the first line of each failure."""
+        return tuple(
+            dict.fromkeys(one.text.partition("\n")[0] for one in self.remarks if one.kind == "failed")
+        )
+
+
+def attach(
+    command: Sequence[str],
+    dump: Path,
+    *,
+    engine: Engine = "auto",
+    only: Sequence[str] = (),
+    steps: int | None = None,
+    capture: Capture = "full",
+) -> Attached:
+    """Run `command` to its end; every rank of the engine in it writes DUMP/rankN.
+
+    AttachError where it cannot be started, or where no rank wrote a pass.
+    """
+    environment = _environment(os.environ, dump, engine, only, steps, capture)
+    try:
+        code = run_in_group(command, environment)
+    except OSError as error:
+        raise AttachError(
+            f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
+        ) from error
+    ranks = tuple(sorted(_rank(log.parent) for log in dump.glob("rank*/passes.jsonl") if log.stat().st_size))
+    attached = Attached(dump, code, ranks, _remarks(dump))
+    if not ranks:
+        raise AttachError(_nothing(attached, engine, command))
+    return attached
+
+
+def how_it_ended(code: int) -> str:
+    """The end of a command in words; "" where it is well."""
+    if code == 0:
+        return ""
+    return f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+
+
+def _environment(
+    base: Mapping[str, str],
+    dump: Path,
+    engine: Engine,
+    only: Sequence[str],
+    steps: int | None,
+    capture: Capture,
+) -> dict[str, str]:
+    path = [str(INSIDE), *filter(None, [base.get("PYTHONPATH")])]
+    told = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "LOCKSTEP_TAP": str(dump.resolve()),
+        "LOCKSTEP_TAP_ENGINE": engine,
+        "LOCKSTEP_TAP_CAPTURE": capture,
+        "LOCKSTEP_TAP_ONLY": "\n".join(only),
+        "LOCKSTEP_TAP_STEPS": "" if steps is None else str(steps),
+    }
+    return {**base, **told}
+
+
+def _rank(folder: Path) -> int:
+    number = folder.name.removeprefix("rank")
+    return int(number) if number.isdecimal() and len(number) < 6 else -1
+
+
+def _remarks(dump: Path) -> tuple[Remark, ...]:
+    """What the processes report, as far as it can be read: they may have died in the middle of a line."""
+    found = []
+    for file in sorted(dump.glob("report-*.jsonl")):
+        for line in file.read_bytes().splitlines()[:_MOST_LINES]:
+            try:
+                found.append(msgspec.json.decode(line, type=Remark))
+            except msgspec.DecodeError:
+                found.append(Remark("failed", f"{file.name} ends in the middle of a line"))
+    return tuple(found)
+
+
+def _nothing(attached: Attached, engine: Engine, command: Sequence[str]) -> str:
+    """Why there is no recording, as far as it is known."""
+    ended = how_it_ended(attached.code)
+    words = [f"no rank wrote a pass{f': the command {ended}' if ended else ''}"]
+    if attached.failures:
+        words.append("; ".join(clean(text, limit=500) for text in attached.failures))
+    elif any(one.kind == "installed" for one in attached.remarks):
+        words.append("the engine was found, but its model was not called")
+    else:
+        looked = [name for key, name in LOOKED_FOR.items() if engine in ("auto", key)]
+        words.append(f"no process of it imported {' or '.join(looked)}")
+        words.append("python -S, -I and -E ignore the tap; an engine of your own needs lockstep_tap.py")
+    return "; ".join(words)
