@@ -40,7 +40,7 @@ class AttachError(Exception):
 class Remark(msgspec.Struct, frozen=True):
     """What a process of the command says of itself, other than tensors."""
 
-    kind: Literal["changed", "installed", "failed"]
+    kind: Literal["found", "changed", "failed"]
     text: str
 
 
@@ -94,7 +94,7 @@ def attach(
     ranks = tuple(sorted(_rank(log.parent) for log in dump.glob("rank*/passes.jsonl") if log.stat().st_size))
     attached = Attached(dump, code, ranks, _remarks(dump))
     if not ranks:
-        raise AttachError(_nothing(attached, engine, command))
+        raise AttachError(_nothing(attached, engine))
     return attached
 
 
@@ -142,16 +142,16 @@ def _remarks(dump: Path) -> tuple[Remark, ...]:
     return tuple(found)
 
 
-def _nothing(attached: Attached, engine: Engine, command: Sequence[str]) -> str:
+def _nothing(attached: Attached, engine: Engine) -> str:
     """Why there is no recording, as far as it is known."""
     ended = how_it_ended(attached.code)
     words = [f"no rank wrote a pass{f': the command {ended}' if ended else ''}"]
     if attached.failures:
         words.append("; ".join(clean(text, limit=500) for text in attached.failures))
-    elif any(one.kind == "installed" for one in attached.remarks):
-        words.append("the engine was found, but its model was not called")
+    elif found := sorted({one.text for one in attached.remarks if one.kind == "found"}):
+        words.append(f"it imported {clean(', '.join(found), limit=500)}, but called no model")
     else:
         looked = [name for key, name in LOOKED_FOR.items() if engine in ("auto", key)]
-        words.append(f"no process of it imported {' or '.join(looked)}")
+        words.append(f"it imported no {', '.join(looked)}")
         words.append("python -S, -I and -E ignore the tap; an engine of your own needs lockstep_tap.py")
     return "; ".join(words)

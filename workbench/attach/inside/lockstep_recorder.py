@@ -28,7 +28,6 @@ def open_tape(
     )  # fmt: skip
     if steps:
         tape.step = counted(tape, int(steps))
-    lockstep_report.installed(f"{engine}, rank {rank} of {size}")
     return tape
 
 

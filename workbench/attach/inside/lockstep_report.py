@@ -1,6 +1,6 @@
 """What happens inside an attached process and is no tensor: what was changed in the engine, and what failed.
 
-A line of JSON each in DUMP/report-PID.jsonl, {"kind": "changed" | "installed" | "failed", "text": …}; a failure is also
+A line of JSON each in DUMP/report-PID.jsonl, {"kind": "found" | "changed" | "failed", "text": …}; a failure is also
 told once on stderr. The engine goes on.
 """
 
@@ -17,9 +17,9 @@ def changed(text: str) -> None:
     _write("changed", text)
 
 
-def installed(text: str) -> None:
-    """An engine was found; its passes are recorded from here on."""
-    _write("installed", text)
+def found(module: str) -> None:
+    """A module of an engine was imported; the model is tapped when it is called."""
+    _write("found", module)
 
 
 def failed(what: str, error: Exception) -> None:

@@ -62,12 +62,13 @@ class InstallingLoader(importlib.abc.Loader):
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
+        import lockstep_report
+
         try:
             file, _, function = self.installer.partition(".")
             getattr(importlib.import_module(file), function)(module)
+            lockstep_report.found(module.__name__)
         except Exception as error:
-            import lockstep_report
-
             lockstep_report.failed(f"{self.installer} on {module.__name__}", error)
 
 
