@@ -21,7 +21,6 @@ import numpy as np
 
 from sessions.meta import ModelMeta
 from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
-from workbench.foreign.readers.batches import Batch, whole_numbers
 from workbench.foreign.readers.files import (
     Numbers,
     checked_ranks,
@@ -32,6 +31,7 @@ from workbench.foreign.readers.files import (
     shown,
 )
 from workbench.foreign.readers.modules import ModuleNames
+from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from workbench.foreign.readers.shape import read_model
 
 _RANK = re.compile(r"TP(\d{1,4})_PP(\d{1,4})_Rank(\d{1,5})_pid(\d{1,10})", re.ASCII)
@@ -48,7 +48,7 @@ class _File:
     whether that is of this pass after all), and whose memory a later module wrote over."""
 
     number: int
-    batch: Batch
+    batch: PassRows
     own: Outputs
     late: Outputs
     late_is_own: bool
@@ -172,7 +172,7 @@ def _read(number: int, path: Path) -> _File:
             f"{shown(path)}: {len(batch['input_ids'])} ids at {len(batch['positions'])} positions"
         )
     try:
-        packed = Batch.packed(batch["input_ids"], batch["positions"], batch["seq_lens"])
+        packed = PassRows.packed(batch["input_ids"], batch["positions"], batch["seq_lens"])
     except ForeignDumpError as error:
         raise ForeignDumpError(f"{shown(path)}: {error}") from error
     is_own = _is_own(top, own, late)

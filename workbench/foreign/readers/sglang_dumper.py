@@ -17,10 +17,10 @@ from pathlib import Path
 from engine.text import printable
 from sessions.meta import ModelMeta
 from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
-from workbench.foreign.readers.batches import Batch, whole_numbers
 from workbench.foreign.readers.dims import layout_of
 from workbench.foreign.readers.files import checked_ranks, children, load_torch, numbers, shown
 from workbench.foreign.readers.modules import ModuleNames
+from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from workbench.foreign.readers.shape import read_model
 
 _FILE = re.compile(
@@ -108,7 +108,7 @@ class DumperRun:
             yield batch.passed(rank, step, tensors)
 
     def _tensors(
-        self, group: Sequence[_Entry], names: ModuleNames, batch: Batch, context: int | None
+        self, group: Sequence[_Entry], names: ModuleNames, batch: PassRows, context: int | None
     ) -> list[ForeignTensor]:
         """The tensors of one module's inputs or outputs, or the one that a caller named."""
         first = group[0]
@@ -194,7 +194,7 @@ def _needs_tensor_parallel_alone(entry: _Entry) -> None:
             )
 
 
-def _batch(entries: Sequence[_Entry], where: str) -> Batch:
+def _batch(entries: Sequence[_Entry], where: str) -> PassRows:
     """What went into a pass."""
     found: dict[str, list[int]] = {}
     names: list[str] = []
@@ -218,6 +218,6 @@ def _batch(entries: Sequence[_Entry], where: str) -> Batch:
             f"{where}: {len(ids)} ids at {len(positions)} positions of {len(lengths)} requests"
         )
     try:
-        return Batch.packed(ids, positions, lengths, names)
+        return PassRows.packed(ids, positions, lengths, names)
     except ForeignDumpError as error:
         raise ForeignDumpError(f"{where}: {error}") from error

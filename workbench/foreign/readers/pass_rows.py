@@ -15,7 +15,7 @@ from workbench.foreign.readers.modules import Named
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PassRows:
     """What went into one pass. Tensors have the axes `lead` in place of the rows: [T] packed, [B, T] as lines; of the
     packed rows the first `len(ids)` are tokens, the rest padding. `last` are the rows that logits are taken of, and
     `requests` as in `ForeignPass`."""
@@ -29,7 +29,7 @@ class Batch:
     @classmethod
     def packed(
         cls, ids: Sequence[int], positions: Sequence[int], lengths: Sequence[int], names: Sequence[str] = ()
-    ) -> Batch:
+    ) -> PassRows:
         """Rows of requests that are `lengths` long after the pass; `names`, where the dump has them, are theirs."""
         counts = request_rows(positions, lengths)
         rows = sum(counts)
@@ -42,7 +42,7 @@ class Batch:
         return cls(tuple(ids[:rows]), tuple(positions[:rows]), told, (len(ids),), last)
 
     @classmethod
-    def rows(cls, ids: NDArray[np.integer], positions: NDArray[np.integer]) -> Batch:
+    def rows(cls, ids: NDArray[np.integer], positions: NDArray[np.integer]) -> PassRows:
         """Rows of which nothing more is told."""
         told = tuple(ids.tolist())
         return cls(told, tuple(positions.tolist()), None, (len(told),), ())
@@ -50,7 +50,7 @@ class Batch:
     @classmethod
     def lines(
         cls, ids: NDArray[np.integer], positions: NDArray[np.integer] | None, mask: NDArray[Any] | None
-    ) -> Batch:
+    ) -> PassRows:
         """A batch [B, T], a request a line. `mask` [B, cached + T] is 0 at padding; without `positions` [B or 1, T]
         a line's tokens are counted, as transformers does."""
         lines, count = ids.shape
