@@ -81,6 +81,7 @@ SPREAD: Mapping[str, Spread] = {
 }
 
 _LAYER = re.compile(r"(?:(?P<prefix>.*)\.)?layers\.(?P<layer>\d{1,5})(?:\.(?P<part>.+))?", re.ASCII)
+_LAYERS = re.compile(r"((?:^|\.)layers\.)\d+(?=\.|$)", re.ASCII)
 _OTHER_TOWER = re.compile(r"vision|visual|audio|image|speech", re.IGNORECASE)
 _OURS = frozenset(layer_taps(qk_norm=True, kv_replicas=1))
 _OUTSIDE_OURS = frozenset(taps[0] for taps in OUTSIDE.values())
@@ -136,9 +137,14 @@ class ModuleNames:
         if len(taps) < len(arrays) or (
             len(taps) > len(arrays) and not taps[1].startswith(("<", "attn_residual"))
         ):
-            return [self._generic(base, part, i, array) for i, array in enumerate(arrays)]
+            return self.generic(module, arrays)
         named = (self._named(base, tap, array) for tap, array in zip(taps, arrays, strict=False))
         return [one for one in named if one is not None]
+
+    def generic(self, module: str, arrays: Sequence[Array]) -> list[Named]:
+        """The outputs of a module under its own name."""
+        base, part = self._place(module)
+        return [self._generic(base, part, i, array) for i, array in enumerate(arrays)]
 
     def inputs(self, module: str, arrays: Sequence[Array]) -> list[Named]:
         """What a module's only tensor input is, where that is a tap of ours."""
@@ -209,6 +215,11 @@ class ModuleNames:
         if name in (_OURS if base else _OUTSIDE_OURS):
             name += "[out]"
         return Named((f"{base}." if base else "") + name + (f"[{index}]" if index else ""), "", array)
+
+
+def in_layer(module: str, layer: int) -> str:
+    """The module of the same name in another layer: what a module that layers share is called there."""
+    return _LAYERS.sub(rf"\g<1>{layer}", module, count=1)
 
 
 def _decoder(module: str) -> re.Match[str] | None:

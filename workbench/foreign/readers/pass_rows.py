@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -67,6 +67,13 @@ class PassRows:
         last = tuple(line * count + count - 1 for line in range(lines))
         return cls(tuple(ids.ravel().tolist()), tuple(at.ravel().tolist()), names, (lines, count), last)
 
+    def in_batch(self, batch: int) -> PassRows:
+        """The same, with the requests of lines named after their batch: the next one has the same lines."""
+        named = (
+            None if self.requests is None else tuple(one and f"batch {batch} {one}" for one in self.requests)
+        )
+        return replace(self, requests=named)
+
     def passed(self, rank: int, index: int, tensors: Sequence[ForeignTensor]) -> ForeignPass:
         return ForeignPass(rank, index, self.ids, self.positions, self.requests, tensors)
 
@@ -79,10 +86,18 @@ class PassRows:
         elif len(self.lead) == 1 and x.ndim == 2 and x.shape[0] > count > 0 and x.shape[0] % count == 0:
             x = x.reshape(count, -1, x.shape[1])[: len(self.ids)]  # q_norm sees [T * heads, head_dim]
         elif (
-            x.ndim > 1
-            and self.last
-            and (len(self.lead) == 1 or x.shape[1] == 1)
-            and x.shape[0] == len(self.last)
+            named.tap == "logits"
+            and self.requests is None
+            and not self.last
+            and x.ndim == 2
+            and len(x) < count
+        ):
+            pass  # the last row of each request, whichever they are
+        elif (
+            self.last
+            and len(x.shape) > 1
+            and len(x) == len(self.last)
+            and x.shape[1 : len(self.lead)] in ((), (1,))
         ):
             x, rows = x.reshape(len(x), *x.shape[len(self.lead) :]), self.last
         else:

@@ -19,7 +19,7 @@ from sessions.meta import ModelMeta
 from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
 from workbench.foreign.readers.dims import layout_of
 from workbench.foreign.readers.files import checked_ranks, children, load_torch, numbers, shown
-from workbench.foreign.readers.modules import ModuleNames
+from workbench.foreign.readers.modules import ModuleNames, in_layer
 from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from workbench.foreign.readers.shape import read_model
 
@@ -32,7 +32,6 @@ _LAYER = re.compile(r"___layer_id=(\d{1,5})(?:___|$)", re.ASCII)
 _MODULE = re.compile(
     r"non_intrusive__(?P<module>.+?)\.(?P<side>inputs|output)(?:\.(?P<key>[\w.]+))?", re.ASCII
 )
-_LAYERS = re.compile(r"((?:^|\.)layers\.)\d+(?=\.|$)", re.ASCII)
 #: Gradients, weights, and what goes in and out of the model as a whole, which its modules have as well.
 _NOT_READ = ("grad__", "param__", "non_intrusive__inputs.", "non_intrusive__output")
 _INPUTS = ("input_ids", "positions", "seq_lens")
@@ -63,7 +62,7 @@ class _Entry:
         module = _MODULE.fullmatch(found["name"])
         called = "" if module is None else module["module"]
         if layer is not None:  # a module that layers share has the first one's name
-            called = _LAYERS.sub(rf"\g<1>{layer}", called, count=1)
+            called = in_layer(called, layer)
         side = "" if module is None else module["side"]
         return cls(
             path,
