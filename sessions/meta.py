@@ -143,12 +143,41 @@ class WeightShare(Struct, frozen=True, array_like=True):
         return self.statistic("zeros") == math.prod(self.shape)
 
 
+#: Endings of the taps in which a recording without tensors keeps what it knows of each row of TAP: statistics
+#: [T, STATISTICS], and hashes [T, 1] that are equal for bit-equal rows of the same engine.
+ROW_STATISTICS, ROW_HASHES = ".row_statistics", ".row_hashes"
+
+
+class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of another engine's run: what its dump held, and what was settled to make a session of it.
+
+    `mode` is how the engine ran ("eager", "compiled", "" not told). `rows` of the dump's passes are in the session,
+    `dropped` counts the others by why. `ranks` wrote passes, the others of the session wrote none; `cut` are passes of a
+    rank that others did not finish. `inferred` are layouts that no dump told, by tap (`*` for the number of a layer).
+    `requests_inferred`: whose rows are whose was told by positions alone. `statistics_only`: the dump holds no tensor.
+    `lost` says what of the dump could not be used.
+    """
+
+    format: str = ""
+    mode: str = ""
+    passes: Count = 0
+    rows: Count = 0
+    dropped: dict[str, Count] = {}
+    ranks: tuple[Annotated[int, Meta(ge=0, lt=2**16)], ...] = ()
+    cut: dict[int, Count] = {}
+    inferred: dict[str, str] = {}
+    requests_inferred: bool = False
+    statistics_only: bool = False
+    lost: tuple[str, ...] = ()
+
+
 class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All metadata of a session except the number of ranks, `Session.ranks`, which shapes every step's arrays.
 
     `source` names the recorder ("lockstep run", "transformers"), `notes` describe its method. `rules` are those
     of the main branch. `absent` gives the reason for each tap that the recorder cannot have, `biases` whole biases
-    as little-endian float64, `weights` by branch what `info weights` found on the ranks.
+    as little-endian float64, `weights` by branch what `info weights` found on the ranks. `foreign` is known of a run
+    of another engine, imported from its dump.
     """
 
     source: str = ""
@@ -165,6 +194,7 @@ class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     biases: dict[str, bytes] = {}
     weights: dict[int, tuple[WeightShare, ...]] = {}
     token_texts: dict[int, str] = {}
+    foreign: ForeignMeta | None = None
 
     @property
     def model_label(self) -> str:

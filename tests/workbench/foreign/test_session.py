@@ -1,0 +1,179 @@
+"""A foreign run becomes the same session however its rows were packed into passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sessions import Session
+from tests.workbench.diagnosis.synthetic import Case, tiny_case
+from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
+from workbench.foreign.passes import ForeignDumpError
+from workbench.foreign.session import write_session
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return tiny_case(tmp_path_factory.mktemp("foreign"), "qwen3", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def rows(case: Case) -> Rows:
+    return Rows.of(case.floor)
+
+
+def imported(run: PackedRun, path: Path) -> Session:
+    path.unlink(missing_ok=True)
+    write_session(run, path, form="test")
+    return Session.open(path)
+
+
+def content(session: Session) -> dict[str, Any]:
+    """All that a session says of the run, passes apart."""
+    steps = {}
+    for step in session.steps():
+        told = session.step(step)
+        steps[step] = (
+            [
+                (one.seq, tuple(one.ids), tuple(one.positions), one.emitted, tuple(one.topk_ids))
+                for one in told.sequences
+            ],
+            {
+                (key.tap, key.rank, key.seq, key.slice, key.shape): session.tensor(
+                    key.tap, step=step, rank=key.rank, seq=key.seq, slice=key.slice
+                ).tobytes()  # type: ignore[union-attr]
+                for key in session.captured(step)
+            },
+            session.stats(step).tobytes(),  # type: ignore[union-attr]
+            session.checksums(step).tobytes(),  # type: ignore[union-attr]
+        )
+    return {"taps": session.taps, "sequences": session.meta.sequences, "steps": steps}
+
+
+@pytest.mark.parametrize(("tp", "replicas"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("told", [True, False])
+def test_every_tensor_is_that_of_the_reference(
+    case: Case, rows: Rows, tmp_path: Path, tp: int, replicas: int, told: bool
+) -> None:
+    run = packed(rows, rows.decoding(), tp=tp, kv_replicas=replicas, told=told)
+    with imported(run, tmp_path / "a.session") as session:
+        assert session.ranks == tp
+        for step in case.floor.steps():
+            for one in case.floor.step(step).sequences:
+                for tap in rows.taps:
+                    mine = session.rebuilt(tap, step=step, seq=one.seq)
+                    right = case.floor.rebuilt(tap, step=step, seq=one.seq).array
+                    assert right is not None
+                    assert np.array_equal(mine.array, right), (tap, step)  # type: ignore[arg-type]
+                    assert not mine.note
+                here = next(x for x in session.step(step).sequences if x.seq == one.seq)
+                assert here.topk_ids[0] == one.topk_ids[0]
+                assert here.logsumexp == pytest.approx(one.logsumexp, rel=1e-5)
+                assert here.entropy == pytest.approx(one.entropy, rel=1e-4)
+        foreign = session.meta.foreign
+        assert foreign is not None
+        assert foreign.ranks == tuple(range(tp))
+        assert bool(foreign.inferred) == (not told and tp > 1)
+        assert foreign.rows == sum(map(len, rows.ids))
+        assert not foreign.dropped
+        assert "layers.0.attn.probs" in session.meta.absent
+
+
+def test_statistics_are_those_of_the_engine_recorder(case: Case, rows: Rows, tmp_path: Path) -> None:
+    with imported(packed(rows, rows.decoding()), tmp_path / "a.session") as session:
+        for step in case.floor.steps():
+            mine, theirs = session.stats(step), case.floor.stats(step)
+            assert mine is not None
+            assert theirs is not None
+            for tap in rows.taps:
+                np.testing.assert_allclose(
+                    mine[session.tap(tap).index, 0],
+                    theirs[case.floor.tap(tap).index, 0],
+                    rtol=2e-5,
+                    atol=1e-7,
+                )
+
+
+@st.composite
+def packings(draw: st.DrawFn, prompts: list[int], lengths: list[int]) -> list[list[PackedRow]]:
+    """Passes in which each request reads its prompt in chunks of two or more, or one, and then a token at a time, with
+    padding, rows computed twice, and requests that wait."""
+    done = [0] * len(prompts)
+    passes: list[list[PackedRow]] = []
+    while any(at < end for at, end in zip(done, lengths, strict=True)):
+        one: list[PackedRow] = []
+        for seq in draw(st.permutations(range(len(prompts)))):
+            if done[seq] >= lengths[seq] or (one and draw(st.booleans())):
+                continue
+            left = prompts[seq] - done[seq]
+            size = 1 if left <= 1 else draw(st.integers(2, left))
+            size = left if left - size == 1 and not done[seq] else size  # else it looks like a prompt of one less
+            one += [(seq, done[seq] + i) for i in range(size)]
+            done[seq] += size
+        passes.append(one + [None] * draw(st.integers(0, 2)))
+        if draw(st.integers(0, 5)) == 0:
+            passes.append(one)
+    return passes
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_packing_of_the_same_rows_gives_the_same_session(
+    data: st.DataObject, rows: Rows, tmp_path: Path
+) -> None:
+    packing = data.draw(packings(rows.prompts, [len(one) for one in rows.ids]))
+    first = {at[0]: i for i, one in reversed(list(enumerate(packing))) for at in reversed(one) if at}
+    order = sorted(
+        first, key=lambda seq: (first[seq], [at and at[0] for at in packing[first[seq]]].index(seq))
+    )
+    plain = packed(_reordered(rows, order), _reordered(rows, order).decoding(), tp=2)
+    again = packed(rows, packing, tp=2, profiling=data.draw(st.integers(0, 1)))
+    with imported(plain, tmp_path / "a.session") as a, imported(again, tmp_path / "b.session") as b:
+        left, right = content(a), content(b)
+        assert [part for part in left if left[part] != right[part]] == []
+        foreign = b.meta.foreign
+        assert foreign is not None
+        total = sum(len(one.ids) for one in again.by_rank[0])
+        assert foreign.rows + sum(foreign.dropped.values()) == total
+
+
+def _reordered(rows: Rows, order: list[int]) -> Rows:
+    """The rows with other numbers of the sequences."""
+    return Rows(
+        rows.model,
+        [rows.prompts[seq] for seq in order],
+        [rows.ids[seq] for seq in order],
+        {tap: [of[seq] for seq in order] for tap, of in rows.taps.items()},
+    )
+
+
+def test_ranks_that_read_different_tokens_are_an_error_by_name(rows: Rows, tmp_path: Path) -> None:
+    run = packed(rows, rows.decoding(), tp=2)
+    other = packed(rows, list(reversed(rows.decoding())), tp=2)
+    run.by_rank[1][1] = other.by_rank[1][0]
+    with pytest.raises(ForeignDumpError, match="rank 1, pass 0: read other ids"):
+        write_session(run, tmp_path / "a.session", form="test")
+
+
+def test_a_rank_that_died_leaves_the_passes_that_all_have(rows: Rows, tmp_path: Path) -> None:
+    run = packed(rows, rows.decoding(), tp=2)
+    del run.by_rank[1][-1]
+    with imported(run, tmp_path / "a.session") as session:
+        assert session.meta.foreign is not None
+        assert session.meta.foreign.cut == {0: 1}
+        assert list(session.steps()) == [0, 1]
+
+
+def test_a_rank_that_wrote_nothing_is_missing(rows: Rows, tmp_path: Path) -> None:
+    run = packed(rows, rows.decoding(), tp=2)
+    del run.by_rank[1]
+    with imported(run, tmp_path / "a.session") as session:
+        assert session.ranks == 2
+        assert session.meta.foreign is not None
+        assert session.meta.foreign.ranks == (0,)
+        assert session.rebuilt("layers.0.attn.q_proj", step=0).missing_ranks == (1,)

@@ -1,0 +1,113 @@
+"""Statistics and likeliest tokens of a step, from its tensors, as our own engine and references compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.taps.ledger import StatisticsLedger
+from engine.taps.names import local_name
+from sessions.errors import LayoutError
+from sessions.layouts import rebuild_records
+from sessions.meta import ROW_STATISTICS
+from sessions.records import STATISTICS, SequenceStep, Tap, TensorRecord
+from workbench.foreign.shapes import ATTENTION
+
+#: How many of the largest logits a step keeps by themselves.
+TOP_K = 20
+
+
+def statistics(
+    taps: Sequence[Tap], ranks: int, tensors: Iterable[TensorRecord]
+) -> tuple[NDArray[np.float32], NDArray[np.uint64] | None]:
+    """Statistics [taps, ranks, STATISTICS] and checksums [taps, ranks] of a step; no checksums where a tap left
+    statistics alone, which are of its rows then."""
+    held: dict[tuple[int, str], list[TensorRecord]] = {}
+    for one in tensors:
+        held.setdefault((one.rank, one.tap), []).append(one)
+    stats = np.full((len(taps), ranks, len(STATISTICS)), np.nan, np.float32)
+    checksums = np.zeros((len(taps), ranks), np.uint64)
+    for rank in range(ranks):
+        ledger = StatisticsLedger(len(taps))
+        for tap in taps:
+            for tensor, masked in _measured(tap.name, held.get((rank, tap.name), [])):
+                ledger.add(tap.index, tensor, masked, volatile=False)
+        stats[:, rank], checksums[:, rank] = ledger.close()
+    only = False
+    for tap in taps:
+        for rank in range(ranks):
+            rows = held.get((rank, tap.name + ROW_STATISTICS))
+            if rows:
+                stats[tap.index, rank] = _merged(np.concatenate([one.array for one in rows]))
+                only = True
+    return stats, None if only else checksums
+
+
+def _measured(tap: str, records: Sequence[TensorRecord]) -> Iterable[tuple[Tensor, int]]:
+    """The tensors of all sequences of a step as the engine measures them: rows together, attention by sequence; and
+    how many cells of each a mask has put to -inf."""
+    arrays = [_tensor(one) for one in records]
+    if local_name(tap) in ATTENTION or len({tuple(one.shape[1:]) for one in arrays}) > 1:
+        for one in arrays:
+            yield one, int(torch.isneginf(one).sum()) if tap.endswith("scores") else 0
+    elif arrays:
+        yield torch.cat(arrays), 0
+
+
+def _tensor(record: TensorRecord) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(record.array))
+    if record.dtype == "bfloat16":
+        return tensor.view(torch.bfloat16)
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _merged(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Statistics of rows of equal length -> those of the whole."""
+    low, high, mean, rms, absmax, nan, inf, zeros = rows.astype(np.float64).T
+    whole = [
+        low.min(),
+        high.max(),
+        mean.mean(),
+        np.sqrt(np.mean(rms**2)),
+        absmax.max(),
+        nan.sum(),
+        inf.sum(),
+        zeros.sum(),
+    ]
+    return np.array(whole, np.float32)
+
+
+def likeliest(
+    told: SequenceStep, logits: Mapping[int, TensorRecord], layout: str, ranks: int
+) -> SequenceStep:
+    """`told` with the largest logits and their normaliser, from what each rank holds of its logits [1, vocab]. Where no
+    later step tells what it emitted, that is the likeliest token."""
+    try:
+        found = rebuild_records(layout, logits, ranks).array if logits else None
+    except LayoutError:
+        found = None
+    if found is None or found.size == 0:
+        return told
+    row = found.reshape(-1).astype(np.float64)
+    top = np.argsort(-row, kind="stable")[:TOP_K]  # of equals the lowest id
+    largest = float(row[top[0]])
+    if not np.isfinite(largest):
+        return replace(told, topk_ids=top.tolist(), topk_logits=row[top].tolist())
+    shifted = row - largest
+    total = float(np.log(np.nansum(np.exp(shifted))))
+    logs = shifted - total
+    with np.errstate(invalid="ignore"):
+        entropy = float(-np.nansum(np.exp(logs) * logs))
+    return replace(
+        told,
+        emitted=int(top[0]) if told.emitted is None else told.emitted,
+        topk_ids=top.tolist(),
+        topk_logits=row[top].tolist(),
+        logsumexp=largest + total,
+        entropy=entropy,
+    )

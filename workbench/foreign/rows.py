@@ -1,0 +1,199 @@
+"""Where each row of each pass goes: request by request and position by position, however passes were packed.
+
+A request's prompt is step 0 (its chunks joined), then each token is a step. Of a row that was computed twice the last
+counts. What belongs nowhere is counted by kind: nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from workbench.foreign.heads import PassHead
+from workbench.foreign.naming import named_rows
+from workbench.foreign.passes import ForeignDumpError
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """A row of the session: the `row`-th of sequence `seq` at `step`."""
+
+    seq: int
+    step: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """A request of the run: the tokens that it read, of which the first `prompt` are its prompt; `chosen` is what the
+    logits of its last row chose."""
+
+    name: str
+    ids: tuple[int, ...]
+    prompt: int
+    chosen: int | None
+
+    @property
+    def steps(self) -> int:
+        """Steps that feed it."""
+        return len(self.ids) - self.prompt + 1
+
+    def span(self, step: int) -> range:
+        """The positions that a step computes."""
+        return range(self.prompt) if step == 0 else range(self.prompt + step - 1, self.prompt + step)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """`names[pass]` are the requests of its rows, `places[pass][row]` is where that row goes; `dropped` counts those
+    that go nowhere, by why. `inferred`: the dump names no requests."""
+
+    sequences: tuple[PlannedSequence, ...]
+    names: Mapping[int, tuple[str, ...]]
+    places: tuple[Mapping[int, RowPlace], ...]
+    dropped: Mapping[str, int]
+    inferred: bool
+
+    @property
+    def steps(self) -> int:
+        """Steps of the session."""
+        return max(one.steps for one in self.sequences)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the session has."""
+        return sum(len(one.ids) for one in self.sequences)
+
+
+@dataclass(slots=True)
+class _Request:
+    """The rows of one request so far: for each position its token, where it was computed last, in which pass first and
+    with how many rows of the request, and whether its token is what the row before chose."""
+
+    name: str
+    ids: list[int] = field(default_factory=list)
+    at: list[tuple[int, int]] = field(default_factory=list)
+    began: list[tuple[int, int]] = field(default_factory=list)
+    expected: list[bool | None] = field(default_factory=list)
+    chosen: int | None = None
+    lacking: bool = False  # a row was lost: nothing after it can be used
+
+
+def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
+    """Place every row. ForeignDumpError where no request is left, or a row cannot be told to be one's."""
+    dropped: Counter[str] = Counter()
+    used = [_without_profiling(head, dropped) for head in heads]
+    inferred = all(head.requests is None for head in heads)
+    kept = [number for number, one in enumerate(used) if one]
+    names = dict(zip(kept, named_rows([heads[number] for number in kept], eos), strict=True)) if inferred else {
+        number: heads[number].requests or ("",) * len(heads[number].ids) for number in kept
+    }  # fmt: skip
+    requests: list[_Request] = []
+    for number in kept:
+        _read(number, heads[number], names[number], requests, dropped)
+    whole = [one for one in requests if one.at and not _left_out(one, requests, heads, inferred, dropped)]
+    if not whole:
+        why = ", ".join(f"{count} {what}" for what, count in dropped.items())
+        raise ForeignDumpError(
+            f"no request was recorded from its first token on ({why or 'no pass has a row'})"
+        )
+    sequences = tuple(PlannedSequence(one.name, tuple(one.ids), _prompt(one), one.chosen) for one in whole)
+    places: list[dict[int, RowPlace]] = [{} for _ in heads]
+    for seq, (one, plan) in enumerate(zip(whole, sequences, strict=True)):
+        for position, (number, row) in enumerate(one.at):
+            step = max(0, position - plan.prompt + 1)
+            places[number][row] = RowPlace(seq, step, position if step == 0 else 0)
+    return RowPlan(sequences, names, tuple(places), dict(dropped), inferred)
+
+
+#: Why rows are dropped.
+PROFILING, PADDING, REPEATED = "profiling rows", "padding rows", "rows computed again later"
+REJECTED, UNFINISHED = "rows whose token was taken back", "rows without those before them"
+
+
+def _without_profiling(head: PassHead, dropped: Counter[str]) -> bool:
+    """Whether the pass is one of the run; else its rows are counted."""
+    if head.ids and (any(head.requests) if head.requests is not None else not head.blank):
+        return True
+    dropped[PROFILING] += len(head.ids)
+    return False
+
+
+def _read(
+    number: int, head: PassHead, names: Sequence[str], requests: list[_Request], dropped: Counter[str]
+) -> None:
+    together, chosen = Counter(names), head.chosen(names)
+    latest = {one.name: one for one in requests}
+    for row, name in enumerate(names):
+        if not name:
+            dropped[PADDING] += 1
+            continue
+        one = latest.get(name)
+        if one is None or (head.positions[row] == 0 and not _repeats(one, head, names, row)):
+            one = latest[name] = _Request(name)
+            requests.append(one)
+        _place(one, number, row, head, together[name], dropped)
+        if head.positions[row] == len(one.ids) - 1:
+            one.chosen = chosen.get(row)
+
+
+def _repeats(one: _Request, head: PassHead, names: Sequence[str], row: int) -> bool:
+    """Whether a request that begins once more reads what it read before; else its name is given to another."""
+    read = [token for token, name in zip(head.ids[row:], names[row:], strict=True) if name == one.name]
+    size = min(len(read), len(one.ids))
+    return read[:size] == one.ids[:size]
+
+
+def _place(
+    one: _Request, number: int, row: int, head: PassHead, together: int, dropped: Counter[str]
+) -> None:
+    token, position, size = head.ids[row], head.positions[row], len(one.ids)
+    if position > size or one.lacking:
+        one.lacking = True
+        dropped[UNFINISHED] += 1
+    elif position < size and one.ids[position] == token:
+        dropped[REPEATED] += 1
+        one.at[position] = (number, row)
+    else:
+        if size > position:
+            dropped[REJECTED] += size - position
+            del one.ids[position:], one.at[position:], one.began[position:], one.expected[position:]
+            one.chosen = None
+        one.ids.append(token)
+        one.at.append((number, row))
+        one.began.append((number, together))
+        one.expected.append(None if one.chosen is None else one.chosen == token)
+
+
+def _left_out(
+    one: _Request,
+    requests: Sequence[_Request],
+    heads: Sequence[PassHead],
+    inferred: bool,
+    dropped: Counter[str],
+) -> bool:
+    """A row at position 0 that nothing follows is padding where the dump names no requests: several alike in one pass,
+    or token 0 beside requests."""
+    if not inferred or len(one.ids) > 1:
+        return False
+    number = one.at[0][0]
+    alike = sum(each.ids == one.ids and each.at[0][0] == number for each in requests)
+    if alike < 2 and not (one.ids == [0] and (len(heads[number].ids) > 1 or len(requests) > 1)):
+        return False
+    dropped[PADDING] += 1
+    return True
+
+
+def _prompt(one: _Request) -> int:
+    """How many tokens of a request are its prompt: those before its first pass of one row. That may still be the last
+    of three chunks or more, of one row: then its token is not what the logits chose, in a run that is greedy from there
+    on. So may be more of them where an engine reads a prompt token by token."""
+    first = next((p for p in range(1, len(one.ids)) if one.began[p][1] == 1), len(one.ids))
+    told = one.expected[first:]
+    one_by_one, chunked = one.began[0][1] == 1, one.began[0][0] != one.began[first - 1][0]
+    most = len(told) if one_by_one else 2 if chunked else 1
+    for more in range(1, min(most, len(told))):
+        if True not in told[:more] and all(told[more:]):
+            return first + more
+    return first

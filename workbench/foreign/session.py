@@ -1,0 +1,169 @@
+"""A foreign run as a session: rows by request and position, ranks merged, layouts and shapes those of the design."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.taps.names import count_layers, layer_of, layer_taps
+from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
+from sessions.meta import (
+    ROW_HASHES,
+    ROW_STATISTICS,
+    ConfigMeta,
+    ForeignMeta,
+    ModelMeta,
+    SequenceMeta,
+    SessionMeta,
+)
+from workbench.foreign.heads import MergedPasses, common_passes, merged_passes
+from workbench.foreign.measuring import likeliest, statistics
+from workbench.foreign.passes import ForeignFacts, ForeignRun
+from workbench.foreign.placing import StepTensors
+from workbench.foreign.rows import PlannedSequence, RowPlan, planned
+from workbench.foreign.survey import TapSurvey
+
+#: What is told while a run is imported: how many passes of how many.
+Counted = Callable[[int, int], None]
+
+_FUSED = "the engine computes attention in one kernel, which has no such tensor"
+_ABSENT = {
+    "attn.scores": _FUSED,
+    "attn.probs": _FUSED,
+    "attn.k_cache": "the dump has what each pass adds to the cache (k_rope), not the cache",
+    "attn.v_cache": "the dump has what each pass adds to the cache (v_proj), not the cache",
+}
+
+
+def write_session(
+    run: ForeignRun, path: Path, *, form: str, progress: Counted = lambda done, of: None
+) -> SessionMeta:
+    """Write `run`, a dump of the format `form`, as a new session at `path`; what is in it, and what not.
+
+    ForeignDumpError for a dump that contradicts itself or holds no whole request; SessionWriteError where the file
+    cannot grow. What was written then is no session of use: the caller removes it.
+    """
+    facts = run.facts
+    survey = TapSurvey(facts.model)
+    merged = merged_passes(run, survey.look)
+    plan = planned(merged.heads, facts.model.eos_ids)
+    taps, inferred = survey.session_taps(merged.expected, (ROW_STATISTICS, ROW_HASHES))
+    meta = _meta(facts, merged, plan, taps, survey)
+    foreign = ForeignMeta(
+        format=form,
+        mode=facts.mode,
+        passes=len(merged.heads),
+        rows=plan.rows,
+        dropped=dict(plan.dropped),
+        ranks=merged.ranks,
+        cut=dict(merged.cut),
+        inferred=inferred,
+        requests_inferred=plan.inferred,
+        statistics_only=not any(tap.array for tap in survey.taps.values()),
+    )
+    tensors = StepTensors(plan, facts.model)
+    with SessionWriter.create(
+        path, taps=taps, ranks=merged.expected, meta=msgspec.structs.replace(meta, foreign=foreign)
+    ) as writer:
+        last = _last_passes(plan)
+        for number, found in enumerate(common_passes(run, merged)):
+            tensors.add(number, found)
+            while writer.next_step(0) < len(last) and last[writer.next_step(0)] <= number:
+                step = writer.next_step(0)
+                writer.step(0, _step(step, plan, taps, merged.expected, tensors.take(step)))
+            progress(number + 1, len(merged.heads))
+        lost = tuple(f"{tap}: {why}" for tap, why in sorted(tensors.lost.items()))
+        foreign = msgspec.structs.replace(foreign, lost=lost)
+        writer.set_meta(foreign=foreign)
+    return msgspec.structs.replace(meta, foreign=foreign)
+
+
+def _last_passes(plan: RowPlan) -> list[int]:
+    """By step the last pass that computes a row of it."""
+    last = [0] * plan.steps
+    for number, places in enumerate(plan.places):
+        for place in places.values():
+            last[place.step] = number
+    return last
+
+
+def _step(
+    step: int, plan: RowPlan, taps: Sequence[Tap], ranks: int, tensors: Sequence[TensorRecord]
+) -> StepRecord:
+    order = {tap.name: tap.index for tap in taps}
+    tensors = sorted(tensors, key=lambda one: (order[one.tap], one.seq, one.rank))
+    stats, checksums = statistics(taps, ranks, tensors)
+    layouts = {tap.name: tap.layout for tap in taps}
+    logits: dict[int, dict[int, TensorRecord]] = {}
+    for one in tensors:
+        if one.tap == "logits":
+            logits.setdefault(one.seq, {})[one.rank] = one
+    sequences = [
+        likeliest(_read(seq, step, one), logits.get(seq, {}), layouts.get("logits", "replicate"), ranks)
+        for seq, one in enumerate(plan.sequences)
+        if step < one.steps
+    ]
+    return StepRecord(
+        step,
+        "decode" if step else "prefill",
+        sequences,
+        0.0,
+        stats=stats,
+        checksums=checksums,
+        tensors=tensors,
+    )
+
+
+def _read(seq: int, step: int, one: PlannedSequence) -> SequenceStep:
+    """What a step read of a sequence, and what came next."""
+    span = one.span(step)
+    emitted = one.ids[span.stop] if span.stop < len(one.ids) else None
+    return SequenceStep(seq, one.ids[span.start : span.stop], span, kv_lens=[], emitted=emitted)
+
+
+def _meta(
+    facts: ForeignFacts, merged: MergedPasses, plan: RowPlan, taps: Sequence[Tap], survey: TapSurvey
+) -> SessionMeta:
+    names = {tap.name for tap in taps}
+    layers = facts.model.num_layers or count_layers(names)
+    model: ModelMeta = msgspec.structs.replace(facts.model, num_layers=layers or None)
+    embed = survey.taps.get("embed") or next(iter(survey.taps.values()), None)
+    return SessionMeta(
+        source=facts.source,
+        model=model,
+        config=ConfigMeta(
+            tp=merged.expected,
+            device=facts.device,
+            dtype=facts.dtype or ("" if embed is None else embed.dtype),
+        ),
+        sequences={
+            seq: SequenceMeta(prompt_ids=one.ids[: one.prompt]) for seq, one in enumerate(plan.sequences)
+        },
+        versions=dict(facts.versions),
+        notes=facts.notes,
+        absent=dict(_absent(names, layers)),
+    )
+
+
+def _absent(names: set[str], layers: int) -> Mapping[str, str]:
+    """The taps that every decoder has and the dump has not, and why."""
+    local = {name.split(".", 2)[2] for name in names if layer_of(name) is not None}
+    normed = bool(local & {"attn.q_norm", "attn.k_norm"})
+    wanted = ["embed", "final_norm", "logits"]
+    wanted += [
+        f"layers.{layer}.{name}"
+        for layer in range(layers)
+        for name in layer_taps(qk_norm=normed, kv_replicas=1)
+    ]
+    return {tap: _reason(tap, local) for tap in wanted if tap not in names}
+
+
+def _reason(tap: str, local: set[str]) -> str:
+    name = tap if layer_of(tap) is None else tap.split(".", 2)[2]
+    if name in local:
+        return "not in the dump for this layer"
+    if name in ("attn_residual", "mlp_residual"):
+        return "not in the dump: a fused norm adds the residual, and its hook did not return it"
+    return _ABSENT.get(name, "not in the dump")

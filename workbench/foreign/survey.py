@@ -1,0 +1,218 @@
+"""What taps a dump has: their order, and how each is spread over the ranks, told or found out.
+
+A layout that nobody tells follows from the names that all engines share and from the model's shapes; of an engine's own
+taps, from their numbers: bit-equal on all ranks is a replica, ranks that add up to a replica are partial sums. It is
+marked as inferred.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.taps.names import layer_of, layer_taps, local_name
+from sessions import Tap, layouts
+from sessions.dtypes import widen
+from sessions.errors import LayoutError
+from sessions.meta import ModelMeta
+from workbench.foreign.heads import RankPasses
+from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
+from workbench.foreign.shapes import ATTENTION, HEADS, by_rows, is_canonical, shaped, width
+
+#: Taps that a session may have.
+MOST_TAPS = 100_000
+#: How far the sum over ranks may be from the tap that it becomes, relative to its largest element.
+_SUM = 1e-2
+#: Passes in which such sums are looked for.
+_TRIED = 2
+
+_USUAL = {
+    **{name: str(layout) for name, layout in layer_taps(qk_norm=True, kv_replicas=1).items()},
+    "embed": "replicate", "final_norm": "replicate", "logits": "shard(1)",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class SeenTap:
+    """A tap of the dump. `told` is its layout there; `shape` a row's on the ranks that have it; `equal`: bit-equal on
+    all of them throughout; `summed`: they add up to another tap; `array`: it has tensors, `rows`: statistics."""
+
+    name: str
+    told: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    ranks: set[int] = field(default_factory=set)
+    equal: bool = True
+    summed: bool = False
+    array: bool = False
+    rows: bool = False
+
+
+@dataclass(slots=True)
+class TapSurvey:
+    """Looks at every pass of a dump once."""
+
+    model: ModelMeta
+    taps: dict[str, SeenTap] = field(default_factory=dict)
+    passes: int = 0
+
+    def look(self, found: RankPasses) -> None:
+        """Note the taps of one pass of all ranks."""
+        seen: dict[str, dict[int, ForeignTensor]] = {}
+        before = ""
+        for rank, one in found.items():
+            for name, tensor in named_tensors(one):
+                if name not in self.taps:
+                    self._insert(name, before)
+                before = name
+                seen.setdefault(name, {})[rank] = tensor
+        for name, by_rank in seen.items():
+            self._note(self.taps[name], by_rank, found)
+        self.passes += 1
+        if self.passes <= _TRIED:
+            self._find_sums(seen)
+
+    def _insert(self, name: str, before: str) -> None:
+        """A new tap, after the one that was seen before it."""
+        if len(self.taps) >= MOST_TAPS:
+            raise ForeignDumpError(f"the dump has more than {MOST_TAPS} taps; record fewer (`only`)")
+        if not self.taps or before == next(reversed(self.taps)):
+            self.taps[name] = SeenTap(name)
+            return
+        order = list(self.taps)
+        order.insert(order.index(before) + 1 if before else 0, name)
+        self.taps = {one: self.taps.get(one) or SeenTap(one) for one in order}
+
+    def _note(self, tap: SeenTap, by_rank: Mapping[int, ForeignTensor], found: RankPasses) -> None:
+        first = by_rank[min(by_rank)]
+        tap.told = tap.told or first.layout
+        tap.dtype = tap.dtype or first.dtype
+        tap.ranks |= set(by_rank)
+        if first.array is not None:
+            tap.array = True
+            count = len(first.rows or found[min(by_rank)].ids)
+            tap.shape = (
+                tap.shape or shaped(tap.name, by_rows(tap.name, first.array, count), self.model).shape[1:]
+            )
+        tap.rows |= first.statistics is not None or first.hashes is not None
+        if tap.equal and len(by_rank) > 1:
+            tap.equal = all(_same(first, other) for other in by_rank.values())
+
+    def _find_sums(self, seen: Mapping[str, Mapping[int, ForeignTensor]]) -> None:
+        """Taps of the engine's own whose ranks add up to one of those that follow."""
+        order = list(seen)
+        for place, name in enumerate(order):
+            tap = self.taps[name]
+            if tap.equal or tap.told or tap.summed or is_canonical(name) or len(seen[name]) < 2:
+                continue
+            parts = [_numbers(one) for one in seen[name].values()]
+            if any(part is None or part.shape != _shape(parts) for part in parts):
+                continue
+            total = np.sum([part for part in parts if part is not None], axis=0)
+            tap.summed = any(
+                self.taps[other].equal and _close(total, _numbers(next(iter(seen[other].values()))))
+                for other in order[place + 1 : place + 9]
+            )
+
+    def layout(self, tap: SeenTap, ranks: int) -> tuple[str, bool]:
+        """The tap's layout in the session, and whether it is inferred. ForeignDumpError for one that is none."""
+        if tap.told:
+            try:
+                told = layouts.parse(tap.told)
+            except LayoutError as error:
+                raise ForeignDumpError(f"tap {tap.name[:120]!r}: {error}") from error
+            return self._in_session(tap, told, ranks)
+        if ranks == 1:
+            return (
+                _USUAL.get(local_name(tap.name), "replicate") if is_canonical(tap.name) else "replicate"
+            ), False
+        if not is_canonical(tap.name):
+            if tap.equal or not tap.shape or tap.ranks != set(range(ranks)):
+                return "replicate", True
+            return ("partial" if tap.summed else f"shard({len(tap.shape)})"), True
+        usual = layouts.parse(_USUAL[local_name(tap.name)])
+        whole, mine = width(tap.name, self.model), prod(tap.shape)
+        all_of_it = mine == whole or (whole is None and tap.equal)
+        if tap.name == "logits":  # gathered, on one rank or all, perhaps with the padding of the vocabulary
+            all_of_it = all_of_it or len(tap.ranks) < ranks or mine > (whole or mine)
+        if usual.kind == "shard" and all_of_it:
+            return "replicate", True
+        return self._in_session(tap, usual, ranks)[0], True
+
+    def _in_session(self, tap: SeenTap, layout: layouts.Layout, ranks: int) -> tuple[str, bool]:
+        """Over the dimension that is split in a session, and with the replicas that the model's heads need."""
+        local = local_name(tap.name)
+        if layout.kind != "shard" or not is_canonical(tap.name):
+            return str(layout), False
+        dim = 0 if local in ATTENTION else 1
+        whole, mine = width(tap.name, self.model), prod(tap.shape)
+        replicas, found = layout.replicas, False
+        if whole and mine and replicas == 1 and mine * ranks > whole and mine * ranks % whole == 0:
+            copies = mine * ranks // whole
+            if local in HEADS | {"attn.k_proj", "attn.v_proj"} and ranks % copies == 0:
+                replicas, found = copies, True
+        return str(layouts.Layout("shard", dim, replicas)), found
+
+    def session_taps(self, ranks: int, endings: Sequence[str]) -> tuple[list[Tap], dict[str, str]]:
+        """The taps of the session in the order seen, each followed by those that hold its rows' statistics under
+        `endings`; and the layouts that are inferred."""
+        taps: list[Tap] = []
+        inferred: dict[str, str] = {}
+        for tap in self.taps.values():
+            layout, guessed = self.layout(tap, ranks)
+            taps.append(Tap(len(taps), tap.name, layout))
+            if guessed:
+                inferred.setdefault(any_layer(tap.name), layout)
+            if not tap.array and tap.rows:
+                spread = layout if layout == "replicate" else "shard(1)"
+                for ending in endings:
+                    taps.append(Tap(len(taps), tap.name + ending, spread))
+        return taps, inferred
+
+
+def named_tensors(one: ForeignPass) -> Iterator[tuple[str, ForeignTensor]]:
+    """The tensors of a pass by the tap that each is: of one of the design's seen twice the last counts, an engine's own
+    is numbered."""
+    times: dict[str, int] = {}
+    for tensor in one.tensors:
+        times[tensor.tap] = count = times.get(tensor.tap, 0) + 1
+        yield tensor.tap if count == 1 or is_canonical(tensor.tap) else f"{tensor.tap}#{count}", tensor
+
+
+def any_layer(tap: str) -> str:
+    """The tap in any layer: "layers.3.attn.q_proj" -> "layers.*.attn.q_proj"."""
+    return tap if layer_of(tap) is None else re.sub(r"^layers\.\d+", "layers.*", tap)
+
+
+def _same(a: ForeignTensor, b: ForeignTensor) -> bool:
+    for left, right in ((a.array, b.array), (a.hashes, b.hashes), (a.statistics, b.statistics)):
+        if left is not None or right is not None:
+            return left is not None and right is not None and _bits(left) == _bits(right)
+    return True
+
+
+def _bits(array: NDArray[Any]) -> tuple[tuple[int, ...], bytes]:
+    return array.shape, np.ascontiguousarray(array).tobytes()
+
+
+def _numbers(tensor: ForeignTensor) -> NDArray[np.float64] | None:
+    if tensor.array is None or tensor.array.dtype.kind not in "fu":
+        return None
+    return widen(tensor.array, tensor.dtype).astype(np.float64)
+
+
+def _shape(parts: Sequence[NDArray[Any] | None]) -> tuple[int, ...]:
+    return next((part.shape for part in parts if part is not None), ())
+
+
+def _close(total: NDArray[np.float64], other: NDArray[np.float64] | None) -> bool:
+    if other is None or other.shape != total.shape or not np.isfinite(total).all():
+        return False
+    largest = float(np.abs(other).max(initial=0.0))
+    return largest > 0 and float(np.abs(total - other).max(initial=0.0)) <= _SUM * largest
