@@ -41,3 +41,19 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype != "bfloat16":
         return array
     return np.left_shift(array.astype(np.uint32), 16, dtype=np.uint32).view(np.float32)
+
+
+def rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The nearest numbers that `dtype` can hold, ties to even; as float32, of float64 as float64."""
+    if dtype == "float64":
+        return array.astype(np.float64, copy=False)
+    single = array.astype(np.float32, copy=False)
+    if dtype == "float32":
+        return single
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = single.view(np.uint32)
+    lowest = (bits >> np.uint32(16)) & np.uint32(1)
+    kept = (bits + np.uint32(0x7FFF) + lowest) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(single), kept.view(np.float32), single)

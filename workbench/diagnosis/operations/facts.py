@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
+from sessions.dtypes import rounded as rounded
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
 
@@ -78,22 +79,6 @@ class Facts:
 
 def _nbytes(array: NDArray[Any] | None) -> int:
     return 0 if array is None else array.nbytes
-
-
-def rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The nearest numbers that `dtype` can hold, ties to even; as float32, of float64 as float64."""
-    if dtype == "float64":
-        return array.astype(np.float64, copy=False)
-    single = array.astype(np.float32, copy=False)
-    if dtype == "float32":
-        return single
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return single.astype(np.float16).astype(np.float32)
-    bits = single.view(np.uint32)
-    lowest = (bits >> np.uint32(16)) & np.uint32(1)
-    kept = (bits + np.uint32(0x7FFF) + lowest) & np.uint32(0xFFFF0000)
-    return np.where(np.isfinite(single), kept.view(np.float32), single)
 
 
 def product(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:

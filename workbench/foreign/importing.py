@@ -1,0 +1,75 @@
+"""From a folder of somebody's dump to a session file: all of it, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from engine.scratch import ScratchFolder
+from sessions import SessionWriteError
+from sessions.lock import WriterLock
+from sessions.meta import ForeignMeta, SessionMeta
+from sessions.recording_file import put_in_place
+from workbench.foreign.passes import ForeignDumpError, ForeignRun
+from workbench.foreign.session import Counted, write_session
+from workbench.views.plain_text import plural
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFormat:
+    """A format: who writes it, and where its reader is: `function(folder, model)` of a module, imported when it is
+    asked for."""
+
+    writer: str
+    module: str
+    function: str
+
+    def open(self, folder: Path, model: Path | None) -> ForeignRun:
+        """Open a dump of this format; `model` is the checkpoint it is of, if that is known. ForeignDumpError where it
+        is none."""
+        if not folder.is_dir():
+            raise ForeignDumpError(f"{folder}: no such folder; give the one that {self.writer} wrote")
+        run: ForeignRun = getattr(import_module(self.module), self.function)(folder, model)
+        return run
+
+
+_READERS = "workbench.foreign.readers."
+
+#: The formats by the name that `lockstep import` knows.
+FORMATS: dict[str, DumpFormat] = {
+    "lockstep": DumpFormat("lockstep_tap.py", _READERS + "lockstep", "open_lockstep"),
+    "sglang": DumpFormat("--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang"),
+    "sglang-dumper": DumpFormat("SGLang's dumper.py", _READERS + "sglang_dumper", "open_sglang_dumper"),
+}
+
+
+def import_run(
+    run: ForeignRun,
+    path: Path,
+    *,
+    form: str,
+    token: Callable[[int], str | None] | None = None,
+    progress: Counted = lambda done, of: None,
+) -> SessionMeta:
+    """Write `run` as a session at `path`, in place of one that is there: what is in it. A run that cannot be imported
+    leaves what was there. ForeignDumpError, SessionWriteError, SessionBusy."""
+    try:
+        with WriterLock.take(path), ScratchFolder.make("import", path.absolute().parent) as folder:
+            fresh = folder.path / "run.session"
+            meta = write_session(run, fresh, form=form, token=token, progress=progress)
+            put_in_place(fresh, path)
+            return meta
+    except OSError as error:
+        raise SessionWriteError(f"cannot write a session to {path}: {error.strerror or error}") from error
+
+
+def dropped_lines(foreign: ForeignMeta) -> Sequence[str]:
+    """What of a dump is not in its session, a line each."""
+    lines = [f"dropped {count} {what}" for what, count in foreign.dropped.items()]
+    lines += [
+        f"rank {rank} wrote {plural(count, 'pass', 'passes')} more than all ranks did: left out"
+        for rank, count in foreign.cut.items()
+    ]
+    return [*lines, *(f"left out {one}" for one in foreign.lost)]

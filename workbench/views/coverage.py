@@ -1,0 +1,221 @@
+"""What a verdict on a recording rests on: which rows are proved to be the same, which taps, which ranks.
+
+    aligned 412/412 rows · 17 of 21 taps × 28 layers · 2/2 ranks · recorded eager
+
+Rows are aligned where the same token has the bit-equal embedding on both sides: until that is proved, no difference
+between two recordings means anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.taps.names import layer_of, layer_taps, local_name
+from sessions import Session
+from sessions.dtypes import rounded
+from sessions.errors import LayoutError
+from sessions.meta import ROW_STATISTICS
+from sessions.records import STATISTICS
+from sessions.text import clean
+from workbench.views.plain_text import plural
+
+_OUTSIDE = ("embed", "final_norm", "logits")
+#: How far rows of a scaled embedding may be from that factor, relative: low precision rounds the factor too.
+_SCALED = 1e-2
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared. `rows` have tokens on both sides (of one recording alone: all), `aligned` of them have the
+    same embedding; None: not proved, `alignment` says why, or what else there is to know. `taps` of `of_taps` that a layer
+    has were recorded, in `layers` layers. `misplaced` is why no verdict can be given at all, `lacking` why nothing can
+    be called right."""
+
+    rows: int = 0
+    aligned: int | None = None
+    alignment: str = ""
+    taps: int = 0
+    of_taps: int = 0
+    layers: int = 0
+    ranks: int = 1
+    of_ranks: int = 1
+    mode: str = ""
+    statistics_only: bool = False
+    absent: tuple[str, ...] = ()
+    inferred: dict[str, str] = {}
+    requests_inferred: bool = False
+    misplaced: str = ""
+    lacking: str = ""
+
+    def in_words(self) -> str:
+        """The line that begins every verdict."""
+        rows = (
+            f"{plural(self.rows, 'row')}"
+            if self.aligned is None
+            else f"aligned {self.aligned}/{self.rows} rows"
+        )
+        if self.alignment:
+            rows += f" ({self.alignment})"
+        parts = [
+            rows,
+            f"{self.taps} of {plural(self.of_taps, 'tap')} × {plural(self.layers, 'layer')}",
+            f"{self.ranks}/{plural(self.of_ranks, 'rank')}",
+            *([f"recorded {self.mode}"] if self.mode else []),
+            *(["statistics only"] if self.statistics_only else []),
+        ]
+        return " · ".join(parts)
+
+    def remarks(self) -> list[str]:
+        """What else is to be known of it, a line each."""
+        lines = []
+        if self.absent:
+            lines.append(f"absent: {', '.join(self.absent)}")
+        if self.inferred:
+            told = [f"{tap} {layout}" for tap, layout in self.inferred.items()]
+            more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+            lines.append(f"layouts inferred, not told: {', '.join(told[:_SHOWN])}{more}")
+        if self.requests_inferred:
+            lines.append("which rows are whose was told by positions: the dump names no requests")
+        return lines
+
+
+#: Of inferred layouts so many are listed.
+_SHOWN = 6
+
+
+def coverage(session: Session, reference: Session | None = None, *, branch: int = 0) -> Coverage:
+    """What a verdict on `branch` of `session` against `reference` rests on."""
+    foreign = session.meta.foreign
+    ranks = tuple(range(session.ranks)) if foreign is None else foreign.ranks
+    seen = (
+        {tap.name for tap in session.taps}
+        if foreign and foreign.statistics_only
+        else session.captured_taps(branch)
+    )
+    seen -= set(session.meta.absent)
+    layers = {layer for tap in seen if (layer := layer_of(tap)) is not None}
+    local = {local_name(tap) for tap in seen if layer_of(tap) is not None}
+    normed = bool(local & {"attn.q_norm", "attn.k_norm"})
+    wanted = [
+        name
+        for name in layer_taps(qk_norm=normed, kv_replicas=1)
+        if not name.endswith(".partial") or len(ranks) > 1
+    ]
+    absent = [name for name in _OUTSIDE if name not in seen] + [name for name in wanted if name not in local]
+    rows, aligned, alignment = _aligned(session, branch, reference)
+    lacking = ""
+    if len(ranks) < session.ranks:
+        missing = sorted(set(range(session.ranks)) - set(ranks))
+        lacking = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no pass"
+    elif foreign is not None and foreign.statistics_only:
+        lacking = "the recording has statistics only: record the tensors (`--capture full`)"
+    return Coverage(
+        rows=rows,
+        aligned=aligned,
+        alignment=alignment,
+        taps=len(set(wanted) & local),
+        of_taps=len(wanted),
+        layers=len(layers),
+        ranks=len(ranks),
+        of_ranks=session.ranks,
+        mode="" if foreign is None else clean(foreign.mode, limit=40),
+        statistics_only=foreign is not None and foreign.statistics_only,
+        absent=tuple(absent),
+        inferred={}
+        if foreign is None
+        else {clean(a, limit=80): clean(b, limit=40) for a, b in foreign.inferred.items()},
+        requests_inferred=foreign is not None and foreign.requests_inferred,
+        misplaced="" if reference is None else _misplaced(rows, aligned, alignment),
+        lacking=lacking,
+    )
+
+
+def _misplaced(rows: int, aligned: int | None, alignment: str) -> str:
+    if aligned is None:
+        return f"that the rows are the same is not proved: {alignment}"
+    if aligned < rows:
+        return f"only {aligned} of {rows} rows have the embedding of their token: {alignment}"
+    return "" if rows else "no row is in both recordings"
+
+
+def _aligned(session: Session, branch: int, reference: Session | None) -> tuple[int, int | None, str]:
+    """Rows, how many of them are proved to be the reference's, and what there is to say of it."""
+    mine: list[NDArray[Any]] = []
+    theirs: list[NDArray[Any]] = []
+    rows, known = 0, True
+    for step in session.steps(branch):
+        told = {one.seq: one for one in session.step(step, branch).sequences}
+        if reference is None or step not in reference.steps():
+            rows += sum(len(one.ids) for one in told.values()) if reference is None else 0
+            continue
+        others = {one.seq: one for one in reference.step(step).sequences}
+        for seq in sorted(told.keys() & others.keys()):
+            if list(told[seq].ids) != list(others[seq].ids):
+                continue
+            rows += len(told[seq].ids)
+            pair = _embeddings(session, branch, reference, step, seq)
+            known = known and pair is not None and len(pair[0]) == len(pair[1]) == len(told[seq].ids)
+            if known and pair is not None:
+                mine.append(pair[0])
+                theirs.append(pair[1])
+    if reference is None:
+        return rows, None, ""
+    if not known or not mine:
+        return rows, None, "`embed` is not in both recordings, row by row"
+    return rows, *_same_rows(np.concatenate(mine), np.concatenate(theirs))
+
+
+def _embeddings(
+    session: Session, branch: int, reference: Session, step: int, seq: int
+) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """The embeddings of both sides in the coarser precision of the two; of statistics the extremes of each row."""
+    if not reference.has_tap("embed"):
+        return None
+    try:
+        right = reference.rebuilt("embed", step=step, seq=seq, slice="").array
+        name = "embed" if session.has_tap("embed") else ""
+        left = session.rebuilt(name, step=step, seq=seq, branch=branch, slice="").array if name else None
+    except LayoutError:
+        return None
+    if right is None or right.ndim != 2:
+        return None
+    dtype = session.meta.config.dtype or "float32"
+    if left is not None and left.ndim == 2:
+        theirs = reference.meta.config.dtype or "float32"
+        for one in (dtype, theirs):
+            if one in ("float32", "bfloat16", "float16"):
+                left, right = rounded(left, one), rounded(right, one)
+        return (left, right) if left.shape[1] == right.shape[1] else None
+    if not session.has_tap("embed" + ROW_STATISTICS):
+        return None
+    rows = session.rebuilt("embed" + ROW_STATISTICS, step=step, seq=seq, branch=branch).array
+    if rows is None or rows.ndim != 2 or rows.shape[1] != len(STATISTICS):
+        return None
+    held = rounded(right, dtype)
+    return rows[:, :2].astype(np.float64), np.stack([held.min(1), held.max(1)], 1).astype(np.float64)
+
+
+def _same_rows(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, str]:
+    """How many rows are bit-equal, or are so but for one factor; and what there is to say of it."""
+    equal = (mine == theirs).all(axis=1)
+    if equal.all():
+        return len(equal), ""
+    wide, right = mine.astype(np.float64), theirs.astype(np.float64)
+    power = (right**2).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        factors = (wide * right).sum(axis=1) / power
+        usual = float(np.median(factors))
+        apart = np.abs(wide - usual * right).max(axis=1) / np.abs(usual * right).max(axis=1)
+    if np.isfinite(usual) and abs(usual - 1) > _SCALED and bool((apart <= _SCALED).all()):
+        return len(equal), f"embedding times {usual:.4g}"
+    others = {row.tobytes() for row in np.ascontiguousarray(theirs.astype(mine.dtype))}
+    strange = [row for row in np.ascontiguousarray(mine)[~equal] if row.tobytes() in others]
+    what = (
+        "the others have the embedding of another token, so rows are misplaced"
+        if strange
+        else "the others have no token's: another checkpoint, another dtype, or an embedding that is wrong"
+    )
+    return int(equal.sum()), what
