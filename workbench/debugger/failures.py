@@ -9,6 +9,7 @@ from workbench import error_log
 from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
+from workbench.foreign.passes import ForeignDumpError
 from workbench.references.request import ReferenceFailure
 from workbench.settings import SettingsError
 
@@ -29,6 +30,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (RecordingLost, Exit.NOT_SAVED),
     (SessionWriteError, Exit.USAGE),
     (CheckpointError, Exit.CANNOT_LOAD),
+    (ForeignDumpError, Exit.CANNOT_LOAD),
     (SessionError, Exit.CANNOT_LOAD),
     (RankTimeout, Exit.TIMEOUT),
     (RankError, Exit.RANK_LOST),

@@ -7,7 +7,7 @@ to be equal. A rank that wrote fewer has died: the passes that all have are used
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ def _next(going: dict[int, Iterator[ForeignPass]]) -> dict[int, ForeignPass]:
         if one is None:
             del going[rank]
         else:
-            found[rank] = one
+            found[rank] = replace(one, tensors=list(one.tensors))  # each is read once
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +10,9 @@ from pathlib import Path
 from engine.scratch import ScratchFolder
 from sessions import SessionWriteError
 from sessions.lock import WriterLock
-from sessions.meta import ForeignMeta, SessionMeta
+from sessions.meta import ForeignMeta, ModelMeta, SessionMeta
 from sessions.recording_file import put_in_place
-from workbench.foreign.passes import ForeignDumpError, ForeignRun
-from workbench.foreign.session import Counted, write_session
-from workbench.views.plain_text import plural
+from workbench.foreign.passes import Counted, ForeignDumpError, ForeignRun, TokenText
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,21 @@ def import_run(
     path: Path,
     *,
     form: str,
-    token: Callable[[int], str | None] | None = None,
+    model: ModelMeta | None = None,
+    token: TokenText = lambda token: None,
     progress: Counted = lambda done, of: None,
 ) -> SessionMeta:
     """Write `run` as a session at `path`, in place of one that is there: what is in it. A run that cannot be imported
-    leaves what was there. ForeignDumpError, SessionWriteError, SessionBusy."""
+    leaves what was there. `model` counts more than what the dump tells of it. ForeignDumpError, SessionWriteError,
+    SessionBusy."""
+    from workbench.foreign.session import (
+        write_session,
+    )  # statistics are torch's, which help need not wait for
+
     try:
         with WriterLock.take(path), ScratchFolder.make("import", path.absolute().parent) as folder:
             fresh = folder.path / "run.session"
-            meta = write_session(run, fresh, form=form, token=token, progress=progress)
+            meta = write_session(run, fresh, form=form, model=model, token=token, progress=progress)
             put_in_place(fresh, path)
             return meta
     except OSError as error:
@@ -69,7 +73,6 @@ def dropped_lines(foreign: ForeignMeta) -> Sequence[str]:
     """What of a dump is not in its session, a line each."""
     lines = [f"dropped {count} {what}" for what, count in foreign.dropped.items()]
     lines += [
-        f"rank {rank} wrote {plural(count, 'pass', 'passes')} more than all ranks did: left out"
-        for rank, count in foreign.cut.items()
+        f"rank {rank} went on alone, passes that are left out: {count}" for rank, count in foreign.cut.items()
     ]
     return [*lines, *(f"left out {one}" for one in foreign.lost)]

@@ -1,11 +1,11 @@
 """`--map FILE.toml`: what an engine calls its tensors, and how they are spread, told by the user.
 
-    [taps]                                     # globs of the engine's names; each * of the tap is what the glob's took
-    "decoder.*.attn.query" = "layers.*.attn.q_proj"
-    "decoder.*.dropout" = ""                   # left out
+[taps]                                     # globs of the engine's names; each * of the tap is what the glob's took
+"decoder.*.attn.query" = "layers.*.attn.q_proj"
+"decoder.*.dropout" = ""                   # left out
 
-    [layouts]                                  # globs of taps, after that
-    "layers.*.attn.q_proj" = "shard(1)"
+[layouts]                                  # globs of taps, after that
+"layers.*.attn.q_proj" = "shard(1)"
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ class NameMap:
             told = msgspec.convert(tomllib.loads(text.decode()), NameMapFile)
         except OSError as error:
             raise ForeignDumpError(f"{path}: {error.strerror}") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        except (
+            UnicodeDecodeError,
+            tomllib.TOMLDecodeError,
+            msgspec.ValidationError,
+            RecursionError,
+        ) as error:
             raise ForeignDumpError(
                 f"{path}: {printable(error, 200)}; a map has the tables [taps] and [layouts]"
             ) from error
@@ -80,7 +85,9 @@ class NameMap:
         """The tensors of a pass under these names."""
         for tensor in one.tensors:
             tap = self.tap(tensor.tap)
-            layout = next((told for glob, told in self.layouts.items() if matches(tap, [glob])), tensor.layout)
+            layout = next(
+                (told for glob, told in self.layouts.items() if matches(tap, [glob])), tensor.layout
+            )
             if tap:
                 yield replace(tensor, tap=tap, layout=layout)
 

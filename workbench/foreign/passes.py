@@ -8,7 +8,7 @@ layout that nobody tells are settled afterwards, in one place for all formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.meta import ModelMeta
+
+#: What is told while a run is imported: how many passes of how many.
+Counted = Callable[[int, int], None]
+#: The text of a token; None where that is not known.
+TokenText = Callable[[int], str | None]
 
 
 class ForeignDumpError(Exception):

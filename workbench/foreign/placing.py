@@ -45,7 +45,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class StepTensors:
+class PlacedTensors:
     """Collects rows until a step has all of its own. `lost` says which taps could not be placed, and why."""
 
     plan: RowPlan

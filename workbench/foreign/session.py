@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,13 +21,13 @@ from sessions.meta import (
 )
 from workbench.foreign.heads import MergedPasses, common_passes, merged_passes
 from workbench.foreign.measuring import likeliest, statistics
-from workbench.foreign.passes import ForeignFacts, ForeignRun
-from workbench.foreign.placing import StepTensors
+from workbench.foreign.passes import Counted, ForeignFacts, ForeignRun, TokenText
+from workbench.foreign.placing import PlacedTensors
 from workbench.foreign.rows import PlannedSequence, RowPlan, planned
 from workbench.foreign.survey import TapSurvey
 
-#: What is told while a run is imported: how many passes of how many.
-Counted = Callable[[int, int], None]
+#: Token texts that a page of the session's meta holds.
+_PAGE = 512
 
 _FUSED = "the engine computes attention in one kernel, which has no such tensor"
 _ABSENT = {
@@ -38,14 +39,21 @@ _ABSENT = {
 
 
 def write_session(
-    run: ForeignRun, path: Path, *, form: str, progress: Counted = lambda done, of: None
+    run: ForeignRun,
+    path: Path,
+    *,
+    form: str,
+    model: ModelMeta | None = None,
+    token: TokenText = lambda token: None,
+    progress: Counted = lambda done, of: None,
 ) -> SessionMeta:
-    """Write `run`, a dump of the format `form`, as a new session at `path`; what is in it, and what not.
+    """Write `run`, a dump of the format `form`, as a new session at `path`; what is in it, and what not. `model` counts
+    more than what the dump tells of it; `token` gives the texts of tokens.
 
     ForeignDumpError for a dump that contradicts itself or holds no whole request; SessionWriteError where the file
     cannot grow. What was written then is no session of use: the caller removes it.
     """
-    facts = run.facts
+    facts = run.facts if model is None else replace(run.facts, model=model)
     survey = TapSurvey(facts.model)
     merged = merged_passes(run, survey.look)
     plan = planned(merged.heads, facts.model.eos_ids)
@@ -63,21 +71,31 @@ def write_session(
         requests_inferred=plan.inferred,
         statistics_only=not any(tap.array for tap in survey.taps.values()),
     )
-    tensors = StepTensors(plan, facts.model)
+    tensors = PlacedTensors(plan, facts.model)
     with SessionWriter.create(
         path, taps=taps, ranks=merged.expected, meta=msgspec.structs.replace(meta, foreign=foreign)
     ) as writer:
-        last = _last_passes(plan)
+        last, known = _last_passes(plan), set[int]()
         for number, found in enumerate(common_passes(run, merged)):
             tensors.add(number, found)
             while writer.next_step(0) < len(last) and last[writer.next_step(0)] <= number:
                 step = writer.next_step(0)
-                writer.step(0, _step(step, plan, taps, merged.expected, tensors.take(step)))
+                record = _step(step, plan, taps, merged.expected, tensors.take(step))
+                known.update(*((*one.ids, *one.topk_ids) for one in record.sequences))
+                writer.step(0, record)
             progress(number + 1, len(merged.heads))
         lost = tuple(f"{tap}: {why}" for tap, why in sorted(tensors.lost.items()))
         foreign = msgspec.structs.replace(foreign, lost=lost)
         writer.set_meta(foreign=foreign)
+        _write_texts(writer, sorted(known), token)
     return msgspec.structs.replace(meta, foreign=foreign)
+
+
+def _write_texts(writer: SessionWriter, tokens: Sequence[int], token: TokenText) -> None:
+    texts = {one: text for one in tokens if (text := token(one)) is not None}
+    ids = list(texts)
+    for page, first in enumerate(range(0, len(ids), _PAGE)):
+        writer.token_texts(page, {one: texts[one] for one in ids[first : first + _PAGE]})
 
 
 def _last_passes(plan: RowPlan) -> list[int]:

@@ -30,9 +30,9 @@ _SCALED = 1e-2
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared. `rows` have tokens on both sides (of one recording alone: all), `aligned` of them have the
-    same embedding; None: not proved, `alignment` says why, or what else there is to know. `taps` of `of_taps` that a layer
-    has were recorded, in `layers` layers. `misplaced` is why no verdict can be given at all, `lacking` why nothing can
-    be called right."""
+    same embedding; None: not proved, `alignment` says why, or what else there is to know. Of the `of_taps` taps that a
+    layer has `taps` were recorded, in `layers` layers. `misplaced` is why no verdict can be given at all, `lacking` why
+    nothing can be called right."""
 
     rows: int = 0
     aligned: int | None = None

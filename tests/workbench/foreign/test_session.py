@@ -112,7 +112,9 @@ def packings(draw: st.DrawFn, prompts: list[int], lengths: list[int]) -> list[li
                 continue
             left = prompts[seq] - done[seq]
             size = 1 if left <= 1 else draw(st.integers(2, left))
-            size = left if left - size == 1 and not done[seq] else size  # else it looks like a prompt of one less
+            size = (
+                left if left - size == 1 and not done[seq] else size
+            )  # else it looks like a prompt of one less
             one += [(seq, done[seq] + i) for i in range(size)]
             done[seq] += size
         passes.append(one + [None] * draw(st.integers(0, 2)))

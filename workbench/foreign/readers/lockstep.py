@@ -52,6 +52,11 @@ class TapeFacts(Struct, kw_only=True):
     config: dict[str, object] = {}
 
 
+def open_lockstep(folder: Path, model: Path | None = None) -> LockstepDump:
+    """As `LockstepDump.open`: the dump itself tells what the model is."""
+    return LockstepDump.open(folder)
+
+
 _Told = TypeVar("_Told", TapeFacts, TapeLine)
 
 

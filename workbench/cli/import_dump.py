@@ -1,0 +1,105 @@
+"""`lockstep import`: the dump of another engine as a session."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from sessions import Session
+from sessions.meta import ModelMeta
+from workbench.cli.progress import Status
+from workbench.cli.terminal import tell
+from workbench.exit_codes import UsageError
+from workbench.export.json import dumps
+from workbench.foreign.importing import FORMATS, dropped_lines, import_run
+from workbench.foreign.name_map import NameMap
+from workbench.inferior.destination import may_write
+from workbench.inferior.identity import checkpoint_digest
+from workbench.models.opening import OpenedModel, open_model
+from workbench.paths import new_session_path
+from workbench.settings import session_limits
+from workbench.views.coverage import coverage
+from workbench.views.golden_event import plain
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command("import")
+def import_dump(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was dumped into.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="RUN.session", help="Where the session goes.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="The checkpoint that was run: its shapes, and its tokens' texts.",
+            show_default=False,
+        ),
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            "--map", metavar="FILE.toml", help="Tables [taps] and [layouts]: what the engine's names stand for.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:  # fmt: skip
+    """Make a session of a dump that another engine wrote: `check`, `diff`, `diagnose` and the screens read it.
+
+    Rows are placed by request and position, whatever passes they were packed into; what is dropped is told.
+    """
+    if form not in FORMATS:
+        raise UsageError(f"FORMAT is one of {', '.join(FORMATS)}, not {form!r}")
+    target = new_session_path(f"import-{form}") if output is None else may_write(output)
+    told = None if names is None else NameMap.read(names)
+    with Status() as status:
+        opened = None if model is None else open_model(model)
+        run = FORMATS[form].open(folder, None if opened is None else opened.directory)
+        if told is not None:
+            run = told.applied(run)
+        tokenizer = None if opened is None else opened.tokenizer
+        meta = import_run(
+            run,
+            target,
+            form=form,
+            model=None if opened is None else model_meta(opened),
+            token=(lambda token: None) if tokenizer is None else tokenizer.token,
+            progress=lambda done, of: status.count("pass", done, of),
+        )
+    with Session.open(target, session_limits()) as session, session.walk():
+        rests = coverage(session)
+    lines = [*rests.remarks(), *(dropped_lines(meta.foreign) if meta.foreign else ()), *meta.notes]
+    if as_json:
+        print(
+            dumps(
+                {
+                    "session": str(target),
+                    "coverage": plain(rests),
+                    "foreign": plain(meta.foreign),
+                    "notes": lines,
+                }
+            )
+        )
+        return
+    print(rests.in_words())
+    for line in lines:
+        tell(line)
+    tell(f"recorded in {target}")
+
+
+def model_meta(opened: OpenedModel) -> ModelMeta:
+    """What a session says of a checkpoint, its digest among that."""
+    return msgspec.structs.replace(
+        msgspec.convert(asdict(opened.config), ModelMeta),
+        name=opened.name,
+        path=str(opened.path),
+        checkpoint=checkpoint_digest(opened.path),
+    )
