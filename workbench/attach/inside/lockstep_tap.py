@@ -32,6 +32,7 @@ from torch import Tensor
 
 __version__ = "1.0"
 FORMAT = 1  # of the dump
+WAITING_BYTES = 1 << 24  # of one width are held on the device before they are measured
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -66,6 +67,7 @@ class Tape:
         self.shape: tuple[int, ...] = ()  # of its ids
         self.undo: list[Callable[[], None]] = []  # takes hooks away again
         self._tensors: dict[str, Tensor] = {}
+        self._waiting: dict[tuple[int, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
         self._awaited: set[str] = set()
         self._globs = [only] if isinstance(only, str) else list(only)
         self._wanted: dict[str, bool] = {}
@@ -95,7 +97,8 @@ class Tape:
                 requests = [requests] * n if isinstance(requests, str) else [str(one) for one in requests]
                 if len(requests) != n:
                     raise ValueError(f"{len(requests)} requests for {n} tokens")
-            self.shape, self._tensors, self._awaited = tuple(ids.shape), {}, {"logits", "return"}
+            self.shape, self._awaited = tuple(ids.shape), {"logits", "return"}
+            self._tensors, self._waiting = {}, {}
             self.line = {
                 "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
                 "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [], "skipped": 0,
@@ -131,7 +134,7 @@ class Tape:
                 self._tensors[key] = x.to("cpu", copy=True)
             else:
                 x = x if x.device.type in ("cpu", "cuda", "xpu") else x.cpu()  # others lack 64-bit numbers
-                self._tensors |= {f"{key}.stats": statistics(x), f"{key}.hash": hashes(x)}
+                self._measured(key, x.reshape(len(x), -1).clone())
             told = {"name": name, "key": key, "layout": layout, "dtype": dtype, "shape": list(x.shape)}
             self.line["taps"].append(told if rows is None else told | {"rows": [int(row) for row in rows]})
             if not self.facts["dtype"] and x.is_floating_point():
@@ -140,12 +143,25 @@ class Tape:
         except Exception as error:
             self.stop(name, error)
 
+    def _measured(self, key: str | None = None, x: Tensor | None = None) -> None:
+        """Have `x` measured with others of its width, which takes a few kernels; without any, measure what waits."""
+        if key is not None and x is not None:
+            self._waiting.setdefault((x.shape[1], x.dtype, x.device), []).append((key, x))
+        for kind, waiting in list(self._waiting.items()):
+            if key is None or sum(x.nbytes for _, x in waiting) > WAITING_BYTES:
+                lengths, rows = [len(x) for _, x in waiting], torch.cat([x for _, x in waiting])
+                table, codes = statistics(rows).split(lengths), hashes(rows).split(lengths)
+                for (name, _), stats, code in zip(waiting, table, codes, strict=True):
+                    self._tensors |= {f"{name}.stats": stats, f"{name}.hash": code}
+                del self._waiting[kind]
+
     def end(self, raised: str = "") -> None:
         """The pass is over, or was cut short by what it `raised`: write it. Else the next `step` or `close` does."""
         line, self.line = self.line, None
         if line is None:
             return
         try:
+            self._measured()
             write_safetensors(self.folder / line["file"], self._tensors)
             with open(self.folder / "passes.jsonl", "a", encoding="utf-8") as log:
                 log.write(json.dumps(line | ({"raised": raised} if raised else {})) + "\n")
@@ -170,7 +186,7 @@ class Tape:
 
     def stop(self, where: str, error: Exception) -> None:
         """Record no more: the pass at hand is dropped, the engine goes on as if there were no tape."""
-        self.line, self._tensors = None, {}
+        self.line, self._tensors, self._waiting = None, {}, {}
         self.facts["stopped"] = f"pass {self.index}, {where}: {type(error).__name__}: {error}"
         print(f"lockstep_tap: {self.folder}: recording stopped at {self.facts['stopped']}", file=sys.stderr)
         with contextlib.suppress(OSError):  # that the disk is full has just been told
@@ -192,27 +208,34 @@ class Tape:
         os.replace(new, self.folder / "tape.json")
 
 
-def statistics(x: Tensor) -> Tensor:
-    """[n, …] -> [n, 8] float32: min, max, mean, rms, absmax (of finite numbers), how many are nan, inf and zero."""
-    x = (
-        (x if x.dtype in (torch.float32, torch.float64) else x.float()).flatten(1)
-        if x.ndim > 1
-        else x.float()[:, None]
-    )
-    finite = x.isfinite()
-    count, kept = finite.sum(1), x.where(finite, 0)
-    low, high = x.where(finite, torch.inf).amin(1), x.where(finite, -torch.inf).amax(1)
+def statistics(rows: Tensor) -> Tensor:
+    """[n, m] -> [n, 8] float32: min, max, mean, rms, absmax (of finite numbers), how many are nan, inf and zero."""
+    x = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    n, m = x.shape
+    if not m:
+        return x.new_zeros(n, 8).float()
+    low, high = (
+        x.amin(1),
+        x.amax(1),
+    )  # NaN and infinities show here; on a GPU to ask would cost more than to count
+    nan = inf = x.new_zeros(n)
+    count, kept = x.new_full((n,), m), x
+    if x.device.type != "cpu" or not bool((high - low).isfinite().all()):
+        finite, nan, inf = x.isfinite(), x.isnan().sum(1), x.isinf().sum(1)
+        count, kept = finite.sum(1), x.where(finite, 0)
+        low, high = x.where(finite, torch.inf).amin(1), x.where(finite, -torch.inf).amax(1)
     mean = kept.sum(1, dtype=torch.float64) / count
     rms = torch.linalg.vector_norm(kept, dim=1, dtype=torch.float64) / count.sqrt()
+    zeros = torch.eq(x, 0, out=torch.empty_like(x)).sum(1, dtype=torch.float64)  # summing booleans is slower
     numbers = [
         one.double().where(count > 0, torch.nan) for one in (low, high, mean, rms, torch.maximum(-low, high))
     ]
-    return torch.stack([*numbers, x.isnan().sum(1), x.isinf().sum(1), (x == 0).sum(1)], 1).float()
+    return torch.stack([*numbers, nan.double(), inf.double(), zeros], 1).float()
 
 
-def hashes(x: Tensor) -> Tensor:
-    """[n, …] -> [n] int64, equal where the bits of rows are: each 8 bytes are mixed with their place, then summed."""
-    raw = x.reshape(len(x), -1).contiguous().view(torch.uint8)
+def hashes(rows: Tensor) -> Tensor:
+    """[n, m] -> [n] int64, equal where the bits of rows are: each 8 bytes are mixed with their place, then summed."""
+    raw = rows.contiguous().view(torch.uint8)
     words = torch.zeros((len(raw), -(-raw.shape[1] // 8) * 8), dtype=torch.uint8, device=raw.device)
     words[:, : raw.shape[1]] = raw
     mixed = words.view(torch.int64)

@@ -89,6 +89,28 @@ def test_statistics_and_hashes_in_place_of_numbers(tmp_path: Path) -> None:
     assert (full.dtype, half.dtype) == ("float32", "bfloat16")
 
 
+def test_tensors_are_measured_together_and_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a width wait for each other; each has its own rows, whenever it was measured, and in the order seen."""
+    tensors = [torch.randn(n, m).to(d) for n in (1, 3) for m in (5, 8) for d in (torch.float32, torch.half)]
+    found = []
+    for limit in (0, 40, 1 << 24):
+        monkeypatch.setattr(lockstep_tap, "WAITING_BYTES", limit)
+        tape = Tape(tmp_path / str(limit), capture="stats")
+        tape.step([1, 2, 3], 0)
+        for number, x in enumerate(tensors):
+            tape.tap(f"x{number}", x)
+        tape.close()
+        (one,) = LockstepDump.open(tmp_path / str(limit)).passes(0)
+        found.append([(x.tap, x.statistics, x.hashes) for x in one.tensors])
+    for alone, some, together in zip(*found, strict=True):
+        for other in (some, together):
+            assert alone[0] == other[0]
+            np.testing.assert_array_equal(alone[1], other[1])
+            np.testing.assert_array_equal(alone[2], other[2])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_statistics_of_every_dtype(dtype: torch.dtype) -> None:
     x = (torch.randn(3, 7) * 3).to(dtype)
@@ -97,7 +119,6 @@ def test_statistics_of_every_dtype(dtype: torch.dtype) -> None:
     np.testing.assert_allclose(found[:, 0], wide.min(1), rtol=1e-6)
     np.testing.assert_allclose(found[:, 3], np.sqrt((wide**2).mean(1)), rtol=1e-6)
     np.testing.assert_array_equal(found[:, 7], (wide == 0).sum(1))
-    assert statistics(x[:, 0]).shape == (3, 8)
 
 
 @given(st.binary(min_size=1, max_size=40), st.integers(0, 39), st.integers(0, 7))
