@@ -29,6 +29,7 @@ class EngineConfig:
     num_blocks: int | None = None  # None: enough for max_sequences at the model's context, within memory
     max_sequences: int = 8
     max_tokens: int | None = None  # context to provide for; None: the model's
+    poison_cache: bool = False  # slots that nobody wrote hold NaN, so that what reads one is seen
     chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
     load: Literal["direct", "rank0"] = "direct"
     weights: Literal["dequantised", "quantised"] = "dequantised"  # a GGUF file's: dense, or in its blocks

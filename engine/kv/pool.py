@@ -21,11 +21,13 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         max_rows: int,
+        unwritten: float = 0.0,
     ) -> None:
         shape = (num_layers, num_blocks * block_size, heads, head_dim)
-        # Zeros, because a fault that reads a slot before it was written must read the same every time.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Never empty: a fault that reads a slot before it was written must read the same every time.
+        self.unwritten = unwritten
+        self.keys = torch.full(shape, unwritten, dtype=dtype, device=device)
+        self.values = torch.full_like(self.keys, unwritten)
         # Where rows are gathered to before attention: one pair for all layers, which run in turn.
         self._key_rows = torch.empty((max_rows, heads, head_dim), dtype=dtype, device=device)
         self._value_rows = torch.empty_like(self._key_rows)
@@ -48,6 +50,6 @@ class KVPool:
         return keys, values
 
     def erase(self, slots: Tensor) -> None:
-        """Zero the rows of `slots` in all layers."""
-        self.keys.index_fill_(1, slots, 0)
-        self.values.index_fill_(1, slots, 0)
+        """Make the rows of `slots` in all layers as if nobody had written them."""
+        self.keys.index_fill_(1, slots, self.unwritten)
+        self.values.index_fill_(1, slots, self.unwritten)

@@ -119,6 +119,13 @@ class RankWeight(Struct, frozen=True):
     checksum: int
     checkpoint: int | None = None
 
+    @property
+    def comparison(self) -> str:
+        """How the share compares with the checkpoint's: "equal", "different", or "absent" where it has none."""
+        if self.checkpoint is None:
+            return "absent"
+        return "equal" if self.checkpoint == self.checksum else "different"
+
 
 class WeightsReport(Struct, frozen=True, tag="weights"):
     """This rank's share of every weight, by the checkpoint's names."""

@@ -6,6 +6,7 @@ only tokens are chosen by rank 0 and broadcast.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -93,6 +94,7 @@ class Runner:
             self.decoder.dtype,
             self.decoder.device,
             self.context,
+            math.nan if self.config.poison_cache else 0.0,
         )
         self.rebind()
 
@@ -130,7 +132,7 @@ class Runner:
     def rewind(self, lengths: Mapping[int, tuple[int, int, int]], step: int) -> None:
         """Go back: keep `lengths[seq] = (ids, computed, kv_len)` of each sequence; the next pass is `step`.
 
-        Rows past `kv_len` are zeroed: a fault that reads a slot before it was written must read what it
+        Rows past `kv_len` are erased: a fault that reads a slot before it was written must read what it
         read the first time.
         """
         for seq, (kept, computed, kv_len) in lengths.items():

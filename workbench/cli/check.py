@@ -16,6 +16,7 @@ from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.cli import options
 from workbench.cli.checked_model import ModelToCheck
+from workbench.cli.invariants import check_invariants
 from workbench.cli.progress import Status
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
@@ -64,6 +65,14 @@ def check(
     rule: options.Rules = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    invariants: Annotated[
+        bool,
+        typer.Option(
+            "--invariants",
+            help="Without a reference: what is true of every right engine, such as TP 1 = TP N, prefill = decode, "
+            "alone = in a batch, no token sees a later one.",
+        ),
+    ] = False,
     floor: Annotated[
         str,
         typer.Option(
@@ -90,9 +99,15 @@ def check(
 ) -> None:
     """Hold the engine against transformers or llama.cpp: prefill and decode, teacher-forced, tap by tap.
 
-    Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to
-    be saved could not be. 6: inconclusive, the reference overflows at this dtype.
+    Exit code 0: it matches. 1: it diverged, and the first wrong operation (or what is broken) is named. 3: it matches,
+    but what was to be saved could not be. 6: inconclusive, the reference overflows at this dtype.
     """
+    several = len([*(prompt or ()), *(ids or ())]) > 1
+    if invariants and (save or csv_file or several or (floor, reference) != ("auto", "transformers")):
+        raise UsageError(
+            "--invariants needs no reference and records nothing: leave out --save, --csv, --floor and --reference, "
+            "and give one prompt"
+        )
     if floor not in ("auto", "fixed"):
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     chosen = options.reference_of(reference)
@@ -102,6 +117,8 @@ def check(
         listen=listen,
     )  # fmt: skip
     opened = asked.opened
+    if invariants:
+        raise typer.Exit(check_invariants(asked, junit_file, as_json))
     target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:
         with Status() as status:

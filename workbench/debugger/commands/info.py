@@ -8,7 +8,6 @@ from typing import Any
 
 from engine.faults.catalogue import DEFAULTS, FAULTS
 from engine.ranks.messages import ReadWeights
-from engine.ranks.reports import RankWeight
 from sessions.meta import WeightShare
 from sessions.text import clean
 from workbench.debugger.answers import Result, TableResult
@@ -109,18 +108,12 @@ def _on_ranks(debugger: Debugger, branch: int) -> tuple[WeightShare, ...]:
     reports = engine.inferior.client.call(ReadWeights(compare=True), timeout=None)
     shares = [
         WeightShare(
-            name, rank, tuple(held.shape), held.dtype, tuple(held.stats), f"{held.checksum:016x}", _compared(held)
+            name, rank, tuple(held.shape), held.dtype, tuple(held.stats), f"{held.checksum:016x}", held.comparison
         )
         for rank, report in enumerate(reports)
         for name, held in report.weights.items()
     ]  # fmt: skip
     return tuple(sorted(shares, key=lambda share: (share.name, share.rank)))
-
-
-def _compared(held: RankWeight) -> str:
-    if held.checkpoint is None:
-        return "absent"
-    return "equal" if held.checkpoint == held.checksum else "different"
 
 
 def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> None:

@@ -1,0 +1,236 @@
+"""`check --invariants`: what is true of every right engine, tried on this one without any reference.
+
+Runs of the same tokens that differ in one respect must agree (metamorphic relations, Chen et al. 1998): which of them
+do not says where to look before anything is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.api import Engine
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import EngineError
+from engine.ranks.messages import ReadWeights
+from workbench.checking.invariants.invariant import Invariant
+from workbench.checking.invariants.properties import PROPERTIES, finite, loaded
+from workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
+from workbench.inferior.inferior import RANK_PROGRAM
+
+#: Tokens of the long prompt, where the model's context has room for it.
+LONG = 256
+#: How many of the highest ids make a prompt.
+_HIGHEST = 8
+
+#: Told which one is being tried.
+Told = Callable[[str], None]
+
+
+def with_room(config: EngineConfig, model: ModelConfig, prompt: Sequence[int], steps: int) -> EngineConfig:
+    """`config` with room for a small batch and the long prompt."""
+    longest = max(LONG, 2 * len(prompt)) + steps + 1
+    return replace(config, max_sequences=max(3, config.max_sequences), max_tokens=min(longest, model.context))
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A model on our engine, as `config` runs it under `rules`, on a prompt and some decode steps."""
+
+    path: Path
+    model: ModelConfig
+    config: EngineConfig
+    rules: Mapping[str, str]
+    prompt: Sequence[int]
+    steps: int
+    progress: Told = lambda what: None
+    found: list[Invariant] = field(default_factory=list)
+
+    def run(self) -> list[Invariant]:
+        """Try them all. EngineError where the engine does not even run as it was asked to."""
+        with self._engine(self.config) as engine:
+            before = engine.client.call(ReadWeights(compare=True), timeout=None)
+            base = self._run(engine, self.prompt)
+            for one in PROPERTIES:
+                self.found.append(one(base, self.model, self.tolerance))
+            self._same_engine(engine, base)
+            highest = self._highest(engine)
+            after = engine.client.call(ReadWeights(), timeout=None)
+            self.found.extend(loaded(before, after))
+        self._other_engines(base, highest)
+        return self.found
+
+    @property
+    def tolerance(self) -> float:
+        return tolerance(self.config.dtype)
+
+    @property
+    def _changing(self) -> str:
+        """Why runs of other passes need not agree."""
+        by_length = self.model.rope_scaling.by_length
+        return "rotary frequencies follow the length of the sequence: passes matter" if by_length else ""
+
+    def _same_engine(self, engine: Engine, base: Run) -> None:
+        self._relation(
+            "the same bits twice",
+            "nondeterminism: memory read before it was written, a race, or sums in an order that varies",
+            lambda: other_bits(base, self._run(engine, self.prompt, base.emitted)),
+        )
+        self._agree(
+            "prefill = decode",
+            "decode: the positions of its tokens, which cached rows it reads, what its cache was given",
+            lambda: (base, self._run(engine, base.tokens, steps=0)),
+            self._changing,
+        )
+        other = [*self.prompt[:-1], (self.prompt[-1] + 1) % self.model.vocab_size]
+        self._agree(
+            "no token sees a later one",
+            "causality: the mask, or an operation that mixes the rows of tokens",
+            lambda: (base.prefill, self._run(engine, other, steps=0)),
+            "the prompt is a single token" if len(self.prompt) < 2 else "",
+            below=len(self.prompt) - 1,
+        )
+        longer, shorter = [*self.prompt, *reversed(self.prompt)], self.prompt[: max(1, len(self.prompt) // 3)]
+        crowd = [list(self.prompt), longer[: self._room], list(shorter)]
+        self._agree(
+            "alone = in a batch",
+            "batching: slots or block tables of one sequence used for another, padding, a mask over packed rows",
+            lambda: (base, run(engine, self.rules, crowd, self.steps, base.emitted)),
+        )
+
+    def _highest(self, engine: Engine) -> Run | None:
+        """The ids at the end of the vocabulary, which padding and the cut by ranks get wrong first."""
+        name, means = (
+            "highest token ids",
+            "the vocabulary's shards or their padding: an id that no rank holds",
+        )
+        ids = [self.model.vocab_size - 1 - i for i in range(min(_HIGHEST, self.model.vocab_size, self._room))]
+        try:
+            ran = self._run(engine, ids, steps=0)
+        except EngineError as error:
+            self.found.append(Invariant.of(name, means, "", str(error)))
+            return None
+        held, broken = finite(ran, self.model, self.tolerance), ""
+        if held.result == "broken":
+            broken = held.told
+        elif empty := [ids[i] for i, row in ran.rows("embed").items() if not np.any(row)]:
+            broken = f"embed: the row of token {empty[0]} is empty"
+        self.found.append(Invariant.of(name, means, f"ids {ids[-1]} to {ids[0]}", broken, held.tap))
+        return ran
+
+    def _other_engines(self, base: Run, highest: Run | None) -> None:
+        """Relations for which ranks are started anew."""
+        with self._another(replace(self.config, poison_cache=True)) as engine:
+            self._agree(
+                "unused cache slots are not read",
+                "attention reads a slot that nobody wrote: a length, a block table or a mask that is one too wide",
+                lambda: (base, self._run(engine(), self.prompt, base.emitted)),
+            )
+        size = max(1, len(self.prompt) // 3)
+        with self._another(replace(self.config, chunk_tokens=size)) as engine:
+            self._agree(
+                "prefill in chunks = whole",
+                "chunks: the positions of later ones, or the mask between a chunk and what is cached",
+                lambda: (base, self._run(engine(), self.prompt, base.emitted)),
+                self._changing or ("the prompt is a single token" if len(self.prompt) < 2 else ""),
+            )
+            self._long(engine)
+        if self.config.tp == 1:
+            self.found.append(
+                Invariant(name="tp 1 = tp N", result="not tried", told="there is one rank (--tp 2)")
+            )
+            return
+        with self._another(replace(self.config, tp=1)) as engine:
+            means = "sharding: a shard cut wrongly, a reduce left out or done twice, heads given to the wrong rank"
+            name = f"tp 1 = tp {self.config.tp}"
+            self._agree(name, means, lambda: (base, self._run(engine(), self.prompt, base.emitted)))
+            if highest is not None:
+                ids = highest.tokens
+                means = "the vocabulary's shards: an id that no rank holds, or that two hold"
+                self._agree(
+                    f"{name}, highest ids", means, lambda: (highest, self._run(engine(), ids, steps=0))
+                )
+
+    def _long(self, chunked: Callable[[], Engine]) -> None:
+        """Positions and blocks far beyond the prompt's."""
+        length = min(LONG, self._room)
+        ids = [self.prompt[i % len(self.prompt)] for i in range(length)]
+        self._agree(
+            f"{length} tokens, in chunks = whole",
+            "long context: positions in low precision, a second block of the cache, a window",
+            lambda: self._long_runs(chunked(), ids),
+            self._changing or ("the context has no room for it" if length <= 2 * len(self.prompt) else ""),
+        )
+
+    def _long_runs(self, chunked: Engine, ids: Sequence[int]) -> tuple[Run, Run]:
+        chunked.capture("logits", "*.mlp_residual")
+        few = run(chunked, self.rules, [ids], 0)
+        with self._engine(self.config) as engine:
+            engine.capture("logits", "*.mlp_residual")
+            return run(engine, self.rules, [ids], 0), few
+
+    @property
+    def _room(self) -> int:
+        """Tokens that a prompt may have."""
+        return (self.config.max_tokens or self.model.context) - self.steps - 1
+
+    def _run(
+        self, engine: Engine, ids: Sequence[int], forced: Sequence[int] = (), steps: int | None = None
+    ) -> Run:
+        return run(engine, self.rules, [list(ids)], self.steps if steps is None else steps, forced)
+
+    @contextmanager
+    def _engine(self, config: EngineConfig) -> Iterator[Engine]:
+        with Engine(config, program=RANK_PROGRAM) as engine:
+            engine.load(self.path, self.rules)
+            engine.capture("*", statistics=True)
+            yield engine
+
+    @contextmanager
+    def _another(self, config: EngineConfig) -> Iterator[Callable[[], Engine]]:
+        """An engine under another configuration, started when it is first asked for."""
+        started: list[Engine] = []
+        with ExitStack() as stack:
+
+            def engine() -> Engine:
+                if not started:
+                    started.append(stack.enter_context(self._engine(config)))
+                return started[0]
+
+            yield engine
+
+    def _agree(
+        self,
+        name: str,
+        means: str,
+        runs: Callable[[], tuple[Run, Run]],
+        why_not: str = "",
+        below: int | None = None,
+    ) -> None:
+        """Two runs must have the same rows; of the tokens `below` an index, where it is given."""
+
+        def compare() -> tuple[str, str, str]:
+            ours, theirs = runs()
+            apart = first_apart(ours, theirs, self.tolerance, below)
+            told = f"{len(ours.tokens)} tokens, {len(ours.taps)} taps"
+            return told, "" if apart is None else apart.in_words(), "" if apart is None else apart.tap
+
+        self._relation(name, means, compare, why_not)
+
+    def _relation(
+        self, name: str, means: str, compare: Callable[[], tuple[str, str, str]], why_not: str = ""
+    ) -> None:
+        """One more, where nothing stands against it."""
+        if why_not:
+            self.found.append(Invariant(name=name, result="not tried", told=why_not))
+            return
+        self.progress(name)
+        try:
+            told, broken, tap = compare()
+        except EngineError as error:
+            told, broken, tap = "", str(error), ""
+        self.found.append(Invariant.of(name, means, told, broken, tap))

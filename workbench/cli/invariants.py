@@ -1,0 +1,76 @@
+"""`lockstep check --invariants`: the table of what holds, and where to look for what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from sessions.text import clean
+from workbench.checking.invariants.invariant import Invariant
+from workbench.checking.invariants.suite import Suite
+from workbench.cli.checked_model import ModelToCheck
+from workbench.cli.progress import Status
+from workbench.cli.terminal import tell
+from workbench.exit_codes import Exit
+from workbench.export import junit
+from workbench.export.check_text import say
+from workbench.export.json import dumps
+from workbench.views.plain_text import plural
+
+_MARKS = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "not tried": ("-", "dim")}
+_RESULTS: dict[str, junit.Result] = {"holds": "pass", "broken": "fail", "not tried": "absent"}
+
+
+def check_invariants(asked: ModelToCheck, junit_file: Path | None, as_json: bool) -> Exit:
+    """Try them all on the first prompt, and tell."""
+    opened = asked.opened
+    with Status() as status:
+        suite = Suite(
+            opened.path, opened.config, asked.config, asked.rules, asked.prompts[0], asked.steps, status.say
+        )
+        found = suite.run()
+    broken = [one for one in found if one.result == "broken"]
+    if as_json:
+        verdict = "broken" if broken else "hold"
+        print(dumps({"verdict": verdict, "invariants": [msgspec.to_builtins(one) for one in found]}))
+    else:
+        _render(asked, found)
+    if junit_file is not None:
+        try:
+            junit_file.write_text(_junit(asked, found), encoding="utf-8")
+        except OSError as error:
+            tell(f"error: {junit_file} is not written: {error.strerror}")
+            return Exit.DIVERGED if broken else Exit.NOT_SAVED
+    return Exit.DIVERGED if broken else Exit.OK
+
+
+def _render(asked: ModelToCheck, found: Sequence[Invariant]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(clean(asked.in_words()), markup=False)
+    width = max(len(one.name) for one in found)
+    for one in found:
+        mark, style = _MARKS[one.result]
+        console.print(f"{mark} {one.name:<{width}}  {clean(one.told)}", style=style, markup=False)
+    broken = [one for one in found if one.result == "broken"]
+    if broken:
+        console.print()
+    for one in broken:
+        say(console, "look at", f"{one.name}: {one.means}")
+    tried = [one for one in found if one.result != "not tried"]
+    told = (
+        f"{len(broken)} of {plural(len(tried), 'invariant')} broken"
+        if broken
+        else f"{plural(len(tried), 'invariant')} hold"
+    )
+    say(console, "verdict", told, "bold red" if broken else "bold green")
+
+
+def _junit(asked: ModelToCheck, found: Sequence[Invariant]) -> str:
+    cases = [
+        junit.JUnitCase("invariants", "invariants", one.name, _RESULTS[one.result], one.told, one.means)
+        for one in found
+    ]
+    return junit.junit(f"lockstep check {asked.opened.name} --tp {asked.config.tp} --invariants", cases)
