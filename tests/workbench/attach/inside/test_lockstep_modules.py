@@ -220,6 +220,27 @@ def test_unknown_modules_have_their_own_names(tmp_path: Path) -> None:
     assert "1 outputs" in LockstepDump.open(tmp_path).facts.notes[0]
 
 
+def test_a_tape_that_closes_in_the_middle_leaves_the_model_alone(model: Any, tmp_path: Path) -> None:
+    """Hooks go away while torch walks over them: after enough passes, and at an error within one."""
+    before, ids = hooks(model), torch.tensor([IDS])
+    with torch.no_grad():
+        expected = model(ids).logits
+        for name, changes in (("enough", {"passes": 1}), ("error", {})):
+            tape = Tape(tmp_path / name, **changes)
+            attach(model, tape)
+            follow(model, tape)
+            assert hooks(model) > before
+            assert torch.equal(model(ids).logits, expected)
+            handle = model.model.layers[1].mlp.register_forward_hook(
+                lambda *_, tape=tape: tape.tap("x", object()) if tape.index else None
+            )
+            assert torch.equal(model(ids).logits, expected)
+            handle.remove()
+            assert tape.closed
+            assert hooks(model) == before
+            assert len(list(LockstepDump.open(tmp_path / name).passes(0))) == 1
+
+
 def test_what_a_raising_call_did_is_kept(model: Any, tmp_path: Path) -> None:
     def fail(*_: Any) -> None:
         raise ArithmeticError("no such block")

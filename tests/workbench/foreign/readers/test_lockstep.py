@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from workbench.foreign.passes import ForeignDumpError
@@ -210,6 +213,26 @@ def test_what_cannot_be_read_is_one_clear_error(what: str, tmp_path: Path) -> No
         read_all(tmp_path)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000 + len(str(tmp_path))
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_damage_anywhere_is_that_error_or_none(data: st.DataObject, tmp_path: Path) -> None:
+    """A byte of any file overwritten, cut off or put in: no other error, whatever is read."""
+    home = tmp_path / "rank0"
+    whole = dump(tmp_path) / "rank0" if not home.exists() else home
+    name = data.draw(st.sampled_from(["tape.json", "passes.jsonl", LINE["file"]]))
+    before = (whole / name).read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1))
+    piece = data.draw(st.sampled_from([b"", b"9", b"-", b"[", b'"', b"null", b"1e400", b"\x00", b"\xff" * 8]))
+    (whole / name).write_bytes(
+        before[:at] + piece + before[at + data.draw(st.sampled_from([0, 1, 8, 10**6])) :]
+    )
+    try:
+        with contextlib.suppress(ForeignDumpError):
+            read_all(tmp_path)
+    finally:
+        (whole / name).write_bytes(before)
 
 
 def test_no_dump_at_all(tmp_path: Path) -> None:
