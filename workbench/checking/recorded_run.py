@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from engine.errors import CheckpointError, ConfigError
 from sessions import Session
@@ -28,6 +31,7 @@ from workbench.diagnosis.verdict import judge
 from workbench.inferior.identity import checkpoint_digest
 from workbench.references.golden import record_golden, record_pair
 from workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
+from workbench.views.coverage import Coverage, coverage
 from workbench.views.plain_text import plural
 
 #: Where to find out which checkpoint a recording is of.
@@ -61,21 +65,26 @@ def diagnose_recording(
     with ExitStack() as stack:
         truth = None if golden is None else stack.enter_context(Session.open(golden, UNLIMITED))
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
+        rests = coverage(session, truth, branch=branch)
         found = diagnose(session, facts, golden=truth, branch=branch)
-        if not found.judged:
-            reason = f": {found.unjudged[0].tap}: {found.unjudged[0].reason}" if found.unjudged else ""
+        if not found.judged and session.meta.foreign is None:
             raise DiagnosisError(
-                f"{session.path.name} holds too little to judge any operation{reason}; record it with `--capture full`"
+                f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "
+                "`--capture full`"
             )
-        if truth is None:
+        causes = list(found.causes)
+        if truth is None or not found.judged:
             judgement = _alone(session, branch, found)
-            causes = list(found.causes)
         else:
             judgement = reconciled(judge(session, truth, floor=noise, branch=branch), found)
             causes = named(found, session, truth, judgement.first_divergence, checkpoint)
+        if session.meta.foreign is not None:
+            judgement = supported(judgement, rests, found)
+            causes = causes if judgement.verdict == "diverged" else []
     name = "" if golden is None else golden.name
     rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
     event = summary(judgement, None, causes, len(session.steps(branch)), rules, name)
+    event = msgspec.structs.replace(event, coverage=rests)
     return CheckResult(judgement, event, session.path, golden)
 
 
@@ -145,6 +154,22 @@ def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], in
         for _, (prompt, *rest) in sorted(read.items())
     ]
     return sequences, len(steps) - 1
+
+
+def supported(judgement: Judgement, rests: Coverage, found: Explanation) -> Judgement:
+    """The judgement of a foreign run as far as what it rests on carries it: "inconclusive" where rows are not proved to
+    be the same ones, and where nothing wrong was found in what is not all of the run."""
+    if rests.misplaced:
+        nothing = replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
+        return replace(nothing, notes=(*judgement.notes, rests.misplaced))
+    lacking = rests.lacking or ("" if found.judged else f"no operation could be judged{_why(found)}")
+    if lacking and judgement.verdict != "diverged":
+        return replace(judgement, verdict="inconclusive", notes=(*judgement.notes, lacking))
+    return judgement
+
+
+def _why(found: Explanation) -> str:
+    return f": {found.unjudged[0].tap}: {found.unjudged[0].reason}" if found.unjudged else ""
 
 
 def _alone(session: Session, branch: int, found: Explanation) -> Judgement:

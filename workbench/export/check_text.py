@@ -43,10 +43,29 @@ Cells = Mapping[tuple[str, bool], str]
 
 def render(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """Print the whole report."""
+    rests(event, console)
     table(event, taps, console)
     console.print()
     explain(event, console)
     verdict(event, taps, console)
+
+
+def rests(event: GoldenEvent, console: Console) -> None:
+    """What the verdict on a recording rests on, before anything else."""
+    if event.coverage is None:
+        return
+    console.print(Text(event.coverage.in_words(), "bold"))
+    for remark in event.coverage.remarks():
+        console.print(Text(remark, "dim"))
+    console.print()
+
+
+def inconclusive(event: GoldenEvent) -> str:
+    """Why neither right nor wrong can be said."""
+    covered = event.coverage
+    if event.overflow is not None or covered is None:
+        return "use a wider --dtype"
+    return covered.misplaced or covered.lacking or (event.notes[-1] if event.notes else "")
 
 
 def table(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
@@ -163,7 +182,7 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
         counted = sum(one.verdict != "absent" for one in taps)
         said = f"match: {counted} tensors judged, {suspects} suspect, none wrong"
     elif event.verdict == "inconclusive":
-        said = "inconclusive: use a wider --dtype"
+        said = f"inconclusive: {clean(inconclusive(event))}"
     else:
         said = "diverged"
     style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 
 from sessions.text import clean
-from workbench.export.check_text import say
+from workbench.export.check_text import inconclusive, rests, say
 from workbench.views.causes import NO_CAUSE, cause_lines
 from workbench.views.golden_event import GoldenEvent
 
 
 def render_diagnosis(event: GoldenEvent, console: Console) -> None:
     """Print all that was found."""
+    rests(event, console)
     if event.first_divergence is not None:
         say(console, "first wrong", event.first_divergence.in_words(), "bold")
     for cause in event.causes:
@@ -31,4 +32,5 @@ def render_diagnosis(event: GoldenEvent, console: Console) -> None:
     for note in event.notes:
         say(console, "note", clean(note))
     style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
-    say(console, "verdict", event.verdict, style)
+    why = f": {clean(inconclusive(event))}" if event.verdict == "inconclusive" else ""
+    say(console, "verdict", event.verdict + why, style)

@@ -16,6 +16,7 @@ from sessions import Session
 from sessions.records import JSON
 from sessions.text import clean
 from workbench.views.causes import NO_CAUSE, Cause
+from workbench.views.coverage import Coverage
 from workbench.views.numbers import number
 
 #: The kind of the event.
@@ -118,9 +119,11 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
     themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name, `reference`
     the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised. `confirmed`
-    are the rules in force ("NAME=VALUE") of which it was tried that the run matches without them, and only then."""
+    are the rules in force ("NAME=VALUE") of which it was tried that the run matches without them, and only then.
+    `coverage` is what the verdict on a recording rests on, and may be why it is inconclusive."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
+    coverage: Coverage | None = None
     max_abs_logits: float | None = None
     tokens_identical: bool = False
     untapped: UntappedRun | None = None
