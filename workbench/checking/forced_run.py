@@ -17,12 +17,13 @@ from pathlib import Path
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import DType
 from engine.errors import RequestError
-from sessions import SessionWriteError, SessionWriter, Verdict
+from sessions import SessionWriteError, Verdict
 from sessions.copy import copy
 from sessions.errors import RecordingLost
 from sessions.meta import ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.pipeline import CheckResult, Reference, check_run
+from workbench.checking.verdicts import store_judgement
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL, Capture
@@ -36,7 +37,7 @@ from workbench.references.golden import (
     record_pair,
 )
 from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
-from workbench.views.golden_event import KIND, GoldenEvent, plain
+from workbench.views.golden_event import GoldenEvent
 
 #: `progress(what, done, of)`: which recording, and how many of its forward passes are over.
 Progress = Callable[[str, int, int], None]
@@ -188,18 +189,13 @@ class ForcedRun:
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         """Into the session of the run."""
         try:
-            self._store(verdicts, event)
+            store_judgement(self.path, self.branch, verdicts, event)
         except SessionWriteError as error:
             if self.spare is None or self.path == self.spare:
                 raise
             copy(self.path, self.spare)
             self.lost, self.path = f"the verdicts: {error}", self.spare
-            self._store(verdicts, event)
-
-    def _store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
-        with SessionWriter.reopen(self.path) as writer:
-            writer.verdicts(verdicts)
-            writer.event(self.branch, event.steps - 1, KIND, event.words or event.verdict, plain(event))
+            store_judgement(self.path, self.branch, verdicts, event)
 
     def _start_over(self) -> None:
         """The reference's prompts, at their beginning, under the rules and without patches."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from sessions import Verdict
+from sessions import SessionWriter, Verdict
 from sessions.records import JSON
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words
 from workbench.views.causes import Cause
-from workbench.views.golden_event import GoldenEvent, QuantisationLoss, UntappedRun, plain
+from workbench.views.golden_event import KIND, GoldenEvent, QuantisationLoss, UntappedRun, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 
@@ -23,6 +24,13 @@ def verdict_rows(taps: Sequence[TapVerdict], branch: int = 0) -> list[Verdict]:
         if _badness(one) < _badness(known):
             worst[one.step, one.tap] = one
     return [Verdict(branch, step, tap, one.verdict, _detail(one)) for (step, tap), one in worst.items()]
+
+
+def store_judgement(path: Path, branch: int, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+    """Keep what was found of a branch in the session at `path`. SessionWriteError where it cannot be written."""
+    with SessionWriter.reopen(path) as writer:
+        writer.verdicts(verdicts)
+        writer.event(branch, event.steps - 1, KIND, event.words or event.verdict, plain(event))
 
 
 def _badness(one: TapVerdict) -> tuple[int, bool]:

@@ -11,22 +11,24 @@ import typer
 from rich.console import Console
 
 from sessions import Session
+from sessions.copy import copy
 from sessions.limits import UNLIMITED
 from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
+from workbench.checking.verdicts import store_judgement, verdict_rows
 from workbench.cli import options
 from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.invariants import check_invariants
 from workbench.cli.progress import Status
+from workbench.cli.recordings import judged_recording
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
 from workbench.export import csv, junit
 from workbench.export.cases import cases
-from workbench.export.check_text import render, where
+from workbench.export.check_text import inconclusive, render, where
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.models.opening import OpenedModel
-from workbench.paths import new_session_path, sessions_directory
+from workbench.paths import new_session_path, session_of, sessions_directory
 from workbench.references.cache import prune
 from workbench.views.golden_event import GoldenEvent
 
@@ -54,7 +56,14 @@ _COLUMNS = (
 
 @app.command()
 def check(
-    model: options.Model,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|SESSION",
+            help="A Hugging Face directory, a GGUF file, a hub id, or `demo`; or a recording of anybody's.",
+            show_default=False,
+        ),
+    ],
     prompt: options.Prompts = None,
     ids: options.Ids = None,
     chat: options.Chat = False,
@@ -85,6 +94,25 @@ def check(
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Of a recording: the checkpoint that it is of.",
+            show_default=False,
+        ),
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden",
+            metavar="G.session",
+            help="Of a recording: a reference of the same tokens, if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    branch: Annotated[int, typer.Option("--branch", metavar="N", help="Of a recording: which branch.")] = 0,
     save: options.Save = None,
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
@@ -99,9 +127,23 @@ def check(
 ) -> None:
     """Hold the engine against transformers or llama.cpp: prefill and decode, teacher-forced, tap by tap.
 
+    A recording is held against transformers on the tokens that it read; what the verdict rests on is said first.
+
     Exit code 0: it matches. 1: it diverged, and the first wrong operation (or what is broken) is named. 3: it matches,
-    but what was to be saved could not be. 6: inconclusive, the reference overflows at this dtype.
+    but what was to be saved could not be. 6: inconclusive, the reference overflows at this dtype, or a recording does
+    not carry a verdict.
     """
+    if (recording := session_of(target)) is not None:
+        if prompt or ids or rule or reference != "transformers" or floor != "auto" or tp != 1 or invariants:
+            raise UsageError(
+                "--prompt, --ids, --rule, --tp, --floor, --reference and --invariants are for a model: a recording is "
+                "read as it is"
+            )
+        saved = may_write(save) if save else None
+        result = judged_recording(recording, model, golden, True, branch, device)
+        raise typer.Exit(_of_recording(recording, branch, result, saved, junit_file, csv_file, as_json))
+    if model is not None or golden is not None:
+        raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
     several = len([*(prompt or ()), *(ids or ())]) > 1
     if invariants and (save or csv_file or several or (floor, reference) != ("auto", "transformers")):
         raise UsageError(
@@ -112,35 +154,36 @@ def check(
         raise UsageError(f"--floor is auto or fixed, not {floor!r}")
     chosen = options.reference_of(reference)
     asked = ModelToCheck.of(
-        model, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
+        target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
         load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
         listen=listen,
     )  # fmt: skip
     opened = asked.opened
     if invariants:
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
-    target = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
+    place = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:
         with Status() as status:
             recorded = asked.reference(status, chosen, floor == "auto")
             with asked.engine(status) as inferior:
-                result = asked.check(inferior, recorded, target, Path(scratch) / "check.session", status)
+                result = asked.check(inferior, recorded, place, Path(scratch) / "check.session", status)
         if as_json:
             print(dumps(result.to_json()))
         else:
             print(clean(asked.in_words()))
             render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
-        lost = [f"{target} lacks {result.lost}"] if result.lost else []
+        lost = [f"{place} lacks {result.lost}"] if result.lost else []
         if junit_file is not None:
-            lost += _written(junit_file, lambda out: out.write(_junit(opened, tp, result)))
+            title = f"lockstep check {opened.name} --tp {tp}"
+            lost += _written(junit_file, lambda out: out.write(_junit(title, result, result.engine_session)))
         if csv_file is not None:
             lost += _written(csv_file, lambda out: _csv(out, result))
     if save is None and not result.lost:
-        prune(sessions_directory(), keep=target, limit=UNNAMED_BYTES, names="check-*.session")
+        prune(sessions_directory(), keep=place, limit=UNNAMED_BYTES, names="check-*.session")
     for words in lost:
         tell(f"error: {words}")
     if not result.lost and not as_json:
-        tell(f"recorded in {target}")
+        tell(f"recorded in {place}")
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not result.lost else lost[1:]
     told = code_of(result.event)
@@ -167,18 +210,43 @@ def _csv(out: TextIO, result: CheckResult) -> None:
     csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
 
 
-def _junit(model: OpenedModel, tp: int, result: CheckResult) -> str:
-    """A test for the verdict, whose failure names the first wrong operation and its cause; then one a tap."""
-    first = result.event.first_divergence
-    named = "" if first is None else f"first wrong: {where(first, tp)}"
-    causes = "\n".join(cause.text for cause in result.causes)
+def _of_recording(
+    path: Path, branch: int, result: CheckResult, save: Path | None, junit_file: Path | None, csv_file: Path | None,
+    as_json: bool,
+) -> Exit:  # fmt: skip
+    """Tell what came of a recording, and write what was asked for; the recording itself stays as it is."""
+    if as_json:
+        print(dumps(result.to_json()))
+    else:
+        render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
+    lost = [] if csv_file is None else _written(csv_file, lambda out: _csv(out, result))
+    if save is not None or junit_file is not None:
+        with TemporaryDirectory(prefix="lockstep-check-") as scratch:
+            judged = save or Path(scratch) / "judged.session"
+            copy(path, judged, overwrite=True)
+            store_judgement(judged, branch, verdict_rows(result.judgement.taps, branch), result.event)
+            if junit_file is not None:
+                title = f"lockstep check {path.name}"
+                lost += _written(junit_file, lambda out: out.write(_junit(title, result, judged)))
+    for words in lost:
+        tell(f"error: {words}")
+    if save is not None and not as_json:
+        tell(f"recorded in {save}")
+    return code_of(result.event) or (Exit.NOT_SAVED if lost else Exit.OK)
+
+
+def _junit(title: str, result: CheckResult, judged: Path) -> str:
+    """A test for the verdict, whose failure names the first wrong operation and its cause; then one a tap of the
+    session `judged`, which has the verdicts."""
+    event = result.event
+    first = event.first_divergence
+    named = "" if first is None else f"first wrong: {where(first, event.tp)}"
+    if event.verdict == "inconclusive":
+        named = f"inconclusive: {inconclusive(event)}"
+    rests = [event.coverage.in_words()] if event.coverage is not None else []
+    causes = "\n".join([*rests, *(cause.text for cause in result.causes)])
     verdict = junit.JUnitCase(
-        "check",
-        "verdict",
-        f"matches {result.event.reference}",
-        "pass" if result.matches else "fail",
-        named,
-        causes,
+        "check", "verdict", f"matches {event.reference}", "pass" if result.matches else "fail", named, causes
     )
-    with Session.open(result.engine_session, UNLIMITED) as session:
-        return junit.junit(f"lockstep check {model.name} --tp {tp}", [verdict, *cases(session)])
+    with Session.open(judged, UNLIMITED) as session:
+        return junit.junit(title, [verdict, *cases(session)])

@@ -9,23 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sessions import Session
 from sessions.text import clean
 from workbench.checking.confirmation import confirm
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
 from workbench.cli import options
 from workbench.cli.check import code_of
 from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.progress import Status
-from workbench.diagnosis.judgement import DiagnosisError
+from workbench.cli.recordings import judged_recording
 from workbench.exit_codes import UsageError
 from workbench.export.diagnosis_text import render_diagnosis
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.models.opening import open_model
-from workbench.paths import find_session, session_of
-from workbench.settings import session_limits
+from workbench.paths import session_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -90,7 +85,7 @@ def diagnose(
     if (path := session_of(target)) is not None:
         if rule or prompt or ids:
             raise UsageError("--rule, --prompt and --ids are for a model: a recording is read as it is")
-        result = _recording(path, model, golden, reference, branch, device)
+        result = judged_recording(path, model, golden, reference, branch, device)
     else:
         if model is not None or golden is not None:
             raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
@@ -112,18 +107,3 @@ def diagnose(
     else:
         render_diagnosis(result.event, Console(highlight=False, soft_wrap=True))
     raise typer.Exit(code_of(result.event))
-
-
-def _recording(
-    path: Path, model: str | None, golden: Path | None, reference: bool, branch: int, device: str
-) -> CheckResult:
-    with Status() as status, Session.open(path, session_limits()) as session, session.walk():
-        try:
-            checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
-        except DiagnosisError as error:
-            raise UsageError(str(error)) from error
-        return diagnose_recording(
-            session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
-            record=reference, device=device, warn=status.warn,
-            progress=lambda done, of: status.count("reference", done, of),
-        )  # fmt: skip

@@ -1,0 +1,149 @@
+"""The verdict on a foreign run: what it rests on, and that it is refused where that does not carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sessions import Session
+from tests.workbench.diagnosis.synthetic import Case, tiny_case
+from tests.workbench.foreign.packed import PackedRun, Rows, packed
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.recorded_run import diagnose_recording
+from workbench.foreign.session import write_session
+from workbench.views.coverage import coverage
+from workbench.views.golden_event import plain
+
+Q = "layers.0.attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return tiny_case(tmp_path_factory.mktemp("verdict"), num_hidden_layers=1)
+
+
+@pytest.fixture
+def run(case: Case) -> PackedRun:
+    rows = Rows.of(case.floor)
+    return packed(rows, rows.decoding(), tp=2)
+
+
+def edited(
+    run: PackedRun, tap: str, edit: Callable[[Any], Any], ranks: tuple[int, ...] = (0, 1)
+) -> PackedRun:
+    for rank in ranks:
+        run.by_rank[rank] = [
+            replace(
+                one, tensors=[replace(x, array=edit(x.array)) if x.tap == tap else x for x in one.tensors]
+            )
+            for one in run.by_rank[rank]
+        ]
+    return run
+
+
+def judged(run: PackedRun, case: Case, path: Path) -> CheckResult:
+    write_session(run, path, form="test")
+    with Session.open(path) as session:
+        return diagnose_recording(
+            session, case.model_dir, golden=case.golden.path, floor=case.floor.path, record=False
+        )
+
+
+def test_a_faultless_run_matches_and_says_what_that_rests_on(
+    run: PackedRun, case: Case, tmp_path: Path
+) -> None:
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "match"
+    rests = found.event.coverage
+    assert rests is not None
+    # No partial sums, and what a fused attention has not.
+    assert rests.in_words() == "aligned 21/21 rows · 15 of 21 taps × 1 layer · 2/2 ranks · recorded eager"
+    assert rests.absent == (
+        "attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs", "attn.o_proj.partial", "mlp.down.partial"
+    )  # fmt: skip
+    assert plain(found.event)["coverage"]["aligned"] == 21
+
+
+def test_an_operation_that_is_wrong_is_named(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    found = judged(edited(run, "logits", lambda x: x[:, ::-1].copy()), case, tmp_path / "a.session")
+    assert found.event.verdict == "diverged"
+    assert found.event.first_divergence is not None
+    assert found.event.first_divergence.tap == "logits"
+    assert found.event.coverage is not None
+    assert found.event.coverage.aligned == 21
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda x: np.roll(x, 1, axis=0), "embedding of another token, so rows are misplaced"),
+        (lambda x: x + np.float32(1), "no token's"),
+    ],
+)
+def test_rows_that_are_not_proved_the_same_get_no_verdict(
+    run: PackedRun, case: Case, tmp_path: Path, edit: Callable[[Any], Any], said: str
+) -> None:
+    run = edited(edited(run, "embed", edit), Q, lambda x: 2 * x)  # a difference that would be told otherwise
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "inconclusive"
+    assert found.event.first_divergence is None
+    assert not found.event.causes
+    assert said in " ".join(found.event.notes)
+
+
+def test_an_embedding_that_is_scaled_is_said(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    write_session(edited(run, "embed", lambda x: x * np.float32(8)), tmp_path / "a.session", form="test")
+    with Session.open(tmp_path / "a.session") as session:
+        rests = coverage(session, case.golden)
+    assert rests.in_words().startswith("aligned 21/21 rows (embedding times 8) · ")
+    assert not rests.misplaced
+
+
+def test_without_an_embedding_nothing_is_proved(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    for rank, passes in run.by_rank.items():
+        run.by_rank[rank] = [
+            replace(one, tensors=[x for x in one.tensors if x.tap != "embed"]) for one in passes
+        ]
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "inconclusive"
+    assert "`embed` is not in both recordings" in " ".join(found.event.notes)
+
+
+def test_a_rank_that_is_missing_leaves_nothing_green(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    del run.by_rank[1]
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "inconclusive"
+    assert found.event.coverage is not None
+    assert found.event.coverage.lacking == "rank 1 left no pass"
+    assert " · 1/2 ranks · " in found.event.coverage.in_words()
+
+
+def test_what_the_other_ranks_show_to_be_wrong_is_wrong(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    del run.by_rank[1]
+    found = judged(edited(run, "layers.0.mlp_norm", lambda x: 2 * x, (0,)), case, tmp_path / "a.session")
+    assert found.event.verdict == "diverged"
+    assert found.event.first_divergence is not None
+    assert found.event.first_divergence.tap == "layers.0.mlp_norm"
+
+
+def test_statistics_alone_are_never_green(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    def measured(x: Any) -> Any:
+        flat = x.array.reshape(len(x.array), -1)
+        rows = [flat.min(1), flat.max(1), flat.mean(1), np.sqrt((flat**2).mean(1)), np.abs(flat).max(1)]
+        return np.stack([*rows, *3 * [0 * flat.min(1)]], 1).astype(np.float32)
+
+    for rank, passes in run.by_rank.items():
+        run.by_rank[rank] = [
+            replace(one, tensors=[replace(x, array=None, statistics=measured(x)) for x in one.tensors])
+            for one in passes
+        ]
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "inconclusive"
+    assert found.event.coverage is not None
+    assert found.event.coverage.in_words().endswith("recorded eager · statistics only")
+    assert found.event.coverage.aligned == 21  # by the extremes of each row

@@ -1,0 +1,32 @@
+"""Judging a recording on the command line: which checkpoint it is of, and the reference that it is held against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sessions import Session
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
+from workbench.cli.progress import Status
+from workbench.diagnosis.judgement import DiagnosisError
+from workbench.exit_codes import UsageError
+from workbench.models.opening import open_model
+from workbench.paths import find_session
+from workbench.settings import session_limits
+
+
+def judged_recording(
+    path: Path, model: str | None, golden: Path | None, reference: bool, branch: int, device: str
+) -> CheckResult:
+    """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
+    of. `golden` and `reference` as in `diagnose_recording`."""
+    with Status() as status, Session.open(path, session_limits()) as session, session.walk():
+        try:
+            checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
+        except DiagnosisError as error:
+            raise UsageError(str(error)) from error
+        return diagnose_recording(
+            session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
+            record=reference, device=device, warn=status.warn,
+            progress=lambda done, of: status.count("reference", done, of),
+        )  # fmt: skip
