@@ -28,6 +28,7 @@ LOOKED_FOR: dict[Engine, str] = {
     "torch": "transformers (a causal language model that is called)",
 }
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+CAPTURES: tuple[Capture, ...] = get_args(Capture)
 
 #: Lines of a process's report that are read: a process that fails in a loop must not fill our memory.
 _MOST_LINES = 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,19 +10,20 @@ import msgspec
 import typer
 
 from sessions import Session
-from sessions.meta import ModelMeta
+from sessions.meta import ForeignMeta, ModelMeta
 from workbench.cli.progress import Status
 from workbench.cli.terminal import tell
 from workbench.exit_codes import UsageError
 from workbench.export.json import dumps
 from workbench.foreign.importing import FORMATS, dropped_lines, import_run
 from workbench.foreign.name_map import NameMap
+from workbench.foreign.passes import ForeignRun
 from workbench.inferior.destination import may_write
 from workbench.inferior.identity import checkpoint_digest
 from workbench.models.opening import OpenedModel, open_model
 from workbench.paths import new_session_path
 from workbench.settings import session_limits
-from workbench.views.coverage import coverage
+from workbench.views.coverage import Coverage, coverage
 from workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -65,34 +66,56 @@ def import_dump(
         run = FORMATS[form].open(folder, None if opened is None else opened.directory)
         if told is not None:
             run = told.applied(run)
-        tokenizer = None if opened is None else opened.tokenizer
-        meta = import_run(
-            run,
-            target,
-            form=form,
-            model=None if opened is None else model_meta(opened),
-            token=(lambda token: None) if tokenizer is None else tokenizer.token,
-            progress=lambda done, of: status.count("pass", done, of),
-        )
-    with Session.open(target, session_limits()) as session, session.walk():
-        rests = coverage(session)
-    lines = [*rests.remarks(), *(dropped_lines(meta.foreign) if meta.foreign else ()), *meta.notes]
+        imported = import_as(run, form, target, opened, status)
     if as_json:
-        print(
-            dumps(
-                {
-                    "session": str(target),
-                    "coverage": plain(rests),
-                    "foreign": plain(meta.foreign),
-                    "notes": lines,
-                }
-            )
-        )
+        print(dumps(imported.to_json()))
         return
-    print(rests.in_words())
-    for line in lines:
-        tell(line)
-    tell(f"recorded in {target}")
+    print(imported.coverage.in_words())
+    imported.tell_rest()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """A foreign run that has become a session, and what is to be known of it."""
+
+    session: Path
+    coverage: Coverage
+    foreign: ForeignMeta | None
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What was left out, inferred and noted."""
+        dropped = dropped_lines(self.foreign) if self.foreign else ()
+        return [*self.coverage.remarks(), *dropped, *self.notes]
+
+    def tell_rest(self) -> None:
+        """On stderr, what else there is to know than the coverage."""
+        for line in self.lines():
+            tell(line)
+        tell(f"recorded in {self.session}")
+
+    def to_json(self) -> dict[str, object]:
+        """As `--json` prints it."""
+        return {
+            "session": str(self.session),
+            "coverage": plain(self.coverage),
+            "foreign": plain(self.foreign),
+            "notes": self.lines(),
+        }
+
+
+def import_as(
+    run: ForeignRun, form: str, target: Path, opened: OpenedModel | None, status: Status
+) -> ImportedRun:
+    """Write a run, a dump of the format `form`, as the session `target`; `opened` is the checkpoint it is of."""
+    tokenizer = None if opened is None else opened.tokenizer
+    meta = import_run(
+        run, target, form=form, model=None if opened is None else model_meta(opened),
+        token=(lambda token: None) if tokenizer is None else tokenizer.token,
+        progress=lambda done, of: status.count("pass", done, of),
+    )  # fmt: skip
+    with Session.open(target, session_limits()) as session, session.walk():
+        return ImportedRun(target, coverage(session), meta.foreign, meta.notes)
 
 
 def model_meta(opened: OpenedModel) -> ModelMeta:

@@ -6,6 +6,7 @@ from engine.errors import CheckpointError, ConfigError, EngineError, RankError, 
 from sessions import IdsMismatch, SessionError, SessionWriteError, clean
 from sessions.errors import RecordingLost
 from workbench import error_log
+from workbench.attach.launch import AttachError
 from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.exit_codes import Exit, UsageError
@@ -31,6 +32,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (SessionWriteError, Exit.USAGE),
     (CheckpointError, Exit.CANNOT_LOAD),
     (ForeignDumpError, Exit.CANNOT_LOAD),
+    (AttachError, Exit.CANNOT_LOAD),
     (SessionError, Exit.CANNOT_LOAD),
     (RankTimeout, Exit.TIMEOUT),
     (RankError, Exit.RANK_LOST),

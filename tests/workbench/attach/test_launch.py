@@ -32,7 +32,7 @@ def test_a_run_of_transformers_is_recorded(
     transformers_run: Attached, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert (transformers_run.code, transformers_run.ranks, transformers_run.failures) == (0, (0,), ())
-    assert transformers_run.changed == ("torch.compile does nothing",)
+    assert transformers_run.changed == ("torch.compile is switched off",)
     dump = LockstepDump.open(transformers_run.dump)
     assert dump.facts.source.startswith("transformers ")
     first, *decode = dump.passes(0)

@@ -46,16 +46,24 @@ def counted(tape: Tape, most: int) -> Callable[..., None]:
     step, done = tape.step, 0
 
     @functools.wraps(step)
-    def count(ids: Any, positions: Any, requests: str | list[str] | None = None) -> None:
+    def count(ids: Any, positions: Any, requests: Any = None) -> None:
         nonlocal done
-        names = [name for name in requests if name] if isinstance(requests, list) else [""] * ids.numel()
-        if len(set(names)) == len(names) and int(torch.as_tensor(positions).reshape(-1)[0]) > 0:
-            done += 1  # every request has one row
+        done += guarded("counting passes", decodes)(ids, positions, requests) is True
         if done > most:
             tape.close()
         step(ids, positions, requests)
 
     return count
+
+
+def decodes(ids: Any, positions: Any, requests: Any) -> bool:
+    """Whether a pass has one row of each request, behind its first."""
+    names = (
+        [name for name in requests if name]
+        if isinstance(requests, list)
+        else [""] * torch.as_tensor(ids).numel()
+    )
+    return len(set(names)) == len(names) and int(torch.as_tensor(positions).reshape(-1)[0]) > 0
 
 
 def guarded(what: str, function: Callable[P, R], tape: Tape | None = None) -> Callable[P, R | None]:
