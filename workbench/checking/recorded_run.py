@@ -79,7 +79,9 @@ def diagnose_recording(
             judgement = reconciled(judge(session, truth, floor=noise, branch=branch), found)
             causes = named(found, session, truth, judgement.first_divergence, checkpoint)
         if session.meta.foreign is not None:
-            judgement = supported(judgement, rests, found)
+            judgement = supported(
+                judgement, rests, "" if found.judged else f"no operation could be judged{_why(found)}"
+            )
             causes = causes if judgement.verdict == "diverged" else []
     name = "" if golden is None else golden.name
     rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
@@ -156,13 +158,13 @@ def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], in
     return sequences, len(steps) - 1
 
 
-def supported(judgement: Judgement, rests: Coverage, found: Explanation) -> Judgement:
+def supported(judgement: Judgement, rests: Coverage, lacking: str = "") -> Judgement:
     """The judgement of a foreign run as far as what it rests on carries it: "inconclusive" where rows are not proved to
     be the same ones, and where nothing wrong was found in what is not all of the run."""
     if rests.misplaced:
         nothing = replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
         return replace(nothing, notes=(*judgement.notes, rests.misplaced))
-    lacking = rests.lacking or ("" if found.judged else f"no operation could be judged{_why(found)}")
+    lacking = rests.lacking or lacking
     if lacking and judgement.verdict != "diverged":
         return replace(judgement, verdict="inconclusive", notes=(*judgement.notes, lacking))
     return judgement

@@ -32,7 +32,8 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does.
+    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does; 6 where
+    recordings of other engines do not carry a verdict, as where their rows are not proved to be the same.
 
     Where one of the two is a golden reference, each tap of the other is judged against its noise: exit 1 if one is
     wrong.
@@ -46,9 +47,9 @@ def diff(
         golden = None if bitwise else golden_of(first, second)
         if golden is not None:
             engine, branch = (first, branch_a) if golden is second else (second, branch_b)
-            found, wrong = judged_diff(engine, branch, golden)
+            found = judged_diff(engine, branch, golden)
         else:
             found = compare_sessions(first, branch_a, second, branch_b)
-            wrong = bool(found.rows)
     print(dumps(found.to_json()) if as_json else found.to_text())
-    raise typer.Exit(Exit.DIVERGED if wrong else Exit.OK)
+    codes = {"match": Exit.OK, "diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
+    raise typer.Exit(codes[found.verdict])

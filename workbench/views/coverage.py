@@ -8,6 +8,7 @@ between two recordings means anything.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,8 +19,7 @@ from engine.taps.names import layer_of, layer_taps, local_name
 from sessions import Session
 from sessions.dtypes import rounded
 from sessions.errors import LayoutError
-from sessions.meta import ROW_STATISTICS
-from sessions.records import STATISTICS
+from sessions.meta import ROW_STATISTICS, ForeignMeta
 from sessions.text import clean
 from workbench.views.plain_text import plural
 
@@ -86,32 +86,47 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 _SHOWN = 6
 
 
-def coverage(session: Session, reference: Session | None = None, *, branch: int = 0) -> Coverage:
-    """What a verdict on `branch` of `session` against `reference` rests on."""
-    foreign = session.meta.foreign
-    ranks = tuple(range(session.ranks)) if foreign is None else foreign.ranks
-    seen = (
-        {tap.name for tap in session.taps}
-        if foreign and foreign.statistics_only
-        else session.captured_taps(branch)
-    )
-    seen -= set(session.meta.absent)
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What one session has: the taps of which there is anything, the ranks that left it, and what it lacks."""
+
+    taps: set[str]
+    ranks: tuple[int, ...]
+    lacking: str
+    foreign: ForeignMeta
+
+    @classmethod
+    def of(cls, session: Session, branch: int) -> _Recorded:
+        foreign = session.meta.foreign or ForeignMeta(ranks=tuple(range(session.ranks)))
+        taps = session.captured_taps(branch)
+        taps |= {name.removesuffix(ROW_STATISTICS) for name in taps if name.endswith(ROW_STATISTICS)}
+        missing = sorted(set(range(session.ranks)) - set(foreign.ranks))
+        lacking = ""
+        if missing:
+            lacking = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no pass"
+        elif foreign.statistics_only:
+            lacking = "the recording has statistics only: record the tensors (`--capture full`)"
+        return cls(taps - set(session.meta.absent), foreign.ranks, lacking, foreign)
+
+
+def coverage(
+    session: Session, reference: Session | None = None, *, branch: int = 0, other: int = 0
+) -> Coverage:
+    """What a verdict on `branch` of `session` against `reference` (its branch `other`) rests on: where that is another
+    recording, on what both have."""
+    mine = _Recorded.of(session, branch)
+    sides = [mine]
+    if reference is not None and reference.meta.foreign is not None:
+        sides.append(_Recorded.of(reference, other))
+    seen = set.intersection(*(side.taps for side in sides))
     layers = {layer for tap in seen if (layer := layer_of(tap)) is not None}
     local = {local_name(tap) for tap in seen if layer_of(tap) is not None}
     normed = bool(local & {"attn.q_norm", "attn.k_norm"})
-    wanted = [
-        name
-        for name in layer_taps(qk_norm=normed, kv_replicas=1)
-        if not name.endswith(".partial") or len(ranks) > 1
-    ]
+    names = layer_taps(qk_norm=normed, kv_replicas=1)
+    wanted = [name for name in names if not name.endswith(".partial") or session.ranks > 1]
     absent = [name for name in _OUTSIDE if name not in seen] + [name for name in wanted if name not in local]
-    rows, aligned, alignment = _aligned(session, branch, reference)
-    lacking = ""
-    if len(ranks) < session.ranks:
-        missing = sorted(set(range(session.ranks)) - set(ranks))
-        lacking = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no pass"
-    elif foreign is not None and foreign.statistics_only:
-        lacking = "the recording has statistics only: record the tensors (`--capture full`)"
+    rows, aligned, alignment = _aligned(session, branch, reference, other)
+    inferred = {tap: layout for side in sides for tap, layout in side.foreign.inferred.items()}
     return Coverage(
         rows=rows,
         aligned=aligned,
@@ -119,17 +134,17 @@ def coverage(session: Session, reference: Session | None = None, *, branch: int 
         taps=len(set(wanted) & local),
         of_taps=len(wanted),
         layers=len(layers),
-        ranks=len(ranks),
+        ranks=len(mine.ranks),
         of_ranks=session.ranks,
-        mode="" if foreign is None else clean(foreign.mode, limit=40),
-        statistics_only=foreign is not None and foreign.statistics_only,
+        mode=clean(
+            " and ".join(dict.fromkeys(side.foreign.mode for side in sides if side.foreign.mode)), limit=80
+        ),
+        statistics_only=any(side.foreign.statistics_only for side in sides),
         absent=tuple(absent),
-        inferred={}
-        if foreign is None
-        else {clean(a, limit=80): clean(b, limit=40) for a, b in foreign.inferred.items()},
-        requests_inferred=foreign is not None and foreign.requests_inferred,
+        inferred={clean(tap, limit=80): clean(layout, limit=40) for tap, layout in inferred.items()},
+        requests_inferred=any(side.foreign.requests_inferred for side in sides),
         misplaced="" if reference is None else _misplaced(rows, aligned, alignment),
-        lacking=lacking,
+        lacking="; ".join(side.lacking for side in sides if side.lacking),
     )
 
 
@@ -141,22 +156,24 @@ def _misplaced(rows: int, aligned: int | None, alignment: str) -> str:
     return "" if rows else "no row is in both recordings"
 
 
-def _aligned(session: Session, branch: int, reference: Session | None) -> tuple[int, int | None, str]:
+def _aligned(
+    session: Session, branch: int, reference: Session | None, other: int
+) -> tuple[int, int | None, str]:
     """Rows, how many of them are proved to be the reference's, and what there is to say of it."""
     mine: list[NDArray[Any]] = []
     theirs: list[NDArray[Any]] = []
     rows, known = 0, True
     for step in session.steps(branch):
         told = {one.seq: one for one in session.step(step, branch).sequences}
-        if reference is None or step not in reference.steps():
+        if reference is None or step not in reference.steps(other):
             rows += sum(len(one.ids) for one in told.values()) if reference is None else 0
             continue
-        others = {one.seq: one for one in reference.step(step).sequences}
+        others = {one.seq: one for one in reference.step(step, other).sequences}
         for seq in sorted(told.keys() & others.keys()):
             if list(told[seq].ids) != list(others[seq].ids):
                 continue
             rows += len(told[seq].ids)
-            pair = _embeddings(session, branch, reference, step, seq)
+            pair = _embeddings((session, branch), (reference, other), step, seq)
             known = known and pair is not None and len(pair[0]) == len(pair[1]) == len(told[seq].ids)
             if known and pair is not None:
                 mine.append(pair[0])
@@ -169,33 +186,38 @@ def _aligned(session: Session, branch: int, reference: Session | None) -> tuple[
 
 
 def _embeddings(
-    session: Session, branch: int, reference: Session, step: int, seq: int
+    a: tuple[Session, int], b: tuple[Session, int], step: int, seq: int
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """The embeddings of both sides in the coarser precision of the two; of statistics the extremes of each row."""
-    if not reference.has_tap("embed"):
+    """The embeddings of both sides, each rounded as the other is; where one has statistics alone the extremes of each
+    row."""
+    left, right = _rows(*a, "embed", step, seq), _rows(*b, "embed", step, seq)
+    dtypes = [session.meta.config.dtype or "float32" for session, _ in (a, b)]
+    dtypes = [dtype for dtype in dtypes if dtype in ("float32", "bfloat16", "float16")]
+    if left is None or right is None:
+        left, right = (
+            _rows(*side, "embed" + ROW_STATISTICS, step, seq) if rows is None else _extremes(rows)
+            for side, rows in ((a, left), (b, right))
+        )
+        if left is None or right is None or min(left.shape[1], right.shape[1]) < 2:
+            return None
+        left, right = left[:, :2], right[:, :2]
+    for dtype in dtypes:
+        left, right = rounded(left, dtype), rounded(right, dtype)
+    return (left, right) if left.shape[1] == right.shape[1] else None
+
+
+def _rows(session: Session, branch: int, tap: str, step: int, seq: int) -> NDArray[Any] | None:
+    if not session.has_tap(tap):
         return None
     try:
-        right = reference.rebuilt("embed", step=step, seq=seq, slice="").array
-        name = "embed" if session.has_tap("embed") else ""
-        left = session.rebuilt(name, step=step, seq=seq, branch=branch, slice="").array if name else None
+        found = session.rebuilt(tap, step=step, seq=seq, branch=branch, slice="").array
     except LayoutError:
         return None
-    if right is None or right.ndim != 2:
-        return None
-    dtype = session.meta.config.dtype or "float32"
-    if left is not None and left.ndim == 2:
-        theirs = reference.meta.config.dtype or "float32"
-        for one in (dtype, theirs):
-            if one in ("float32", "bfloat16", "float16"):
-                left, right = rounded(left, one), rounded(right, one)
-        return (left, right) if left.shape[1] == right.shape[1] else None
-    if not session.has_tap("embed" + ROW_STATISTICS):
-        return None
-    rows = session.rebuilt("embed" + ROW_STATISTICS, step=step, seq=seq, branch=branch).array
-    if rows is None or rows.ndim != 2 or rows.shape[1] != len(STATISTICS):
-        return None
-    held = rounded(right, dtype)
-    return rows[:, :2].astype(np.float64), np.stack([held.min(1), held.max(1)], 1).astype(np.float64)
+    return found if found is not None and found.ndim == 2 and found.size else None
+
+
+def _extremes(rows: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1)
 
 
 def _same_rows(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, str]:

@@ -89,3 +89,33 @@ def test_what_does_not_go_with_a_recording_is_said(
 def test_a_model_takes_no_golden_session(tmp_path: Path, capsys: Any) -> None:
     assert run(["check", "demo", "--golden", str(tmp_path / "g.session")]) == 2
     assert "--model and --golden are for a recording" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_recordings_are_compared_once_their_rows_are_proved_the_same(
+    case: Case, tmp_path: Path, capsys: Any
+) -> None:
+    for name, wrong in (("a", False), ("b", True)):
+        recorded(case, tmp_path / f"{name}.session", wrong=wrong)
+    paths = [str(tmp_path / f"{name}.session") for name in ("a", "b")]
+    assert run(["diff", paths[0], paths[0]]) == 0
+    assert run(["diff", *paths]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [
+        line for line in lines if line.startswith("aligned 21/21 rows · 15 of 21 taps × 1 layer")
+    ] == lines[:1] * 2
+    rows = Rows.of(case.floor)
+    moved = edited(packed(rows, rows.decoding(), tp=2), "embed", lambda x: x[::-1].copy())
+    write_session(moved, tmp_path / "c.session", form="test")
+    assert run(["diff", paths[0], str(tmp_path / "c.session"), "--json"]) == 6
+    told = json.loads(capsys.readouterr().out)
+    assert "misplaced" in told["coverage"]["misplaced"]
+    assert told["verdict"] == "inconclusive"
+
+
+def test_a_recording_and_its_golden_reference_are_judged(case: Case, tmp_path: Path, capsys: Any) -> None:
+    recorded(case, tmp_path / "a.session", missing=True)
+    assert run(["diff", str(tmp_path / "a.session"), str(case.golden.path)]) == 6
+    out = capsys.readouterr().out
+    assert out.startswith("aligned 21/21 rows · 15 of 21 taps × 1 layer · 1/2 ranks · recorded eager\n")
+    assert "rank 1 left no pass" in out
+    assert "within its noise" not in out

@@ -11,8 +11,13 @@ import numpy as np
 from sessions import Session, TapDiff
 from sessions.diff import diff as compare
 from sessions.text import clean
-from workbench.debugger.answers import Result, TableResult
-from workbench.debugger.commands.judged_diff import golden_of, judged_diff
+from workbench.debugger.answers import Result
+from workbench.debugger.commands.judged_diff import (
+    ComparisonTable,
+    ComparisonVerdict,
+    golden_of,
+    judged_diff,
+)
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
@@ -20,6 +25,7 @@ from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.errors import DebuggerError
 from workbench.paths import find_session
 from workbench.settings import session_limits
+from workbench.views.coverage import coverage
 from workbench.views.moved import most_moved
 from workbench.views.numbers import scalar
 from workbench.views.plain_text import plural
@@ -41,7 +47,7 @@ def diff(debugger: Debugger, a: str, b: str) -> Result:
         golden = golden_of(first[0], second[0])
         if golden is not None:
             engine, branch = first if golden is second[0] else second
-            return judged_diff(engine, branch, golden)[0]
+            return judged_diff(engine, branch, golden)
         return compare_sessions(*first, *second)
 
 
@@ -65,7 +71,7 @@ class _Row:
             self.rel_l2 = float(np.fmax(self.rel_l2 or 0.0, one.metrics.rel_l2))
 
 
-def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> TableResult:
+def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> ComparisonTable:
     """Taps that differ, the first on top; where the tokens part, the steps before are compared."""
     steps = _common_steps(a, branch_a, b, branch_b)
     found = compare(a, b, branch_a=branch_a, branch_b=branch_b, steps=steps)
@@ -99,7 +105,14 @@ def compare_sessions(a: Session, branch_a: int, b: Session, branch_b: int) -> Ta
         for name, row in ordered
     ]
     columns = ["tap", "first step", "steps", "ranks", "max abs", "rel l2", "note"]
-    return TableResult(title, columns, table, empty="no difference")
+    rests = None
+    verdict: ComparisonVerdict = "diverged" if table else "match"
+    if a.meta.foreign is not None or b.meta.foreign is not None:
+        rests = coverage(a, b, branch=branch_a, other=branch_b)
+        why = rests.misplaced or (rests.lacking if not table else "")
+        if why:
+            verdict, title = "inconclusive", f"inconclusive: {why}\n{title}"
+    return ComparisonTable(title, columns, table, "no difference", verdict, rests)
 
 
 def _ranks(differing: set[int], count: int) -> str:

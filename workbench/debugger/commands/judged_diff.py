@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from sessions import Session
 from workbench.checking.naming import named
-from workbench.checking.recorded_run import checkpoint_of
-from workbench.debugger.answers import TableResult
+from workbench.checking.recorded_run import checkpoint_of, supported
+from workbench.debugger.answers import JsonObject, TableResult
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reconciled
 from workbench.diagnosis.verdict import judge
 from workbench.views.causes import Cause
+from workbench.views.coverage import Coverage, coverage
+from workbench.views.golden_event import plain
 from workbench.views.plain_text import plural
 
 #: Who writes golden references, and what they compute in.
 _REFERENCES = {"transformers": ("float64",), "llama.cpp": ("float32", "float64")}
 
 _COLUMNS = ["tap", "verdict", "first step", "steps", "max abs", "rel l2", "over noise", "note"]
+
+
+ComparisonVerdict = Literal["match", "diverged", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class ComparisonTable(TableResult):
+    """Two runs compared: what came of it, and what that rests on (of runs of ours None)."""
+
+    verdict: ComparisonVerdict = "match"
+    coverage: Coverage | None = None
+
+    def _text(self) -> str:
+        rests = [] if self.coverage is None else [self.coverage.in_words(), *self.coverage.remarks()]
+        return "\n".join([*rests, super()._text()])
+
+    def to_json(self) -> JsonObject:
+        """As a table's, with the coverage as it is everywhere."""
+        told = super(ComparisonTable, replace(self, coverage=None)).to_json()
+        return {**told, "coverage": plain(self.coverage)}
 
 
 def golden_of(a: Session, b: Session) -> Session | None:
@@ -29,11 +53,13 @@ def golden_of(a: Session, b: Session) -> Session | None:
 
 
 def _is_reference(session: Session) -> bool:
-    return session.meta.config.dtype in _REFERENCES.get(session.meta.source, ())
+    return session.meta.foreign is None and session.meta.config.dtype in _REFERENCES.get(
+        session.meta.source, ()
+    )
 
 
-def judged_diff(engine: Session, branch: int, golden: Session) -> tuple[TableResult, bool]:
-    """Every tap that is not right, the first on top, and why; and whether any is wrong.
+def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTable:
+    """Every tap that is not right, the first on top, and why.
 
     DiagnosisError or IdsMismatch where the two cannot be compared.
     """
@@ -44,11 +70,16 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> tuple[TableRes
         found = diagnose(engine, facts, golden=golden, branch=branch)
         judgement = reconciled(judgement, found)
         causes = named(found, engine, golden, judgement.first_divergence, checkpoint)
+    rests = None
+    if engine.meta.foreign is not None:
+        rests = coverage(engine, golden, branch=branch)
+        judgement = supported(judgement, rests)
+        causes = causes if judgement.verdict == "diverged" else []
     rows = list(_rows(judgement))
     title = f"{judgement.verdict}: {len(rows)} of {plural(len({one.tap for one in judgement.taps}), 'tap')} not right"
     title = "\n".join([title, *(f"cause: {cause.in_words()}" for cause in causes), *judgement.notes])
-    table = TableResult(title, _COLUMNS, rows, empty="every tap is within its noise")
-    return table, judgement.verdict == "diverged"
+    empty = "every tap is within its noise" if judgement.verdict == "match" else "none is called right"
+    return ComparisonTable(title, _COLUMNS, rows, empty, judgement.verdict, rests)
 
 
 def _rows(judgement: Judgement) -> list[list[object]]:
