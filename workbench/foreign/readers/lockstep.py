@@ -22,12 +22,14 @@ from engine.errors import CheckpointError
 from engine.text import printable
 from sessions.meta import HUGGING_FACE, Count, ModelMeta
 from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
+from workbench.foreign.readers.files import numbered
 from workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
 
 VERSION = 1
 MOST_RANKS = 1024
 LONGEST_FACTS = 4 << 20
 LONGEST_LINE = 64 << 20
+MOST_NOTES = 10
 
 _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 
@@ -71,7 +73,7 @@ class LockstepDump:
     @classmethod
     def open(cls, folder: Path) -> LockstepDump:
         """Read what the ranks tell; ForeignDumpError where that is no dump, or where they contradict each other."""
-        ranks = dict(sorted(_ranks(folder)))
+        ranks = dict(_ranks(folder))
         if not ranks:
             raise ForeignDumpError(
                 f"{folder}: no rank0/tape.json there: give the folder that lockstep_tap's Tape was given"
@@ -96,14 +98,9 @@ class LockstepDump:
 
 
 def _ranks(folder: Path) -> Iterator[tuple[int, TapeFacts]]:
-    try:
-        names = sorted(path.name for path in folder.iterdir() if _RANK.fullmatch(path.name))
-    except OSError as error:
-        raise ForeignDumpError(f"{folder}: cannot be read: {error.strerror or error}") from error
-    for name in names:
-        path = folder / name / "tape.json"
+    for rank, home in numbered(folder, _RANK).items():
+        path = home / "tape.json"
         if path.exists():
-            rank = int(name.removeprefix("rank"))
             yield rank, _decoded(path, str(path), _small(path, LONGEST_FACTS), TapeFacts)
 
 
@@ -147,12 +144,14 @@ def _facts(folder: Path, ranks: dict[int, TapeFacts], first: TapeFacts) -> Forei
 
 
 def _line_notes(home: Path, rank: int) -> Iterator[str]:
-    skipped = 0
+    skipped = raised = 0
     for _, line in _lines(home / "passes.jsonl"):
         skipped += line.skipped
-        if line.raised:
+        if line.raised and (raised := raised + 1) <= MOST_NOTES:
             last = f" after {line.taps[-1].name}" if line.taps else ""
             yield f"rank {rank}, pass {line.index}: the engine raised {line.raised[:500]}{last}"
+    if raised > MOST_NOTES:
+        yield f"rank {rank}: the engine raised in {raised - MOST_NOTES} passes more"
     if skipped:
         yield f"rank {rank}: {skipped} outputs that are not one row a token were not recorded"
 
@@ -188,7 +187,7 @@ def _lines(path: Path) -> Iterator[tuple[str, TapeLine]]:
                 if text.endswith(b"\n"):
                     yield where, _decoded(path, where, text, TapeLine)
     except (CheckpointError, OSError) as error:
-        raise ForeignDumpError(str(error)) from error
+        raise ForeignDumpError(printable(error, 1000)) from error
 
 
 def _small(path: Path, limit: int) -> bytes:
@@ -199,7 +198,7 @@ def _small(path: Path, limit: int) -> bytes:
             )
         return path.read_bytes()
     except (CheckpointError, OSError) as error:
-        raise ForeignDumpError(str(error)) from error
+        raise ForeignDumpError(printable(error, 1000)) from error
 
 
 def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, overload
@@ -21,8 +20,7 @@ from sessions.layouts import parse
 from sessions.meta import Count
 from sessions.records import STATISTICS
 from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+from workbench.foreign.readers.files import within
 
 Text = Annotated[str, Meta(max_length=1000)]
 Whole = Annotated[int, Meta(ge=-(2**31), lt=2**31)]  # padding may have ids and positions below zero
@@ -55,13 +53,17 @@ class PassTensors(Sequence[ForeignTensor]):
     """The tensors of a pass, each read when it is taken."""
 
     def __init__(self, home: Path, where: str, line: TapeLine, full: bool) -> None:
-        self._path, self._taps, self._full = home / line.file, line.taps, full
-        if not _FILE.fullmatch(line.file) or self._path.resolve().parent != home.resolve():
-            raise ForeignDumpError(f"{where}: the file {printable(line.file)!r} is not one of this folder")
+        self._path, self._taps, self._full = within(home, line.file), line.taps, full
+        if self._path.is_symlink():
+            raise ForeignDumpError(
+                f"{where}: {printable(line.file)} is a link: copy what it points to into the dump"
+            )
         try:
             self._entries = read_header(self._path).entries
         except CheckpointError as error:
-            raise ForeignDumpError(str(error).replace("download it again", "record it again")) from error
+            raise ForeignDumpError(
+                printable(error, 1000).replace("download it again", "record it again")
+            ) from error
         for tap in line.taps:
             self._check(where, tap, len(line.ids))
 
