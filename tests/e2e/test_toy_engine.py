@@ -92,6 +92,7 @@ def test_the_taps_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_walk(tmp_path: Path) -> None:
     shutil.copytree(ENGINE.parent, tmp_path / "examples" / "toy_engine", ignore=shutil.ignore_patterns("__*"))
     (tmp_path / "workbench" / "demo").mkdir(parents=True)
