@@ -77,6 +77,11 @@ class PassRows:
     def passed(self, rank: int, index: int, tensors: Sequence[ForeignTensor]) -> ForeignPass:
         return ForeignPass(rank, index, self.ids, self.positions, self.requests, tensors)
 
+    def tensors(self, named: Sequence[Named], dtype: str) -> list[ForeignTensor]:
+        """Those of the tensors that have a row a token."""
+        found = (self.tensor(one, dtype) for one in named)
+        return [one for one in found if one is not None]
+
     def tensor(self, named: Named, dtype: str) -> ForeignTensor | None:
         """A tensor with a row a token; None for one that has no such axis."""
         x, rows = named.array, None
