@@ -144,8 +144,9 @@ class WeightShare(Struct, frozen=True, array_like=True):
 
 
 #: Endings of the taps in which a recording without tensors keeps what it knows of each row of TAP: statistics
-#: [T, STATISTICS], and hashes [T, 1] that are equal for bit-equal rows of the same engine.
-ROW_STATISTICS, ROW_HASHES = ".row_statistics", ".row_hashes"
+#: [T, STATISTICS], and hashes [T, 1] that are equal for bit-equal rows of the same engine. Where it knows statistics of
+#: a pass alone, each of its rows has those of all of them together.
+ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS = ".row_statistics", ".row_hashes", ".pass_statistics"
 
 
 class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sessions import layouts
 from sessions.dtypes import widen
 from sessions.errors import LayoutError
+from sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
 from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignRun, ForeignTensor
 
 #: Ranks that a run may have.
@@ -157,6 +158,19 @@ def placed_rows(positions: Sequence[int], names: Sequence[str], count: int) -> t
     if len(last) > count:
         last = [row for row in last if positions[row]] or last
     return tuple(last) if len(last) == count else None
+
+
+def without_array(tensor: ForeignTensor, one: ForeignPass) -> dict[str, NDArray[Any]]:
+    """What a tensor that left no array left of its rows, by the ending of the tap that holds it."""
+    found: dict[str, NDArray[Any]] = {}
+    if tensor.array is None and (told := tensor.statistics) is not None:
+        whole = len(told) == 1 and tensor.rows is None and len(one.ids) > 1
+        found[PASS_STATISTICS if whole else ROW_STATISTICS] = (
+            np.repeat(told, len(one.ids), 0) if whole else told
+        )
+    if tensor.array is None and tensor.hashes is not None:
+        found[ROW_HASHES] = tensor.hashes.astype(np.uint64).reshape(-1, 1)
+    return found
 
 
 def tensor_rows(tensor: ForeignTensor) -> int:

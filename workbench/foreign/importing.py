@@ -40,7 +40,10 @@ FORMATS: dict[str, DumpFormat] = {
     "lockstep": DumpFormat("lockstep_tap.py", _READERS + "lockstep", "open_lockstep"),
     "sglang": DumpFormat("--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang"),
     "sglang-dumper": DumpFormat("SGLang's dumper.py", _READERS + "sglang_dumper", "open_sglang_dumper"),
-    "msprobe": DumpFormat("msprobe", _READERS + "msprobe", "open_msprobe"),
+    "msprobe": DumpFormat("msprobe's PrecisionDebugger", _READERS + "msprobe", "open_msprobe"),
+    "transformers": DumpFormat(
+        "model_addition_debugger_context", _READERS + "transformers", "open_transformers"
+    ),
 }
 
 

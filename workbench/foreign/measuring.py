@@ -14,7 +14,7 @@ from engine.taps.ledger import StatisticsLedger
 from engine.taps.names import local_name
 from sessions.errors import LayoutError
 from sessions.layouts import rebuild_records
-from sessions.meta import ROW_STATISTICS
+from sessions.meta import PASS_STATISTICS, ROW_STATISTICS
 from sessions.records import STATISTICS, SequenceStep, Tap, TensorRecord
 from workbench.foreign.shapes import ATTENTION
 
@@ -41,7 +41,11 @@ def statistics(
     only = False
     for tap in taps:
         for rank in range(ranks):
-            rows = held.get((rank, tap.name + ROW_STATISTICS))
+            rows = [
+                x
+                for ending in (ROW_STATISTICS, PASS_STATISTICS)
+                for x in held.get((rank, tap.name + ending), ())
+            ]
             if rows:
                 stats[tap.index, rank] = _merged(np.concatenate([one.array for one in rows]))
                 only = True
@@ -67,7 +71,8 @@ def _tensor(record: TensorRecord) -> Tensor:
 
 
 def _merged(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Statistics of rows of equal length -> those of the whole."""
+    """Statistics of rows of equal length -> those of the whole. (Of a pass that each of its rows has: the same, counts
+    aside, which such dumps have none of.)"""
     low, high, mean, rms, absmax, nan, inf, zeros = rows.astype(np.float64).T
     whole = [
         low.min(),

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from engine.taps.names import local_name
 from sessions import slices
 from sessions.dtypes import STORED_AS, stored
-from sessions.meta import ROW_HASHES, ROW_STATISTICS, ModelMeta
+from sessions.meta import ROW_HASHES, ModelMeta
 from sessions.records import STATISTICS, TensorRecord
-from workbench.foreign.heads import RankPasses, placed_rows
+from workbench.foreign.heads import RankPasses, placed_rows, without_array
 from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
 from workbench.foreign.rows import RowPlace, RowPlan
 from workbench.foreign.shapes import ATTENTION, CACHES, by_rows, shaped
@@ -61,7 +61,7 @@ class PlacedTensors:
         names = self.plan.names[number]
         for rank, one in found.items():
             for tap, tensor in named_tensors(one):
-                for name, part in _parts(tap, tensor):
+                for name, part in _parts(tap, tensor, one):
                     self._place(name, rank, one, part, places, names)
 
     def take(self, step: int) -> list[TensorRecord]:
@@ -147,15 +147,14 @@ def _keys(rows: NDArray[Any], keys: int, nothing: float) -> NDArray[Any]:
     return padded
 
 
-def _parts(tap: str, tensor: ForeignTensor) -> Iterator[tuple[str, ForeignTensor]]:
+def _parts(tap: str, tensor: ForeignTensor, one: ForeignPass) -> Iterator[tuple[str, ForeignTensor]]:
     """A tensor as it is; of one that left statistics alone, those of its rows, and their hashes."""
     if tensor.array is not None:
         yield tap, tensor
         return
-    if tensor.statistics is not None:
-        yield tap + ROW_STATISTICS, _as_array(tensor, tensor.statistics.astype(np.float32), "float32")
-    if tensor.hashes is not None:
-        yield tap + ROW_HASHES, _as_array(tensor, tensor.hashes.astype(np.uint64).reshape(-1, 1), "uint64")
+    for ending, array in without_array(tensor, one).items():
+        dtype = "uint64" if ending == ROW_HASHES else "float32"
+        yield tap + ending, _as_array(tensor, array.astype(dtype), dtype)
 
 
 def _as_array(tensor: ForeignTensor, array: NDArray[Any], dtype: str) -> ForeignTensor:

@@ -11,8 +11,6 @@ import msgspec
 from engine.taps.names import count_layers, layer_of, layer_taps
 from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
 from sessions.meta import (
-    ROW_HASHES,
-    ROW_STATISTICS,
     ConfigMeta,
     ForeignMeta,
     ModelMeta,
@@ -57,7 +55,8 @@ def write_session(
     survey = TapSurvey(facts.model)
     merged = merged_passes(run, survey.look)
     plan = planned(merged.heads, facts.model.eos_ids)
-    taps, inferred = survey.session_taps(merged.expected, (ROW_STATISTICS, ROW_HASHES))
+    taps, inferred = survey.session_taps(merged.expected)
+    facts = replace(facts, notes=run.facts.notes)  # what a reader met while it read
     meta = _meta(facts, merged, plan, taps, survey)
     foreign = ForeignMeta(
         format=form,

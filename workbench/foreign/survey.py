@@ -21,7 +21,7 @@ from sessions import Tap, layouts
 from sessions.dtypes import widen
 from sessions.errors import LayoutError
 from sessions.meta import ModelMeta
-from workbench.foreign.heads import RankPasses
+from workbench.foreign.heads import RankPasses, without_array
 from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
 from workbench.foreign.shapes import ATTENTION, HEADS, by_rows, is_canonical, shaped, width
 
@@ -41,7 +41,8 @@ _USUAL = {
 @dataclass(slots=True)
 class SeenTap:
     """A tap of the dump. `told` is its layout there; `shape` a row's on the ranks that have it; `equal`: bit-equal on
-    all of them throughout; `summed`: they add up to another tap; `array`: it has tensors, `rows`: statistics."""
+    all of them throughout; `summed`: they add up to another tap; `array`: it has tensors; `endings` are those of the
+    taps that hold what it has instead."""
 
     name: str
     told: str = ""
@@ -51,7 +52,7 @@ class SeenTap:
     equal: bool = True
     summed: bool = False
     array: bool = False
-    rows: bool = False
+    endings: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class TapSurvey:
             tap.shape = (
                 tap.shape or shaped(tap.name, by_rows(tap.name, first.array, count), self.model).shape[1:]
             )
-        tap.rows |= first.statistics is not None or first.hashes is not None
+        tap.endings |= without_array(first, found[min(by_rank)]).keys()
         if tap.equal and len(by_rank) > 1:
             tap.equal = all(_same(first, other) for other in by_rank.values())
 
@@ -159,9 +160,9 @@ class TapSurvey:
                 replicas, found = copies, True
         return str(layouts.Layout("shard", dim, replicas)), found
 
-    def session_taps(self, ranks: int, endings: Sequence[str]) -> tuple[list[Tap], dict[str, str]]:
-        """The taps of the session in the order seen, each followed by those that hold its rows' statistics under
-        `endings`; and the layouts that are inferred."""
+    def session_taps(self, ranks: int) -> tuple[list[Tap], dict[str, str]]:
+        """The taps of the session in the order seen, each followed by those that hold its rows' statistics; and the
+        layouts that are inferred."""
         taps: list[Tap] = []
         inferred: dict[str, str] = {}
         for tap in self.taps.values():
@@ -169,10 +170,9 @@ class TapSurvey:
             taps.append(Tap(len(taps), tap.name, layout))
             if guessed:
                 inferred.setdefault(any_layer(tap.name), layout)
-            if not tap.array and tap.rows:
-                spread = layout if layout == "replicate" else "shard(1)"
-                for ending in endings:
-                    taps.append(Tap(len(taps), tap.name + ending, spread))
+            spread = layout if layout == "replicate" else "shard(1)"
+            for ending in sorted(tap.endings):
+                taps.append(Tap(len(taps), tap.name + ending, spread))
         return taps, inferred
 
 

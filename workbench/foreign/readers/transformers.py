@@ -5,7 +5,7 @@ The writer is transformers/model_debugging_utils.py (5.23). What it does to a re
 
 - A forward pass writes over the files of the one before: a folder holds one pass. A run of several is a folder of
   such folders, read in the order of their names.
-- By default the tree leaves out all layers but the first and the last; their files are there, so files are what is read.
+- By default the tree leaves out all layers but the first and the last. Their files are there: files are what is read.
 - With `use_repr=True`, its default, the numbers are text of four digits: refused, as nothing can be judged on that.
 - Under tensor parallelism rank 0 alone writes, its own shards: refused where the model's sizes tell.
 """
