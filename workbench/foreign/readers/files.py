@@ -162,7 +162,7 @@ def _numpy(path: Path) -> Numbers:
     except (OSError, ValueError, EOFError, TypeError, SyntaxError, OverflowError) as error:
         why = (
             "holds Python objects, which only pickle could read: refused"
-            if "object" in str(error)
+            if "Python objects" in str(error) or "Object arrays" in str(error)
             else (f"is no .npy file, or was cut off: {printable(error)}")
         )
         raise ForeignDumpError(f"{shown(path)}: {why}") from error
