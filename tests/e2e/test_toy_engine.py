@@ -16,6 +16,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.checkpoints import tiny_checkpoint
 from workbench.attach.tap_file import tap_file
 from workbench.demo import MODEL_DIR
 from workbench.foreign.readers.lockstep import LockstepDump
@@ -70,6 +71,17 @@ def test_the_engine_is_right_but_for_its_bug(tmp_path: Path) -> None:
     assert fixed == said[: len(fixed)]
     assert len(fixed) == 20
     assert imported(tmp_path).Engine(MODEL_DIR).generate(ids, 4) != said[:4]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_the_fixed_engine_reads_what_the_page_says(family: str, tmp_path: Path) -> None:
+    path, ids = tiny_checkpoint(tmp_path / family, family), [5, 17, 99]
+    with torch.no_grad():
+        model = load_golden(path, "float32", "cpu")
+        said = model.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    engine = imported(tmp_path, *changes("fix")).Engine(path)
+    engine.config.eos = set()
+    assert engine.generate(ids, 4) == said[0, len(ids) :].tolist()
 
 
 def test_the_taps_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

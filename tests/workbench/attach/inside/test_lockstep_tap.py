@@ -303,7 +303,8 @@ def test_the_files_stand_alone() -> None:
     """They are copied into engines that have no other file of ours, and maybe no numpy."""
     own = {"lockstep_tap", "lockstep_modules"}
     for path in (INSIDE / f"{name}.py" for name in sorted(own)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text, feature_version=(3, 10))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
