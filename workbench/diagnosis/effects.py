@@ -62,7 +62,7 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
     for number, group in enumerate(groups):
         layers = {one.layer for one in group.findings if one.layer is not None}
         gross = all(one.rel_l2 >= GROSS and one.layer is not None for one in group.findings)
-        if number not in found and gross:
+        if number not in found and gross and all(_would_show(one, taps, facts) for one in _samples(group)):
             for layer in layers - right.keys():
                 right[layer] = _gives_what_it_should(layer, taps, facts)
             if all(right[layer] for layer in layers):
@@ -75,6 +75,20 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
         if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
             found[number] = Effect(tuple(one.tap for one in group.findings), (), ())
     return found
+
+
+def _would_show(finding: WrongOperation, taps: RecordedTaps, facts: Facts) -> bool:
+    """Whether its error, handed on by its block as large as it is, would stand out of the roundings of a layer: in 16
+    bits those are as large as what a whole block adds."""
+    block = (
+        "mlp.down" if finding.layer is not None and local_name(finding.tap) in _BLOCKS[1] else "attn.o_proj"
+    )
+    passes = tuple(range(len(taps.passes)))
+    out = taps.rows(f"layers.{finding.layer}.{block}", finding.ranks[0], passes)
+    stream = taps.rows(near("<", finding.layer, facts.model.num_layers), finding.ranks[0], passes)
+    if out is None or stream is None:
+        return False
+    return min(finding.rel_l2, 1.0) * _norm(out) > WRONG * _norm(layer_noise(facts, stream))
 
 
 def _gives_what_it_should(layer: int, taps: RecordedTaps, facts: Facts) -> bool:

@@ -8,10 +8,11 @@ none that only inherits an error is among them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from workbench.diagnosis.operations.attention import FUSED
 from workbench.diagnosis.operations.banks import stages
 from workbench.diagnosis.operations.deviation import Deviation
 from workbench.diagnosis.operations.facts import Facts
@@ -103,8 +104,8 @@ class _Known:
         expected = self.names.setdefault(site.kind, set())
         found: list[Fit] = []
         tried: dict[str, None] = {}
-        for banks in stages(site.operation):
-            for variant in _variants(site, banks):
+        for banks in _rounds(site, frozenset(expected)):
+            for variant in banks:
                 tried[variant.name] = None
                 with np.errstate(all="ignore"):
                     one = fit(site, variant)
@@ -117,6 +118,15 @@ class _Known:
         found.sort(key=preference)
         self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
         return found, list(tried)
+
+
+def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
+    """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
+    first, last = stages(site.operation)
+    if expected and site.operation in FUSED:
+        yield _variants(replace(site, only=expected), (*first, *last))
+    yield _variants(site, first)
+    yield _variants(site, last)
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,14 @@ from workbench.diagnosis.recording import Array
 @dataclass(frozen=True, slots=True)
 class AttentionPass:
     """One pass of one sequence. `positions` of its T queries; the last of K keys is the newest query's, or, where there
-    are more than positions, the first stands at 0. `window` in tokens, None where all keys are seen."""
+    are more than positions, the first stands at 0. `window` in tokens, None where all keys are seen. `slack`: relative
+    noise that the terms of a score have from before, where queries or keys were not recorded as they went in."""
 
     facts: Facts
     inputs: Mapping[str, Array]
     positions: NDArray[np.int64]
     window: int | None
+    slack: float = 0.0
 
 
 def cache(b: AttentionPass) -> Result:
@@ -38,7 +40,7 @@ def scores(b: AttentionPass) -> Result:
     out = np.einsum("thd,khd->htk", q, k, optimize=True) * scale
     terms = np.sqrt(np.einsum("thd,khd->htk", q**2, k**2, optimize=True)) * scale
     # Some engines scale the queries first: one more rounding of each term.
-    noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2])) * np.hypot(out, terms)
+    noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2]) + b.slack) * np.hypot(out, terms)
     return np.where(allowed(b, k.shape[0]), out, -np.inf), floor(b.facts, noise)
 
 
@@ -78,6 +80,56 @@ def softmax(b: AttentionPass) -> Result:
     return out, floor(b.facts, out * (b.facts.unit + inside) + UNIT["float32"] * 1e-6)
 
 
+def attended(b: AttentionPass) -> dict[str, Array]:
+    """The inputs q, k (and v) of a fused attention, with the scores that they should give inside, how far off those may
+    be, and the probabilities."""
+    given, noise = scores(b)
+    probs = softmax(replace(b, inputs={"scores": given}))[0]
+    return {
+        **b.inputs,
+        "scores": given,
+        "score_noise": np.where(np.isfinite(given), noise, 0.0),
+        "probs": probs,
+    }
+
+
+def weights(b: AttentionPass) -> Result:
+    """Probabilities [heads, T, K] straight from q and k."""
+    probs, moved = _moved(b)
+    return weighed(b.facts, probs, moved, None)
+
+
+def attention(b: AttentionPass) -> Result:
+    """q [T, heads, D] with keys and values [K, kv_heads, D] -> [T, heads * D]: softmax(scores) times values, where
+    scores and probabilities may be rounded on the way, or not."""
+    probs, moved = _moved(b)
+    return weighed(b.facts, probs, moved, b.inputs["v"])
+
+
+def _moved(b: AttentionPass) -> tuple[Array, Array]:
+    """Probabilities, and how far each may be off, relative: by its score's noise and by its own."""
+    given, noise = scores(b)
+    probs, inside = softmax(replace(b, inputs={"scores": given}))
+    own = np.divide(inside, probs, out=np.zeros_like(probs), where=probs > 0)
+    return probs, np.hypot(np.where(np.isfinite(given) & np.isfinite(noise), noise, 0.0), own)
+
+
+def weighed(facts: Facts, probs: Array, moved: Array, values: Array | None) -> Result:
+    """What probabilities [heads, T, K] that are `moved` by so much give: the context [T, heads * D] of values
+    [K, kv_heads, D], or, without values, themselves."""
+    square = (probs * moved) ** 2
+    if values is None:
+        total = (probs * moved**2).sum(-1, keepdims=True)  # all of a row move with its sum
+        return probs, floor(facts, np.sqrt(square + probs**2 * total) + UNIT["float32"] * 1e-6)
+    out, noise = context(AttentionPass(facts, {"probs": probs, "v": values}, np.empty(0, np.int64), None))
+    # A score that is off moves the context towards its key's value, or away: by p * (v - context).
+    v, heads = expand(values, len(probs)), out.reshape(len(out), len(probs), -1)
+    first = np.einsum("htk,khd->thd", square, v**2, optimize=True)
+    second = np.einsum("htk,khd->thd", square, v, optimize=True)
+    apart = first - 2 * heads * second + heads**2 * square.sum(-1).T[..., None]
+    return out, np.hypot(noise, np.sqrt(np.maximum(apart, 0.0)).reshape(out.shape))
+
+
 def context(b: AttentionPass) -> Result:
     """probs [heads, T, K] times values [K, kv_heads, D] -> [T, heads * D]."""
     probs = b.inputs["probs"]
@@ -102,4 +154,9 @@ BLOCKS: Mapping[str, Callable[[AttentionPass], Result]] = {
     "scores": scores,
     "softmax": softmax,
     "context": context,
+    "weights": weights,
+    "attention": attention,
 }
+
+#: Attention that engines run in one kernel, of which nothing in between is recorded.
+FUSED = ("weights", "attention")

@@ -9,6 +9,7 @@ from workbench.diagnosis.operations.activation import activations
 from workbench.diagnosis.operations.cached_numbers import cached_numbers
 from workbench.diagnosis.operations.caches import caches
 from workbench.diagnosis.operations.context import contexts
+from workbench.diagnosis.operations.fused import fused, fused_unlikely
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
 from workbench.diagnosis.operations.layers import repeated, skipped
 from workbench.diagnosis.operations.low_precision import coarse_operands, coarse_results
@@ -37,6 +38,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     ),
     "norm": (norms,),
     "linear": (
+        reduce.summed_products,
         matrices.misread,
         linear.bias,
         linear.scale,
@@ -54,6 +56,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "scores": (scores, score_heads, score_biases, masks),
     "softmax": (softmaxes, softmax_fits),
     "context": (contexts, merged_heads, value_heads),
+    "weights": (fused,),
+    "attention": (fused, merged_heads, value_heads),
     "reduce": (reduce.summed, reduce.other_bias, moved.token_moved),
     "residual": (residuals,),
     "activation": (activations,),
@@ -93,6 +97,8 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "reduce": (reduce.stale, reduce.rounded_partials),
     "scores": (coarse_operands,),
     "context": (coarse_operands,),
+    "weights": (coarse_operands, fused_unlikely),
+    "attention": (coarse_operands, fused_unlikely),
 }
 
 

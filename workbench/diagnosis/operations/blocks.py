@@ -13,6 +13,12 @@ from workbench.diagnosis.operations.deviation import WRONG, Part
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 
+#: What is written to the cache of keys, and of values.
+WRITTEN = {"k": "attn.k_rope", "v": "attn.v_proj"}
+
+#: Operations that give a context.
+CONTEXTS = ("context", "attention")
+
 Scalar = TypeVar("Scalar", np.float64, np.bool_)
 
 
@@ -23,20 +29,20 @@ def positions(part: Part) -> NDArray[np.int64]:
 
 def key_positions(part: Part) -> NDArray[np.int64]:
     """Where the keys [K] stand: the last one at the newest query, as far as there are positions for all."""
-    keys = part.expected.shape[2]
+    keys = len(part.inputs["k"])
     return np.asarray(np.arange(keys) + max(0, int(positions(part).max(initial=-1)) + 1 - keys))
 
 
 def by_head(site: Site, x: NDArray[Scalar]) -> NDArray[Scalar]:
     """Any tensor of an attention site with its heads first: of a context [T, heads * D] -> [heads, T, D]."""
-    if site.operation == "context":
+    if site.operation in CONTEXTS:
         return x.reshape(len(x), -1, site.facts.model.head_dim).swapaxes(0, 1)
     return x.swapaxes(0, 1) if site.operation == "cache" else x
 
 
 def from_heads(site: Site, x: Array) -> Array:
     """The reverse of `by_head`."""
-    if site.operation == "context":
+    if site.operation in CONTEXTS:
         return x.swapaxes(0, 1).reshape(x.shape[1], -1)
     return x.swapaxes(0, 1) if site.operation == "cache" else x
 
@@ -89,6 +95,16 @@ def history(site: Site, kind: str, layer: int | None = None, rank: int | None = 
         whole = [x for x in rows if x is not None]
         found.append(np.concatenate(whole) if whole and len(whole) == len(rows) else None)
     return found
+
+
+def cached(site: Site, which: str, layer: int | None = None, rank: int | None = None) -> list[Array | None]:
+    """For each of the site's passes the keys ("k") or values ("v") that its layer, or another one, attends to: of the
+    cache as it was recorded, or else what was written to it."""
+    near = site.near(f"attn.{which}_cache") if layer is None else f"layers.{layer}.attn.{which}_cache"
+    if site.taps.captured(near):
+        return others(site, f"attn.{which}_cache", layer, rank)
+    dim, written = site.facts.model.head_dim, history(site, WRITTEN[which], layer, rank)
+    return [None if x is None else x.reshape(len(x), -1, dim) for x in written]
 
 
 def unrotated(site: Site, which: str) -> str:

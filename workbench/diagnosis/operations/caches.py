@@ -29,7 +29,7 @@ def caches(site: Site) -> Iterator[Variant]:
         guesses = [form(part.expected, _new(site, i), part.seen) for i, part in enumerate(site.parts)]
         yield cache_variant(site, name, text, guesses)
     if all(part.fits for part in site.parts):
-        for name, text, rows in _sources(site):
+        for name, text, rows in other_rows(site):
             yield cache_variant(site, name, text, rows)
         yield from cached_rows(site)
 
@@ -124,7 +124,7 @@ _SHAPES: tuple[tuple[str, str, Callable[[Array, int, Array], Array]], ...] = (
 # --- rows from elsewhere -----------------------------------------------------------------------------------
 
 
-def _sources(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
+def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
     """What may stand where rows should: (name, text, rows [K, kv_heads, D] of each part)."""
     rows = [part.expected for part in site.parts]
     words, other = what(site), "attn.v_proj" if site.kind == "attn.k_cache" else "attn.k_rope"

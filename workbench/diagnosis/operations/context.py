@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.blocks import history, in_place, others, shaped, usual_noise
+from workbench.diagnosis.operations.blocks import cached, history, in_place, others, shaped, usual_noise
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.softmax import divided, hot, newest
 from workbench.diagnosis.operations.variant import Variant
@@ -135,10 +135,10 @@ def _other_values(site: Site, values: Sequence[Array]) -> Iterator[tuple[str, st
         return [shaped(x, v) for x, v in zip(found, values, strict=True)]
 
     text = "probabilities are multiplied with the keys instead of the values"
-    yield "context_of_keys", text, like(others(site, "attn.k_cache"))
+    yield "context_of_keys", text, like(cached(site, "k"))
     for layer in range(site.facts.model.num_layers):
         if layer != site.layer:
-            theirs = like(others(site, "attn.v_cache", layer))
+            theirs = like(cached(site, "v", layer))
             yield "context_values_of_layer", f"values are those of layer {layer}", theirs
     text = "values are those of the step before: the newest rows are not there yet"
     yield "context_values_stale", text, [_stale(site, i, v) for i, v in enumerate(values)]

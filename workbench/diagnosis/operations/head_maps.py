@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.diagnosis.operations.attention import FUSED
 from workbench.diagnosis.operations.blocks import (
     all_wrong_heads,
     by_head,
+    cached,
     from_heads,
     in_place,
-    others,
     places,
     products,
     reproduces,
     scopes,
+    usual_noise,
 )
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
@@ -47,8 +49,11 @@ def score_heads(site: Site) -> Iterator[Variant]:
         return of
 
     right = [products(each["q"], each["k"]) for each in inputs]
-    yield from _kv_heads(site, inputs[0]["k"].shape[1], "k", [each["k"] for each in inputs], reading)
-    yield from _exchanged(site, "query", lambda i, head, source: masked(i, head, right[i][source]))
+    own = reading([each["k"] for each in inputs])
+    yield from kv_head_maps(
+        site, inputs[0]["k"].shape[1], own, lambda rank: reading(cached(site, "k", rank=rank))
+    )
+    yield from exchanged(site, "query", lambda i, head, source: masked(i, head, right[i][source]))
 
 
 def value_heads(site: Site) -> Iterator[Variant]:
@@ -63,34 +68,33 @@ def value_heads(site: Site) -> Iterator[Variant]:
 
         return of
 
-    yield from _kv_heads(site, inputs[0]["v"].shape[1], "v", [each["v"] for each in inputs], reading)
-    yield from _exchanged(
+    own = reading([each["v"] for each in inputs])
+    yield from kv_head_maps(
+        site, inputs[0]["v"].shape[1], own, lambda rank: reading(cached(site, "v", rank=rank))
+    )
+    yield from exchanged(
         site, "merged", lambda i, head, source: by_head(site, site.parts[i].expected)[source]
     )
     kv_heads, heads = inputs[0]["v"].shape[1], inputs[0]["probs"].shape[0]
-    yield from _exchanged(
+    yield from exchanged(
         site,
         "probability",
         lambda i, head, source: inputs[i]["probs"][source] @ inputs[i]["v"][:, head * kv_heads // heads],
     )
 
 
-def _kv_heads(
-    site: Site,
-    kv_heads: int,
-    which: str,
-    own: Sequence[Array],
-    reading: Callable[[Sequence[Array | None]], Reading],
+def kv_head_maps(
+    site: Site, kv_heads: int, own: Reading, of_rank: Callable[[int], Reading]
 ) -> Iterator[Variant]:
+    """`own`: what a head gives that reads another KV head of its rank; `of_rank`: of another one."""
     heads = len(by_head(site, site.parts[0].expected))
     right = np.arange(heads) * kv_heads // heads
     words = "query head {} reads KV head {} instead of {}"
-    yield from _variants(site, "kv_heads", reading(own), kv_heads, list(_maps(heads, kv_heads)), right, words)
+    yield from _variants(site, "kv_heads", own, kv_heads, list(_maps(heads, kv_heads)), right, words)
     for rank in site.taps.ranks:
         if rank not in site.ranks:
-            of = reading(others(site, f"attn.{which}_cache", rank=rank))
             rule = (f"of_rank_{rank}", f"query heads read the KV heads of rank {rank}", right)
-            yield from _variants(site, "kv_heads", of, kv_heads, [rule], None, "")
+            yield from _variants(site, "kv_heads", of_rank(rank), kv_heads, [rule], None, "")
 
 
 #: What stands in another head's place: (name of several, words for one).
@@ -101,7 +105,7 @@ _EXCHANGED = {
 }
 
 
-def _exchanged(site: Site, what: str, of: Reading) -> Iterator[Variant]:
+def exchanged(site: Site, what: str, of: Reading) -> Iterator[Variant]:
     heads = len(by_head(site, site.parts[0].expected))
     told, words = _EXCHANGED[what]
     rules = list(_orders(heads, told))
@@ -122,27 +126,36 @@ def _variants(
     if not all(part.fits for part in site.parts):
         return
     found = _sources(site, of, sources)
+    noise = usual_noise(site) if site.operation in FUSED else None
     if not found or not all(found.values()):
         return
-    fitting = [
-        rule
-        for rule in rules
-        if all(
-            s in found[h] if h in found else right is None or s == right[h]
-            for h, s in enumerate(rule[2].tolist())
+    fitting: list[_Rule] = []
+    for one in rules:
+        read_by = one[2].tolist()
+        fits = all(
+            s in found[h] if h in found else right is None or s == right[h] for h, s in enumerate(read_by)
         )
-    ]
+        if fits and all(
+            read_by != other[2].tolist() for other in fitting
+        ):  # one map under two names is told once
+            fitting.append(one)
     for rule, text, reads in fitting[:2]:  # two that cannot be told apart are both told
         chosen = {head: int(reads[head]) for head in found}
         yield Variant(
-            f"{name}_{rule}", "heads", text, {"map": _written(chosen)}, _predicted(site, of, chosen)
+            f"{name}_{rule}",
+            "heads",
+            text,
+            {"map": _written(chosen)},
+            _predicted(site, of, chosen),
+            noise=noise,
         )
     if not fitting and right is not None:
         chosen = {head: min(fits) for head, fits in found.items()}
         text = ", ".join(words.format(head, source, right[head]) for head, source in list(chosen.items())[:4])
         text += f" and {len(chosen) - 4} more" if len(chosen) > 4 else ""
         predicted = _predicted(site, of, chosen)
-        yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, predicted, len(chosen))
+        yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, predicted, len(chosen),
+                      noise=noise)  # fmt: skip
 
 
 def _sources(site: Site, of: Reading, sources: int) -> dict[int, set[int]]:

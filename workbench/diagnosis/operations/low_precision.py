@@ -54,14 +54,19 @@ def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:
 
 
 def coarse_operands(site: Site) -> Iterator[Variant]:
-    """Scores of rounded queries and keys, contexts of rounded probabilities and values."""
-    roles = {"scores": ("q", "k"), "context": ("probs", "v")}.get(site.operation)
-    if roles is None or not all(part.fits for part in site.parts):
+    """Scores of rounded queries and keys, contexts of rounded probabilities and values, or of cached rows."""
+    roles = {
+        "scores": ("q", "k"),
+        "weights": ("q", "k"),
+        "context": ("probs", "v"),
+        "attention": ("q", "k", "v"),
+    }[site.operation]
+    if not all(part.fits for part in site.parts):
         return
     for to, change in ROUNDINGS.items():
         if to in UNIT and UNIT[to] <= site.facts.unit:
             continue
-        for chosen in (roles, roles[1:], roles[:1]):
+        for chosen in dict.fromkeys((roles, roles[1:], roles[:1], roles[-1:])):
             guesses = []
             for part in site.parts:
                 inputs = dict(part.inputs)

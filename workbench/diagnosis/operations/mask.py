@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -112,26 +112,26 @@ def _of_each_head(
 
 # --- masks that are numbers -------------------------------------------------------------------------------
 
+_PRODUCT = "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell"
+#: (name, text, what scores [heads, T, K] become of which some should be hidden)
+NUMBERS: tuple[tuple[str, str, Callable[[Cells, Array], Array]], ...] = (
+    ("mask_zero_times_inf", f"{_PRODUCT} that it allows", lambda hidden, x: np.where(hidden, -np.inf, np.nan)),
+    ("mask_zero_times_inf", f"{_PRODUCT} that it should hide", lambda hidden, x: np.where(hidden, np.nan, x)),
+    ("mask_bool_added", "a mask of True and False is added to the scores as 1 and 0: nothing is hidden",
+     lambda hidden, x: np.where(hidden, x, x + 1.0)),
+    ("mask_bool_added", "a mask of True and False is added to the scores as 0 and 1: nothing is hidden",
+     lambda hidden, x: np.where(hidden, x + 1.0, x)),
+    ("mask_multiplied", "scores are multiplied by a mask of 1 and 0: what should be hidden scores 0",
+     lambda hidden, x: np.where(hidden, 0.0, x)),
+)  # fmt: skip
+
 
 def _numbers(site: Site, right: Sequence[Array]) -> Iterator[Variant]:
     """A finite number added to what should be masked, or put there, that is too small to hide it; a mask of True and
     False that is added or multiplied as 1 and 0; a mask multiplied with infinity."""
     pairs = [(~np.isfinite(part.expected), x) for part, x in zip(site.parts, right, strict=True)]
-    product = "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell"
-    fixed = [
-        ("mask_zero_times_inf", f"{product} that it allows",
-         [np.where(hidden, -np.inf, np.nan) for hidden, _ in pairs]),
-        ("mask_zero_times_inf", f"{product} that it should hide",
-         [np.where(hidden, np.nan, x) for hidden, x in pairs]),
-        ("mask_bool_added", "a mask of True and False is added to the scores as 1 and 0: nothing is hidden",
-         [np.where(hidden, x, x + 1.0) for hidden, x in pairs]),
-        ("mask_bool_added", "a mask of True and False is added to the scores as 0 and 1: nothing is hidden",
-         [np.where(hidden, x + 1.0, x) for hidden, x in pairs]),
-        ("mask_multiplied", "scores are multiplied by a mask of 1 and 0: what should be hidden scores 0",
-         [np.where(hidden, 0.0, x) for hidden, x in pairs]),
-    ]  # fmt: skip
-    for name, text, guesses in fixed:
-        yield Variant(name, "mask", text, {}, guesses)
+    for name, text, form in NUMBERS:
+        yield Variant(name, "mask", text, {}, [form(hidden, x) for hidden, x in pairs])
     gone = np.concatenate([part.seen[hidden] for part, (hidden, _) in zip(site.parts, pairs, strict=True)])
     plain = np.concatenate([x[hidden] for hidden, x in pairs])
     finite = np.isfinite(gone)

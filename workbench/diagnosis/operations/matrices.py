@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from engine.parallel import shards
 from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.replay import Linear, cut, own_part
+from workbench.diagnosis.operations.shares import BEFORE
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -66,8 +67,8 @@ def sliced_inputs(site: Site) -> Iterator[Variant]:
     its own."""
     part, ranks, name = site.parts[0], len(site.taps.ranks), site.weights["weight"]
     x, whole = site.inputs["x"], site.facts.weight(name)
-    if whole is None or ranks < 2 or site.deviation is None:
-        return
+    if whole is None or ranks < 2 or site.deviation is None or site.kind in BEFORE:
+        return  # of a sum over ranks its missing terms are told
     bias = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else None
     if site.columns is not None:  # row-parallel: the columns of another rank
         width = site.columns.stop - site.columns.start

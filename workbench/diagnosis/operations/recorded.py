@@ -63,6 +63,7 @@ class RecordedTaps:
         self.passes = tuple(_passes(recording, golden))
         self._kept: OrderedDict[str, _Decoded] = OrderedDict()
         self._replaced: dict[str, _Decoded] = {}
+        self._captured = recording.session.captured_taps(recording.branch)
 
     @property
     def ranks(self) -> range:
@@ -71,6 +72,10 @@ class RecordedTaps:
     def has(self, tap: str) -> bool:
         """Whether the session knows the tap and has not given a reason why it cannot."""
         return self.recording.has_tap(tap) and tap not in self.recording.session.meta.absent
+
+    def captured(self, tap: str) -> bool:
+        """Whether any tensor of it was recorded."""
+        return self.has(tap) and (tap in self._replaced or tap in self._captured)
 
     def tensors(self, tap: str, rank: int) -> tuple[Array | None, ...]:
         """What one rank held in each pass, in float64; None where that was not captured whole."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import UNIT, rounded
+from workbench.diagnosis.operations.facts import UNIT, product, rounded
+from workbench.diagnosis.operations.shares import BEFORE, rank_spans
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -39,6 +41,25 @@ def summed(site: Site) -> Iterator[Variant]:
     told = ", ".join(f"{x:.4g}" for x in by[:ranks])
     yield Variant("summed_wrongly", "reduce", f"the ranks' partial products count {told} times in the sum",
                   {"times": by.tolist()}, plain, len(by))  # fmt: skip
+
+
+def summed_products(site: Site) -> Iterator[Variant]:
+    """The same of a product over all ranks' inputs, of which no partial was recorded: each is computed from its rank's
+    columns."""
+    part, name = site.parts[0], BEFORE.get(site.kind)
+    weight = site.facts.weight(site.weights["weight"])
+    if name is None or len(site.taps.ranks) < 2 or weight is None:
+        return
+    partials = []
+    for rank in site.taps.ranks:
+        x = site.rows_of(site.near(name), rank)
+        _, columns = rank_spans(f"{site.tap}.partial", "linear", rank, site.taps, site.facts)
+        own = weight if columns is None else weight[:, columns]
+        if x is None or x.ndim != 2 or x.shape[1] != own.shape[1]:
+            return
+        partials.append(product(x, own))
+    inputs = {"partial": np.stack(partials)}
+    yield from summed(replace(site, operation="reduce", parts=(replace(part, inputs=inputs),)))
 
 
 def _well_known(by: float, ranks: int) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from workbench.diagnosis.operations.blocks import all_wrong_heads, places, positions
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.scores import factor_of
+from workbench.diagnosis.operations.shares import head_offset
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -107,7 +108,7 @@ def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:
                 guesses[i][head][finite] += slope * column
         if not slopes:
             return
-        paper = _paper(site)
+        paper = paper_slopes(site, site.parts[0].expected.shape[0])
         known = all(
             abs(abs(slope) / paper[head] - 1) < 1e-2 for head, slope in slopes.items() if head < len(paper)
         )
@@ -116,9 +117,7 @@ def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:
                       guesses, len(slopes))  # fmt: skip
 
 
-def _paper(site: Site) -> Sequence[float]:
-    """The published slopes 2^(-8 h / n) of this rank's heads."""
-    heads = site.facts.model.num_heads
-    first = site.span.start if site.span is not None else 0
-    own = site.parts[0].expected.shape[0]
+def paper_slopes(site: Site, own: int) -> Sequence[float]:
+    """The published slopes 2^(-8 h / n) of this rank's heads, of which it has `own`."""
+    heads, first = site.facts.model.num_heads, head_offset(site)
     return [2.0 ** (-8 * (first + head + 1) / heads) for head in range(own)]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workbench.diagnosis.operations.attention import expand
 from workbench.diagnosis.operations.blocks import (
     all_wrong_heads,
+    cached,
     history,
     of_scores,
     others,
@@ -49,7 +50,7 @@ def scores(site: Site) -> Iterator[Variant]:
     yield from _scales_of_heads(site, right, scale)
     yield from _log_scale(site, right, scale)
     yield from _soft_cap(site, right, scale)
-    for name, text, raw in _operands(site, right):
+    for name, text, raw in other_operands(site, right):
         if all(x is None or _alike(x, right[i]) for i, x in enumerate(raw) if wrong[i]):
             continue  # of a single token, say, many operands are the right ones
         yield Variant(name, "scores", text, {}, _masked(site, raw, scale))
@@ -196,7 +197,7 @@ def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
     yield Variant("scores_soft_cap", "scores", text, {"cap": cap}, guesses, 0 if known else 1)
 
 
-def _operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
+def other_operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
     """Products of other operands than rotated queries and cached keys, as (name, text, [heads, T, K] a part)."""
     q = [part.inputs["q"] for part in site.parts]
     k = [part.inputs["k"] for part in site.parts]
@@ -234,12 +235,12 @@ def _operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
             for x, y in zip(q, k, strict=True)
         ],
     )
-    values = _like(others(site, "attn.v_cache"), k)
+    values = _like(cached(site, "v"), k)
     yield "scores_of_values", "queries are multiplied with the values instead of the keys", _pairs(q, values)
     for layer in range(site.facts.model.num_layers):
         if layer != site.layer:
             text = f"queries are multiplied with the keys of layer {layer}"
-            theirs = _like(others(site, "attn.k_cache", layer), k)
+            theirs = _like(cached(site, "k", layer), k)
             yield "scores_keys_of_layer", text, _pairs(q, theirs)
             text = f"the queries are those of layer {layer}"
             yield "scores_queries_of_layer", text, _pairs(_like(others(site, "attn.q_rope", layer), q), k)

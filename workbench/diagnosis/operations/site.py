@@ -4,8 +4,9 @@
         if isinstance(site, Unjudged): ...
 
 `Site.operation` says which: embedding, norm, linear, rope, cache, scores, softmax, context, reduce, residual,
-activation, head. Row-wise operations have one part, whose rows are all tokens of all steps and sequences one below the
-other; those of attention (cache, scores, softmax, context) have a part for each pass of each sequence.
+activation, head; and of engines that record nothing in between, weights (probabilities from q and k) and attention
+(contexts from q, k and v). Row-wise operations have one part, whose rows are all tokens of all steps and sequences one
+below the other; those of attention and its cache have a part for each pass of each sequence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from workbench.diagnosis.recording import Array
 AXES: Mapping[str, tuple[int, int | None]] = {
     "scores": (1, 0),
     "softmax": (1, 0),
+    "weights": (1, 0),
     "rope": (0, 1),
     "cache": (0, 1),
 }
@@ -35,7 +37,8 @@ class Site:
 
     `span` is the part of the whole tensor's split dimension that the rank holds (of heads where it has heads, else of
     columns), `columns` the part of the in features that it multiplies; None where nothing is split. `passes` index
-    `taps.passes`. `weights` are checkpoint names by role: weight, bias.
+    `taps.passes`. `weights` are checkpoint names by role: weight, bias. `only` names the variants that explained the
+    same operation in another layer, where those alone are asked for.
     """
 
     tap: str
@@ -49,6 +52,7 @@ class Site:
     weights: Mapping[str, str] = field(default_factory=dict)
     span: slice | None = None
     columns: slice | None = None
+    only: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from workbench.diagnosis.operations.blocks import in_place, others, products
-from workbench.diagnosis.operations.facts import UNIT, rounded
+from workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -20,7 +21,7 @@ def softmaxes(site: Site) -> Iterator[Variant]:
     """Variants of one layer's softmax on one rank that have no number of their own."""
     if not all(part.fits for part in site.parts):
         return
-    for name, text, form in _FORMS:
+    for name, text, form in FORMS:
         guesses = [form(part.inputs["scores"], part.expected) for part in site.parts]
         yield Variant(name, "softmax", text, {}, in_place(site, list(guesses)))
     yield from _before_the_mask(site)
@@ -66,7 +67,7 @@ def _sum(x: Array) -> Array:
     return np.asarray(x.sum(-1, keepdims=True))
 
 
-_FORMS: tuple[_Form, ...] = (
+FORMS: tuple[_Form, ...] = (
     (
         "softmax_over_queries",
         "the softmax runs over the queries, not over the keys",
@@ -160,19 +161,40 @@ def _before_the_mask(site: Site) -> Iterator[Variant]:
 
 def _coarse(site: Site) -> Iterator[Variant]:
     """Scores, or exponentials and their sum, rounded to 16 bits."""
+    for text, dtype, change, tolerance in coarse(site.facts):
+        guesses = [change(part.inputs["scores"]) for part in site.parts]
+        yield Variant("softmax_low_precision", "precision", text, {"dtype": dtype}, guesses, 0, tolerance)
+
+
+def coarse(facts: Facts) -> Iterator[tuple[str, str, Callable[[Array], Array], float]]:
+    """(text, dtype, the softmax of scores in it, how far it may be off, relative)."""
     for dtype in ("bfloat16", "float16"):
-        if site.facts.dtype == dtype:
+        if facts.dtype == dtype:
             continue
 
-        def coarse(x: Array, dtype: str = dtype) -> Array:
-            return rounded(x, dtype).astype(np.float64)
+        text = f"scores are rounded to {dtype} before the softmax"
+        yield text, dtype, partial(_first_rounded, dtype), 0.0
+        yield f"the softmax takes and gives {dtype}", dtype, partial(_both_rounded, dtype), UNIT[dtype]
+        yield (
+            f"exponentials and their sum are rounded to {dtype}",
+            dtype,
+            partial(_quotient, dtype),
+            UNIT[dtype],
+        )
 
-        given = [coarse(part.inputs["scores"]) for part in site.parts]
-        parts = [coarse(powers(x)) for x in given]
-        quotients = [coarse(x / coarse(_sum(x))) for x in parts]
-        for text, guesses, tolerance in (
-            (f"scores are rounded to {dtype} before the softmax", [softmax(x) for x in given], 0.0),
-            (f"the softmax takes and gives {dtype}", [coarse(softmax(x)) for x in given], UNIT[dtype]),
-            (f"exponentials and their sum are rounded to {dtype}", quotients, UNIT[dtype]),
-        ):  # fmt: skip
-            yield Variant("softmax_low_precision", "precision", text, {"dtype": dtype}, guesses, 0, tolerance)
+
+def _low(dtype: str, x: Array) -> Array:
+    return rounded(x, dtype).astype(np.float64)
+
+
+def _first_rounded(dtype: str, scores: Array) -> Array:
+    return softmax(_low(dtype, scores))
+
+
+def _both_rounded(dtype: str, scores: Array) -> Array:
+    return _low(dtype, _first_rounded(dtype, scores))
+
+
+def _quotient(dtype: str, scores: Array) -> Array:
+    parts = _low(dtype, powers(_low(dtype, scores)))
+    return _low(dtype, parts / _low(dtype, _sum(parts)))

@@ -89,6 +89,8 @@ def fit(site: Site, variant: Variant) -> Fit | None:
     predicted = [variant.predicted] if isinstance(variant.predicted, np.ndarray) else list(variant.predicted)
     if deviation is None or len(predicted) != len(site.parts):
         return None
+    if all(p is part.expected for p, part in zip(predicted, site.parts, strict=True)):
+        return None  # nothing is guessed
     if any(p.shape != part.seen.shape for p, part in zip(predicted, site.parts, strict=True)):
         return None
     noises: list[Array | None] = [None] * len(predicted)

@@ -6,7 +6,7 @@ causes(run, "attn.scores")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +61,8 @@ class Run:
     ranks: int = 1
     dtype: torch.dtype = torch.float32
     size: float = 1.0
+    fused: bool = False  # nothing inside of the attention is recorded
+    hidden: Set[str] = frozenset()  # what is not
     held: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,12 +150,20 @@ class ArrayTaps(RecordedTaps):
     """The run's tensors where a session's are read."""
 
     def __init__(self, run: Run) -> None:
-        self._arrays = {key: tuple(x.double().numpy() for x in tensors) for key, tensors in run.held.items()}
+        hidden = {"k_cache", "v_cache", "scores", "probs"} if run.fused else run.hidden
+        self._arrays = {
+            key: tuple(x.double().numpy() for x in tensors)
+            for key, tensors in run.held.items()
+            if key[0].rsplit(".", 1)[1] not in hidden
+        }
         self.recording: Any = SimpleNamespace(ranks=run.ranks)
         self.passes = tuple(run.passes)
 
     def has(self, tap: str) -> bool:
         return (tap, 0) in self._arrays
+
+    def captured(self, tap: str) -> bool:
+        return self.has(tap)
 
     def tensors(self, tap: str, rank: int) -> tuple[np.ndarray | None, ...]:
         return self._arrays.get((tap, rank), (None,) * len(self.passes))

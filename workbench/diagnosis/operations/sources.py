@@ -1,0 +1,164 @@
+"""Which recorded taps go into each operation, and what stands for one that an engine does not show.
+
+Fused kernels leave taps out: no scores and probabilities, no cache, no partial products, no sum before a norm. Then the
+operation is judged from what was recorded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.operations.expected import Lacking, heads_of
+from workbench.diagnosis.operations.facts import UNIT, Facts
+from workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary_forms import rotate
+from workbench.diagnosis.operations.shares import BEFORE
+from workbench.diagnosis.operations.site import near
+from workbench.diagnosis.recording import Array
+
+_Inputs = Mapping[str, tuple[str, ...]]
+
+_Q = ("attn.q_rope", "attn.q_norm", "attn.q_proj")
+_K = ("attn.k_cache", "attn.k_rope", "attn.k_norm", "attn.k_proj")
+_V = ("attn.v_cache", "attn.v_proj")
+#: What keys and values are told apart by from what is of this pass alone.
+_REMEMBERED = ("k", "v", "written")
+
+#: Tap kind -> operation, and its inputs by role: kinds of the same layer, of which the first that was captured counts.
+OPERATIONS: Mapping[str, tuple[str, _Inputs]] = {
+    "embed": ("embedding", {}),
+    **dict.fromkeys(("attn_norm", "final_norm"), ("norm", {"x": ("<",)})),
+    **dict.fromkeys(("attn.q_proj", "attn.k_proj", "attn.v_proj"), ("linear", {"x": ("attn_norm",)})),
+    "attn.q_norm": ("norm", {"x": ("attn.q_proj",)}),
+    "attn.k_norm": ("norm", {"x": ("attn.k_proj",)}),
+    "attn.q_rope": ("rope", {"x": ("attn.q_norm", "attn.q_proj")}),
+    "attn.k_rope": ("rope", {"x": ("attn.k_norm", "attn.k_proj")}),
+    "attn.k_cache": ("cache", {"written": ("attn.k_rope",)}),
+    "attn.v_cache": ("cache", {"written": ("attn.v_proj",)}),
+    "attn.scores": ("scores", {"q": _Q, "k": _K}),
+    "attn.probs": ("softmax", {"scores": ("attn.scores",)}),
+    "attn.context": ("context", {"probs": ("attn.probs",), "v": _V}),
+    "attn.o_proj.partial": ("linear", {"x": ("attn.context",)}),
+    "attn.o_proj": ("reduce", {"partial": ("attn.o_proj.partial",)}),
+    "attn_residual": ("residual", {"x": ("<",), "y": ("attn.o_proj",)}),
+    "mlp_norm": ("norm", {"x": ("attn_residual",)}),
+    **dict.fromkeys(("mlp.gate", "mlp.up"), ("linear", {"x": ("mlp_norm",)})),
+    "mlp.act": ("activation", {"gate": ("mlp.gate",), "up": ("mlp.up",)}),
+    "mlp.down.partial": ("linear", {"x": ("mlp.act",)}),
+    "mlp.down": ("reduce", {"partial": ("mlp.down.partial",)}),
+    "mlp_residual": ("residual", {"x": ("attn_residual",), "y": ("mlp.down",)}),
+    "logits": ("head", {"x": ("final_norm",)}),
+}
+
+#: The same where no input of one role was captured: attention in one kernel.
+_FUSED: Mapping[str, tuple[str, _Inputs]] = {
+    "attn.probs": ("weights", {"q": _Q, "k": _K}),
+    "attn.context": ("attention", {"q": _Q, "k": _K, "v": _V}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationInput:
+    """One input by role: a tap of which each rank's own part goes in, or (`gathered`) all ranks'; of several taps
+    their sum. `history`: of all tokens of the sequence so far. `rotate`, `normalise`: what was still to be done."""
+
+    taps: tuple[str, ...]
+    gathered: bool = False
+    history: bool = False
+    rotate: bool = False
+    normalise: bool = False
+
+    @property
+    def tap(self) -> str:
+        """The one that is named."""
+        return self.taps[0]
+
+
+def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[str, OperationInput], str]:
+    """The operation at a tap, its inputs by role, and what is missing of them ("": nothing)."""
+    kind, layer = local_name(tap), layer_of(tap)
+    operation, wanted = OPERATIONS[kind]
+    if operation == "reduce" and not taps.captured(
+        f"{tap}.partial"
+    ):  # an engine that shows no partial products
+        source = OperationInput((near(BEFORE[kind], layer, 0),), gathered=len(taps.ranks) > 1)
+        return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
+    found = _inputs(tap, operation, wanted, taps, facts)
+    if kind in _FUSED and not all(role in found[0] and taps.captured(found[0][role].tap) for role in wanted):
+        fused, wanted = _FUSED[kind]
+        instead = _inputs(tap, fused, wanted, taps, facts)
+        if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
+            return fused, *instead
+    return operation, *found
+
+
+def _inputs(
+    tap: str, operation: str, wanted: _Inputs, taps: RecordedTaps, facts: Facts
+) -> tuple[dict[str, OperationInput], str]:
+    sources, missing, layer = {}, "", layer_of(tap)
+    for role, kinds in wanted.items():
+        there = [kind for kind in kinds if taps.has(near(kind, layer, facts.model.num_layers))]
+        names = {kind: near(kind, layer, facts.model.num_layers) for kind in kinds}
+        best = next((kind for kind in there if taps.captured(names[kind])), None)
+        summed = (
+            None if best else next((s for s in _sums(names[kinds[-1]]) if all(map(taps.captured, s))), None)
+        )
+        if summed:
+            sources[role] = OperationInput(summed)
+        elif best or there:
+            sources[role] = _source(operation, role, best or there[0], names, facts)
+        else:
+            missing = f"{names[kinds[-1]]} was not recorded"
+    return sources, missing
+
+
+def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:
+    turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
+    unturned = kind.endswith(("_proj", "_norm")) and turned
+    normalise = (
+        facts.model.qk_norm and kind in ("attn.q_proj", "attn.k_proj") and (unturned or operation == "rope")
+    )
+    history = role in _REMEMBERED and not kind.endswith("_cache")
+    return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise)
+
+
+def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Facts) -> Array:
+    """What was recorded [N, …] with what was still to be done to it, as [N, heads, D] then. Lacking without the norm's
+    weight."""
+    if source.normalise:
+        name = f"model.layers.{layer_of(source.tap)}.self_attn.{local_name(source.tap)[5]}_norm.weight"
+        weight = facts.vector(name)
+        if weight is None:
+            raise Lacking(f"the checkpoint has no {name}")
+        x = heads_of(x, facts.model.head_dim)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + facts.model.rms_eps) * weight
+    if source.rotate:
+        at = np.array([row.position for row in rows], dtype=np.float64)
+        angles = at[:, None, None] * frequencies(facts.model)
+        x = rotate(heads_of(x, facts.model.head_dim), angles, magnitude(facts.model.rope_scaling))
+    return x
+
+
+def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float:
+    """The roundings that `made_ready` leaves out, relative."""
+    angle = max((row.position for row in rows), default=0) * UNIT["float32"] if source.rotate else 0.0
+    return facts.unit * (2 * source.normalise + 2 * source.rotate) + 4 * angle
+
+
+def _sums(tap: str) -> Iterator[tuple[str, ...]]:
+    """What the residual stream at a tap is the sum of, nearest first."""
+    layer, kind = layer_of(tap), local_name(tap)
+    if layer is None or kind not in ("attn_residual", "mlp_residual"):
+        return
+    before = near("<", layer, 0)
+    after_attention = (before, f"layers.{layer}.attn.o_proj")
+    if kind == "attn_residual":
+        yield after_attention
+    else:
+        yield f"layers.{layer}.attn_residual", f"layers.{layer}.mlp.down"
+        yield (*after_attention, f"layers.{layer}.mlp.down")
