@@ -15,7 +15,7 @@ from engine.taps.names import layer_of, local_name
 from workbench.diagnosis.operations.expected import Lacking, heads_of
 from workbench.diagnosis.operations.facts import UNIT, Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.operations.rotary import frequencies, magnitude
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from workbench.diagnosis.operations.rotary_forms import rotate
 from workbench.diagnosis.operations.shares import BEFORE
 from workbench.diagnosis.operations.site import near
@@ -139,8 +139,8 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + facts.model.rms_eps) * weight
     if source.rotate:
         at = np.array([row.position for row in rows], dtype=np.float64)
-        angles = at[:, None, None] * frequencies(facts.model)
-        x = rotate(heads_of(x, facts.model.head_dim), angles, magnitude(facts.model.rope_scaling))
+        angles = at[:, None, None] * frequencies(facts.model, lengths_of(rows))
+        x = rotate(heads_of(x, facts.model.head_dim), angles, magnitude(facts.model))
     return x
 
 
