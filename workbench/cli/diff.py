@@ -10,6 +10,7 @@ import typer
 from sessions import Session
 from workbench.debugger.commands.diff import compare_sessions
 from workbench.debugger.commands.judged_diff import golden_of, judged_diff
+from workbench.debugger.commands.row_diff import row_diff
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 from workbench.paths import find_session
@@ -27,16 +28,16 @@ def diff(
     bitwise: Annotated[
         bool,
         typer.Option(
-            "--bitwise", help="Compare a recording and its golden reference bit by bit as well, unjudged."
+            "--bitwise", help="Bit by bit, unjudged, even where one of the two is a golden reference."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Which taps differ between two sessions, over the steps that read the same tokens. Exit 1 if any does; 6 where
-    recordings of other engines do not carry a verdict, as where their rows are not proved to be the same.
+    """Which taps differ between two sessions, and the first operation that has equal inputs and an unequal output.
 
-    Where one of the two is a golden reference, each tap of the other is judged against its noise: exit 1 if one is
-    wrong.
+    Rows are matched by sequence and position over the tokens that both read, whatever the passes and the number of
+    ranks. Where one of the two is a golden reference, each tap of the other is judged against its noise. Exit 1 if any
+    differs, or is wrong; 6 where recordings do not carry a verdict, as where their rows are not proved to be the same.
     """
     limits = session_limits()
     with (
@@ -48,6 +49,8 @@ def diff(
         if golden is not None:
             engine, branch = (first, branch_a) if golden is second else (second, branch_b)
             found = judged_diff(engine, branch, golden)
+        elif (rows := row_diff(first, branch_a, second, branch_b)) is not None:
+            found = rows
         else:
             found = compare_sessions(first, branch_a, second, branch_b)
     print(dumps(found.to_json()) if as_json else found.to_text())

@@ -1,0 +1,98 @@
+"""Two recordings row by row, as text: the first operation with equal inputs and unequal output, and how far apart."""
+
+from __future__ import annotations
+
+from sessions import Session
+from sessions.text import clean
+from workbench.debugger.commands.judged_diff import ComparisonTable, ComparisonVerdict
+from workbench.debugger.errors import DebuggerError
+from workbench.diagnosis.row_comparison import ComparedTap, Place, RowComparison, compare_rows
+from workbench.diagnosis.row_sides import RowSide
+from workbench.views.coverage import Coverage, coverage
+from workbench.views.plain_text import plural
+
+_COLUMNS = ["tap", "rows", "by itself", "first", "equal bits", "max abs", "max ulp", "rel l2", "NMSE", "PCC", "cosine",
+            "KL"]  # fmt: skip
+#: Taps that only one of the two has, of which so many are named.
+_NAMED = 4
+
+
+def row_diff(a: Session, branch_a: int, b: Session, branch_b: int) -> ComparisonTable | None:
+    """Every tap that differs in some row, and what that rests on; None where not both hold rows of any tap.
+
+    DebuggerError where no token is the same."""
+    first, second = RowSide(a, branch_a), RowSide(b, branch_b)
+    if not set(first.taps) & set(second.taps):
+        return None
+    found = compare_rows(first, second)
+    if not found.rows:
+        raise DebuggerError("the two read different tokens from the first on: no diff of them means anything")
+    rests = coverage(a, b, branch=branch_a) if a.meta.foreign or b.meta.foreign else None
+    unsure = doubt(rests, found)
+    title = "\n".join([*([f"inconclusive: {unsure}"] if unsure else []), *summary_lines(a, b, found)])
+    verdict: ComparisonVerdict = "inconclusive" if unsure else "diverged" if found.differing else "match"
+    rows = [_row(one) for one in found.differing]
+    return ComparisonTable(title, _COLUMNS, rows, "no row differs", verdict, rests)
+
+
+def summary_lines(a: Session, b: Session, found: RowComparison) -> list[str]:
+    """What the comparison found, and what it leaves out."""
+    sequences = plural(found.sequences, "sequence")
+    lines = [f"{plural(found.rows, 'row')} of {sequences} read the same tokens; {in_words(found)}"]
+    for seq, position in found.parted:
+        lines.append(f"sequence {seq} goes on with another token at position {position}")
+    for names, which in ((found.only_first, a), (found.only_second, b)):
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            told = ", ".join(clean(name, limit=60) for name in names[:_NAMED])
+            lines.append(f"only in {clean(which.path.name, limit=60)}: {told}{more}")
+    for name, why in found.different[:_NAMED]:
+        lines.append(f"not compared: {clean(name, limit=60)}: {why}")
+    return lines
+
+
+def in_words(found: RowComparison) -> str:
+    """The first operation that differs by itself."""
+    if not found.differing:
+        how = "by their statistics, which is no proof" if found.by_statistics_alone else "bit for bit"
+        return f"{plural(len(found.taps), 'tap')} equal {how}"
+    differ = f"{len(found.differing)} of {plural(len(found.taps), 'tap')} differ"
+    one = found.first
+    if one is None:
+        return differ
+    return (
+        f"{differ}; the first with equal inputs and unequal output: {clean(one.tap, limit=80)}, "
+        f"in {one.own} of {plural(one.rows, 'row')}, first {_place(one.first_own)}"
+    )
+
+
+def doubt(rests: Coverage | None, found: RowComparison) -> str:
+    """Why no verdict can be given; "" where one can."""
+    if rests is not None and rests.misplaced:
+        return rests.misplaced
+    if found.by_statistics_alone and not found.differing:
+        return "statistics only: that they are equal proves nothing"
+    return ""
+
+
+def _place(place: Place | None) -> str:
+    return "" if place is None else f"at sequence {place[0]}, position {place[1]}"
+
+
+def _row(one: ComparedTap) -> list[object]:
+    found = one.metrics
+    told: list[object] = (
+        [None] * 4 if found is None else [found.max_abs, found.max_ulp, found.rel_l2, one.nmse]
+    )
+    first = one.first_own or one.first
+    return [
+        one.tap,
+        f"{one.differing}/{one.rows}",
+        one.own or None,
+        None if first is None else f"{first[0]}:{first[1]}",
+        one.kind if one.equal_bits is None else f"{100 * one.equal_bits:.4g} %",
+        *told,
+        one.pcc,
+        None if found is None else found.cosine,
+        one.kl,
+    ]

@@ -1,0 +1,114 @@
+"""The rows of a recording: every token of every sequence at its position, whatever passes it was computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from engine.taps.names import local_name
+from sessions import Session
+from sessions.errors import LayoutError
+from sessions.meta import ROW_HASHES, ROW_STATISTICS
+
+#: What is known of a tap's rows: its numbers, a hash of each row's bits, or eight statistics of each.
+Kind = Literal["tensor", "hashes", "statistics"]
+#: Taps whose rows are those of the cache, not of the pass.
+_NOT_OF_THE_PASS = ("attn.k_cache", "attn.v_cache")
+#: Taps of [heads, tokens, keys].
+_HEADS_FIRST = ("attn.scores", "attn.probs")
+_ENDINGS: Mapping[Kind, str] = {"tensor": "", "hashes": ROW_HASHES, "statistics": ROW_STATISTICS}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """Where one token was computed: the step, and the row of its pass."""
+
+    token: int
+    step: int
+    index: int
+    count: int  # rows of that pass
+
+
+class RowSide:
+    """One branch of a session, by (sequence, position). Where a position was computed twice the last one counts."""
+
+    def __init__(self, session: Session, branch: int = 0) -> None:
+        self.session, self.branch = session, branch
+        self.sequences: dict[int, dict[int, TokenRow]] = {}
+        for step in session.steps(branch):
+            for one in session.step(step, branch).sequences:
+                mine = self.sequences.setdefault(one.seq, {})
+                count = len(one.ids)
+                for index, (token, position) in enumerate(zip(one.ids, one.positions, strict=False)):
+                    mine[position] = TokenRow(token, step, index, count)
+        self._captured = session.captured_taps(branch)
+
+    @property
+    def taps(self) -> list[str]:
+        """Those of which rows are known, in the order of execution."""
+        names = (tap.name for tap in self.session.taps)
+        return [
+            name for name in names if self.kinds(name) and not name.endswith((ROW_HASHES, ROW_STATISTICS))
+        ]
+
+    def kinds(self, tap: str) -> set[Kind]:
+        """What is known of its rows."""
+        if local_name(tap) in _NOT_OF_THE_PASS:
+            return set()
+        return {kind for kind, ending in _ENDINGS.items() if tap + ending in self._captured}
+
+    def layout(self, tap: str) -> str:
+        return self.session.tap(tap).layout
+
+    def rows(self, tap: str, kind: Kind, seq: int, positions: list[int]) -> dict[int, NDArray[Any]]:
+        """The tap's rows at those positions of a sequence, as the ranks' parts make them up; those that are there.
+        LayoutError where the parts do not fit together."""
+        passes: dict[int, NDArray[Any] | None] = {}
+        found = {}
+        for position in positions:
+            row = self.sequences[seq][position]
+            if row.step not in passes:
+                passes[row.step] = self._whole(tap + _ENDINGS[kind], row.step, seq, kind)
+            whole = passes[row.step]
+            if whole is None:
+                continue
+            if len(whole) == row.count:
+                found[position] = whole[row.index]
+            elif row.index == row.count - 1 and len(whole) == 1:  # logits of the last token alone
+                found[position] = whole[0]
+        return found
+
+    def _whole(self, tap: str, step: int, seq: int, kind: Kind) -> NDArray[Any] | None:
+        try:
+            array = self.session.rebuilt(tap, step=step, seq=seq, branch=self.branch, slice="").array
+        except LayoutError:
+            return None
+        if array is None or array.ndim == 0:
+            return None
+        return array.swapaxes(0, 1) if kind == "tensor" and local_name(tap) in _HEADS_FIRST else array
+
+
+def paired(a: RowSide, b: RowSide) -> list[tuple[int, int, list[int]]]:
+    """Sequences that read the same tokens, (of a, of b), with the positions up to which they do: those of one number
+    first, then those that begin alike."""
+    left = dict(b.sequences)
+    found = []
+    for seq in sorted(a.sequences, key=lambda seq: seq not in left):
+        shared = {other: _shared(a.sequences[seq], rows) for other, rows in left.items()}
+        best = max(shared, key=lambda other: (len(shared[other]), other == seq), default=None)
+        if best is not None and shared[best]:
+            found.append((seq, best, shared[best]))
+            del left[best]
+    return sorted(found)
+
+
+def _shared(a: Mapping[int, TokenRow], b: Mapping[int, TokenRow]) -> list[int]:
+    positions = []
+    for position in sorted(a.keys() & b.keys()):
+        if a[position].token != b[position].token:
+            break
+        positions.append(position)
+    return positions
