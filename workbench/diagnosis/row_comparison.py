@@ -32,7 +32,7 @@ _REMEMBERED = ("attn.k_rope", "attn.k_norm", "attn.k_proj", "attn.v_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedTap:
+class TapRows:
     """One tap over all rows that both have. `differing` of its `rows` are not equal, the first at `first`; in `own` of
     those everything that it is computed from is, the first at `first_own`. `equal_bits` is the share of elements that
     are equal bit for bit; `kl` the mean KL(second || first) of the distributions (of logits). Metrics
@@ -59,14 +59,14 @@ class RowComparison:
 
     rows: int
     sequences: int
-    taps: tuple[ComparedTap, ...]
+    taps: tuple[TapRows, ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     different: tuple[tuple[str, str], ...]
     parted: tuple[Place, ...] = ()
 
     @property
-    def differing(self) -> tuple[ComparedTap, ...]:
+    def differing(self) -> tuple[TapRows, ...]:
         return tuple(one for one in self.taps if one.differing)
 
     @property
@@ -75,7 +75,7 @@ class RowComparison:
         return bool(self.taps) and all(one.kind == "statistics" for one in self.taps)
 
     @property
-    def first(self) -> ComparedTap | None:
+    def first(self) -> TapRows | None:
         """The first operation with equal inputs and an unequal output."""
         return next((one for one in self.taps if one.own), None)
 
@@ -184,14 +184,14 @@ def _compared(
     unequal: _Unequal,
     a: RowSide,
     b: RowSide,
-) -> tuple[ComparedTap, set[Place]]:
+) -> tuple[TapRows, set[Place]]:
     dtype = coarser(_dtype(a), _dtype(b))
     equal = [_equal(x, y, kind, dtype) for x, y in zip(left, right, strict=True)]
     wrong = [place for place, same in zip(places, equal, strict=True) if not same.all()]
     inherited = unequal.inherited(tap, places)
     own = [place for place in wrong if place not in inherited]
     first, first_own = (min(found, key=lambda p: (p[1], p[0]), default=None) for found in (wrong, own))
-    one = ComparedTap(tap, kind, len(places), len(wrong), first, len(own), first_own)
+    one = TapRows(tap, kind, len(places), len(wrong), first, len(own), first_own)
     if kind == "tensor":
         one = _measured(one, np.concatenate(left), np.concatenate(right), np.concatenate(equal), dtype)
         if tap == "logits":
@@ -215,7 +215,7 @@ def _equal(x: _Array, y: _Array, kind: Kind, dtype: str) -> NDArray[np.bool_]:
     return np.asarray(np.ascontiguousarray(x).view(bits) == np.ascontiguousarray(y).view(bits))
 
 
-def _measured(one: ComparedTap, x: _Array, y: _Array, equal: NDArray[np.bool_], dtype: str) -> ComparedTap:
+def _measured(one: TapRows, x: _Array, y: _Array, equal: NDArray[np.bool_], dtype: str) -> TapRows:
     found = metrics(x, y, dtype)
     finite = np.isfinite(x) & np.isfinite(y)
     p, q = x[finite].astype(np.float64), y[finite].astype(np.float64)

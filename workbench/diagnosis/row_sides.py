@@ -23,7 +23,7 @@ _ENDINGS: Mapping[Kind, str] = {"tensor": "", "hashes": ROW_HASHES, "statistics"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRow:
+class ComputedRow:
     """Where one token was computed: the step, and the row of its pass."""
 
     token: int
@@ -37,13 +37,13 @@ class RowSide:
 
     def __init__(self, session: Session, branch: int = 0) -> None:
         self.session, self.branch = session, branch
-        self.sequences: dict[int, dict[int, TokenRow]] = {}
+        self.sequences: dict[int, dict[int, ComputedRow]] = {}
         for step in session.steps(branch):
             for one in session.step(step, branch).sequences:
                 mine = self.sequences.setdefault(one.seq, {})
                 count = len(one.ids)
                 for index, (token, position) in enumerate(zip(one.ids, one.positions, strict=False)):
-                    mine[position] = TokenRow(token, step, index, count)
+                    mine[position] = ComputedRow(token, step, index, count)
         self._captured = session.captured_taps(branch)
 
     @property
@@ -105,7 +105,7 @@ def paired(a: RowSide, b: RowSide) -> list[tuple[int, int, list[int]]]:
     return sorted(found)
 
 
-def _shared(a: Mapping[int, TokenRow], b: Mapping[int, TokenRow]) -> list[int]:
+def _shared(a: Mapping[int, ComputedRow], b: Mapping[int, ComputedRow]) -> list[int]:
     positions = []
     for position in sorted(a.keys() & b.keys()):
         if a[position].token != b[position].token:

@@ -13,7 +13,7 @@ from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, Tens
 from sessions.meta import ROW_HASHES, ROW_STATISTICS, ConfigMeta, SessionMeta
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
 from workbench.cli.main import run
-from workbench.diagnosis.row_comparison import ComparedTap, RowComparison, compare_rows
+from workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
 from workbench.diagnosis.row_sides import RowSide
 
 
@@ -21,7 +21,7 @@ def compared(a: Session, b: Session) -> RowComparison:
     return compare_rows(RowSide(a), RowSide(b))
 
 
-def by_tap(found: RowComparison) -> dict[str, ComparedTap]:
+def by_tap(found: RowComparison) -> dict[str, TapRows]:
     return {one.tap: one for one in found.taps}
 
 

@@ -6,7 +6,7 @@ from sessions import Session
 from sessions.text import clean
 from workbench.debugger.commands.judged_diff import ComparisonTable, ComparisonVerdict
 from workbench.debugger.errors import DebuggerError
-from workbench.diagnosis.row_comparison import ComparedTap, Place, RowComparison, compare_rows
+from workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
 from workbench.diagnosis.row_sides import RowSide
 from workbench.views.coverage import Coverage, coverage
 from workbench.views.plain_text import plural
@@ -27,7 +27,7 @@ def row_diff(a: Session, branch_a: int, b: Session, branch_b: int) -> Comparison
     found = compare_rows(first, second)
     if not found.rows:
         raise DebuggerError("the two read different tokens from the first on: no diff of them means anything")
-    rests = coverage(a, b, branch=branch_a) if a.meta.foreign or b.meta.foreign else None
+    rests = coverage(a, b, branch=branch_a, other=branch_b) if a.meta.foreign or b.meta.foreign else None
     unsure = doubt(rests, found)
     title = "\n".join([*([f"inconclusive: {unsure}"] if unsure else []), *summary_lines(a, b, found)])
     verdict: ComparisonVerdict = "inconclusive" if unsure else "diverged" if found.differing else "match"
@@ -70,6 +70,13 @@ def doubt(rests: Coverage | None, found: RowComparison) -> str:
     """Why no verdict can be given; "" where one can."""
     if rests is not None and rests.misplaced:
         return rests.misplaced
+    # Equal hashes of rows are as good as the rows.
+    if (
+        rests is not None
+        and not found.differing
+        and (rests.ranks < rests.of_ranks or not rests.statistics_only)
+    ):
+        return rests.lacking
     if found.by_statistics_alone and not found.differing:
         return "statistics only: that they are equal proves nothing"
     return ""
@@ -79,7 +86,7 @@ def _place(place: Place | None) -> str:
     return "" if place is None else f"at sequence {place[0]}, position {place[1]}"
 
 
-def _row(one: ComparedTap) -> list[object]:
+def _row(one: TapRows) -> list[object]:
     found = one.metrics
     told: list[object] = (
         [None] * 4 if found is None else [found.max_abs, found.max_ulp, found.rel_l2, one.nmse]
