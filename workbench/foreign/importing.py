@@ -41,6 +41,7 @@ FORMATS: dict[str, DumpFormat] = {
     "sglang": DumpFormat("--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang"),
     "sglang-dumper": DumpFormat("SGLang's dumper.py", _READERS + "sglang_dumper", "open_sglang_dumper"),
     "msprobe": DumpFormat("msprobe's PrecisionDebugger", _READERS + "msprobe", "open_msprobe"),
+    "llamacpp": DumpFormat("llama-debug, or a cb_eval callback,", _READERS + "llamacpp", "open_llamacpp"),
     "transformers": DumpFormat(
         "model_addition_debugger_context", _READERS + "transformers", "open_transformers"
     ),

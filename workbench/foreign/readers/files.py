@@ -72,7 +72,7 @@ def within(folder: Path, name: object) -> Path:
     return folder / text
 
 
-def _size(path: Path, limit: int) -> int:
+def plain_size(path: Path, limit: int = MAX_TENSORS) -> int:
     """Bytes of a plain file. ForeignDumpError for a link, a pipe, a missing or an oversized one."""
     try:
         found = path.lstat()
@@ -91,7 +91,7 @@ def _size(path: Path, limit: int) -> int:
 
 def read_json(path: Path) -> dict[str, object]:
     """A JSON object. ForeignDumpError for anything else."""
-    _size(path, MAX_JSON)
+    plain_size(path, MAX_JSON)
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ def load_torch(path: Path) -> object:
     """What `torch.save` wrote, of tensors and plain values. ForeignDumpError where it would take pickle, or lies."""
     import torch
 
-    size = _size(path, MAX_TENSORS)
+    size = plain_size(path)
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
@@ -154,7 +154,7 @@ def load_array(path: Path) -> Numbers:
 
 
 def _numpy(path: Path) -> Numbers:
-    _size(path, MAX_TENSORS)
+    plain_size(path)
     try:
         # Mapped, so that a shape that the file has no bytes for is an error and not an allocation.
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -172,7 +172,7 @@ def _numpy(path: Path) -> Numbers:
 def _safetensors(path: Path) -> Numbers:
     from safetensors import SafetensorError, safe_open
 
-    _size(path, MAX_TENSORS)
+    plain_size(path)
     try:
         with safe_open(path, framework="pt") as opened:
             return numbers(opened.get_tensor("data"), path)
@@ -193,7 +193,7 @@ def numbers(value: object, path: Path) -> Numbers:
         or value.is_meta
     ):
         raise ForeignDumpError(f"{shown(path)}: holds no plain tensor where one is expected")
-    if value.numel() * value.element_size() > _size(path, MAX_TENSORS):
+    if value.numel() * value.element_size() > plain_size(path):
         raise ForeignDumpError(
             f"{shown(path)}: a tensor says it is {printable(list(value.shape))} large, which the file has no bytes for"
         )

@@ -17,8 +17,8 @@ from engine.taps.names import tap_specs
 from engine.text import bytes_text, printable
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from sessions.records import Tap
+from workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
 from workbench.references.llamacpp.library import Array, LlamaContext, LlamaModel, dequantise
-from workbench.references.llamacpp.mapping import ABSENT, Shape, TapNames, arrange
 from workbench.references.request import GoldenRequest, ReferenceFailure
 from workbench.references.steps import See, record_steps
 

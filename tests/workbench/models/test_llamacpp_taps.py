@@ -10,7 +10,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from engine.taps.names import tap_specs
-from workbench.references.llamacpp.mapping import ABSENT, Shape, TapNames, arrange
+from workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
 
 
 def interleaved(rows: np.ndarray) -> np.ndarray:
