@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module, metadata
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -24,13 +25,16 @@ def load(name: str) -> Any:
     return command
 
 
-def _bare_flags(command: Any, context: Any) -> None:
-    """A flag takes no value: its help names no type. (Typer prints `<bool>` unless told otherwise.)"""
+def _readable(command: Any, context: Any) -> None:
+    """What Typer's help needs to be told: paragraphs flow to the terminal's width, whatever the source's lines; a flag
+    takes no value, so that no type is named (it prints `<bool>` otherwise)."""
+    if command.help:
+        command.help = "\n\n".join(" ".join(one.split()) for one in cleandoc(command.help).split("\n\n"))
     for option in command.get_params(context):
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for action in getattr(command, "commands", {}).values():
-        _bare_flags(action, context)
+        _readable(action, context)
 
 
 class _Commands(TyperGroup):
@@ -42,7 +46,7 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever; its own help may be asked for here."""
-        _bare_flags(self, ctx)
+        _readable(self, ctx)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -50,7 +54,7 @@ class _Commands(TyperGroup):
         name, shown, rest = super().resolve_command(ctx, args)
         if name is None:
             return name, shown, rest
-        _bare_flags(command := load(name), ctx)
+        _readable(command := load(name), ctx)
         return name, command, rest
 
 

@@ -37,6 +37,18 @@ def test_every_command_loads_under_its_name(name: str, capsys: Any) -> None:
     assert "--install-completion" not in shown
 
 
+def test_paragraphs_of_help_flow_to_the_width_of_the_terminal(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 60)
+    assert run(["check", "--help"]) == 0
+    shown = capsys.readouterr().out.split("Exit code 0:")[1].split("╭")[0]
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
+    following = zip(lines, [line.split()[0] for line in lines[1:]], strict=False)
+    assert len(lines) > 4
+    assert all(len(f"{line} {word}") > 60 for line, word in list(following)[1:]), "no line is broken early"
+
+
 def _actions(command: Any) -> Iterator[Any]:
     """A command, or those of which it is a group, and the group where it does something by itself."""
     if not hasattr(command, "commands") or command.invoke_without_command:
