@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from workbench.foreign.readers.llamacpp import open_llamacpp
 from workbench.references.llamacpp import library
 
 PROMPT = [5, 17, 101, 3]
+EXAMPLE = Path(__file__).parents[4] / "examples/llamacpp_dump.py"
 
 
 @pytest.fixture(scope="module")
@@ -137,29 +140,12 @@ def test_what_cannot_be_read_is_said(model: Any, run: Computed, checkpoint: Path
 @pytest.mark.skipif(not library.is_installed(), reason=library.INSTALL)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_llama_cpp_itself_is_right(family: str, tmp_path: Path) -> None:
-    """What a callback keeps of the library's own passes; llama's rows of q and k are in pairs there."""
+    """What the example keeps of the library's own passes; llama's rows of q and k are in pairs there."""
     checkpoint = tiny_checkpoint(tmp_path, family, num_hidden_layers=2)
     file = gguf_twin(checkpoint, tmp_path / "tiny.gguf", keys={"tokenizer.ggml.model": "none"})
     home = tmp_path / "dump"
-    described: list[tuple[str, str]] = []
-
-    def wants(name: str, operation: str) -> bool:
-        described.append((operation, name.replace("/", "_")))
-        return True
-
-    with library.LlamaModel(file, 1) as model:
-
-        def takes(array: np.ndarray) -> None:
-            operation, name = described[-1]
-            np.save(target / f"{len(described):05d}.{operation}.{name}.npy", array)
-
-        context = model.context(16, wants, takes)
-        ids = list(PROMPT)
-        for k in range(3):
-            target = home / f"pass{k}"
-            target.mkdir(parents=True)
-            np.save(target / "ids.npy", np.array(ids, np.int32))
-            ids = [int(context.forward(ids).argmax())]
+    command = [sys.executable, EXAMPLE, file, home, "2", *PROMPT]
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=120)
     import_run(FORMATS["llamacpp"].open(home, file), tmp_path / "run.session", form="llamacpp")
     with Session.open(tmp_path / "run.session", UNLIMITED) as session:
         names = {tap.name for tap in session.taps}
