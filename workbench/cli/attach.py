@@ -11,15 +11,13 @@ import typer
 from rich.console import Console
 
 from engine.scratch import ScratchFolder
-from sessions import Session
 from sessions.text import clean
 from workbench.attach.launch import CAPTURES, ENGINES, Attached, attach, how_it_ended
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import diagnose_recording
 from workbench.cli import options
 from workbench.cli.check import code_of
 from workbench.cli.import_dump import import_as
 from workbench.cli.progress import Status
+from workbench.cli.recordings import judged_recording
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.diagnosis_text import render_diagnosis
@@ -28,7 +26,6 @@ from workbench.foreign.readers.lockstep import LockstepDump
 from workbench.inferior.destination import may_write
 from workbench.models.opening import open_model
 from workbench.paths import new_session_path
-from workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -115,12 +112,13 @@ def attach_to(
             run = LockstepDump.open(dump)
             run = replace(run, facts=replace(run.facts, notes=(*run.facts.notes, *_notes(attached))))
             imported = import_as(run, "lockstep", target, opened, status)
-    result = None if opened is None else _judged(target, opened.path)
+    result = None if model is None else judged_recording(target, model, None, True, 0, "cpu")
     if as_json:
         judged = {} if result is None else {"judged": result.to_json()}
         print(dumps(imported.to_json() | {"command": list(command), "code": attached.code} | judged))
     else:
-        tell(imported.coverage.in_words())
+        if result is None:
+            tell(imported.coverage.in_words())
         imported.tell_rest()
         if result is not None:
             render_diagnosis(result.event, Console(highlight=False, soft_wrap=True, stderr=True))
@@ -136,11 +134,3 @@ def _notes(attached: Attached) -> list[str]:
     if ended := how_it_ended(attached.code):
         notes.append(f"the command {ended}")
     return notes
-
-
-def _judged(path: Path, checkpoint: Path) -> CheckResult:
-    with Status() as status, Session.open(path, session_limits()) as session, session.walk():
-        return diagnose_recording(
-            session, checkpoint, warn=status.warn,
-            progress=lambda done, of: status.count("reference", done, of),
-        )  # fmt: skip

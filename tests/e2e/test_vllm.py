@@ -1,0 +1,96 @@
+"""vLLM itself, attached to: right without a bug, and with one its place and cause. `make vllm` makes what is needed.
+
+The bugs are planted by a plugin of this test (`vllm_plugin`), which vLLM loads in every worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.demo import MODEL_DIR
+
+HERE = Path(__file__).resolve().parents[1] / "workbench" / "attach"
+VLLM = Path(
+    os.environ.get("LOCKSTEP_VLLM") or Path(__file__).resolve().parents[2] / ".vllm/bin/python"
+).absolute()
+#: Two requests, so that rows of both are in one pass.
+IDS = "1,2,3,4,5,6,7,8,9,10,11,12;100,200,300,400,500"
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed: `make vllm`"),
+]
+
+
+def program(tp: int) -> list[str]:
+    return [str(VLLM), str(HERE / "vllm_program.py"), str(MODEL_DIR), str(tp), IDS]
+
+
+def environment(tp: int, bug: str) -> dict[str, str]:
+    cores = sorted(os.sched_getaffinity(0))
+    binding = "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
+    return {
+        **os.environ, "VLLM_CPU_OMP_THREADS_BIND": binding, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": str(HERE / "vllm_plugin"), "PLANTED": bug,
+    }  # fmt: skip
+
+
+def attached(tmp_path: Path, tp: int, bug: str = "") -> tuple[dict[str, Any], list[str]]:
+    """The report of an attached run, judged against the checkpoint; and the tokens that vLLM printed."""
+    command = ["attach", "-o", str(tmp_path / "run.session"), "--model", "demo", "--json", "--", *program(tp)]
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *command],
+        env=environment(tp, bug), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == (1 if bug else 0), done.stdout[-2000:] + done.stderr[-4000:]
+    *_, last = done.stdout.splitlines()
+    return json.loads(last), tokens(done.stdout)
+
+
+def tokens(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("tokens ")]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_vllm_is_right(tp: int, tmp_path: Path) -> None:
+    told, text = attached(tmp_path, tp)
+    rests = told["judged"]["coverage"]
+    assert told["judged"]["verdict"] == "match"
+    assert (rests["aligned"], rests["rows"], rests["ranks"], rests["mode"]) == (27, 27, tp, "eager")
+    assert rests["absent"] == ["attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs"]
+    assert told["notes"][1:] == [
+        "changed for the recording: vLLM runs with enforce_eager=True",
+        "changed for the recording: vLLM runs with enable_prefix_caching=False",
+    ]
+    if tp == 1:  # the run without a tap is compiled where there is a compiler: the text is the same
+        alone = subprocess.run(
+            program(tp), env=environment(tp, ""), capture_output=True, text=True, check=True
+        )
+        assert tokens(alone.stdout) == text
+
+
+@pytest.mark.parametrize(
+    ("bug", "tp", "tap", "cause"),
+    [
+        ("biases_dropped", 2, "layers.0.attn.q_proj", "q,k,v}_proj.bias is not added"),
+        ("rope_theta", 2, "layers.0.attn.q_rope", "rope_theta is 10000 instead of 1e+06"),
+        ("all_reduce_missing", 2, "layers.2.mlp.down", "no sum over the ranks"),
+        ("kv_heads_exchanged", 2, "layers.0.attn.k_proj", "computes with rank 0's shard of model.layers.*.self_attn"),
+        ("kv_heads_exchanged", 1, "layers.0.attn.k_proj", "self_attn.{k,v}_proj"),
+        ("residual_twice", 2, "layers.1.attn_residual", "the residual stream is added 2 times"),
+    ],
+)  # fmt: skip
+def test_a_planted_bug_is_found_where_it_is(bug: str, tp: int, tap: str, cause: str, tmp_path: Path) -> None:
+    told, _ = attached(tmp_path, tp, bug)
+    judged = told["judged"]
+    assert judged["verdict"] == "diverged"
+    assert judged["first_divergence"]["tap"] == tap
+    assert cause in judged["causes"][0]["text"]

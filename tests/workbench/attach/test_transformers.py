@@ -1,0 +1,96 @@
+"""transformers attached to: plain in this process, and sharded by its own plan on two ranks of torchrun."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from sessions import Session
+from tests.checkpoints import tiny_checkpoint
+from workbench.attach.launch import INSIDE
+from workbench.demo import MODEL_DIR
+from workbench.foreign.importing import import_run
+from workbench.foreign.readers.lockstep import LockstepDump
+
+PROGRAM = Path(__file__).parent / "transformers_program.py"
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The installer has run in this process, and writes there."""
+    monkeypatch.syspath_prepend(str(INSIDE))
+    monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
+    for name in ("ONLY", "STEPS", "CAPTURE"):
+        monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
+    monkeypatch.setattr(PreTrainedModel, "__call__", PreTrainedModel.__call__)
+    installers = importlib.import_module("lockstep_transformers")
+    try:
+        installers.transformers_models(SimpleNamespace(PreTrainedModel=PreTrainedModel))
+        yield tmp_path / "dump"
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_generation_is_recorded_as_the_model_computes_it(dump: Path, tmp_path: Path) -> None:
+    """A batch of two prompts, the shorter padded on the left, against the model's own hidden states of each alone."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint(tmp_path, "qwen3"), dtype=torch.float32)
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    ids = model.generate(
+        torch.tensor([prompts[0], [0, 0, *prompts[1]]]),
+        attention_mask=mask,
+        max_new_tokens=3,
+        do_sample=False,
+    )
+    model.generate(torch.tensor([[11, 12]]), max_new_tokens=1, do_sample=False)
+    run = LockstepDump.open(dump)
+    import_run(run, tmp_path / "run.session", form="lockstep")
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.meta.foreign is not None
+        assert session.meta.foreign.dropped == {"padding rows": 2}
+        assert [len(session.step(step).sequences) for step in session.steps()] == [3, 2, 2]
+        for seq, tokens in enumerate([ids[0, :-1], ids[1, 2:-1], torch.tensor([11, 12])]):
+            true = model(tokens[None], output_hidden_states=True, use_cache=False)
+            wanted = {"embed": true.hidden_states[0], "layers.0.mlp_residual": true.hidden_states[1]}
+            wanted["final_norm"] = true.hidden_states[-1]
+            for tap, whole in wanted.items():
+                steps = range(1 if seq == 2 else 3)
+                rows = [session.rebuilt(tap, step=step, seq=seq, slice="").array for step in steps]
+                seen = torch.cat([torch.from_numpy(one.copy()) for one in rows if one is not None])
+                torch.testing.assert_close(seen, whole[0], rtol=1e-4, atol=1e-5)
+            last = session.rebuilt("logits", step=steps[-1], seq=seq, slice="").array
+            assert last is not None
+            torch.testing.assert_close(
+                torch.from_numpy(last.copy()), true.logits[0, -1:], rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_programs_are_attached_to_and_right(ranks: int, tmp_path: Path) -> None:
+    program = [str(PROGRAM), str(MODEL_DIR), "1,2,3,4,5"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *program, "tp"]
+    target = tmp_path / "run.session"
+    command = ["attach", "-o", str(target), "--model", "demo", "--json", "--", sys.executable]
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *command, *(torchrun if ranks == 2 else program)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])["judged"]
+    rests = told["coverage"]
+    assert (told["verdict"], rests["aligned"], rests["rows"], rests["ranks"]) == ("match", 8, 8, ranks)
+    with Session.open(target) as session:
+        layouts = {tap.name: tap.layout for tap in session.taps}
+        assert layouts["layers.0.attn.q_proj"] == layouts["layers.0.mlp.act"] == "shard(1)"
+        assert layouts.get("layers.0.mlp.down.partial") == ("partial" if ranks == 2 else None)
