@@ -42,18 +42,10 @@ class PassHead:
     top_rows: tuple[int, ...] | None
     blank: bool
 
-    def ends(self) -> frozenset[int] | None:
-        """The last row of each request, where the logits tell: an engine takes those of last rows."""
-        if not 0 < len(self.tops) < len(self.ids):
-            return None
-        count = len(self.ids)
-        runs = [
-            row
-            for row in range(count)
-            if row + 1 == count or self.positions[row + 1] != self.positions[row] + 1
-        ]
-        rows = self.top_rows or (runs if len(runs) == len(self.tops) else None)
-        return None if rows is None else frozenset(rows)
+    @property
+    def runs(self) -> int:
+        """Into how many stretches of consecutive positions the rows fall: at most as many as there are requests."""
+        return sum(row == 0 or at != self.positions[row - 1] + 1 for row, at in enumerate(self.positions))
 
     def chosen(self, names: Sequence[str]) -> dict[int, int]:
         """By row the token that its logits chose, `names` being the request of each row."""

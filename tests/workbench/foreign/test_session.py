@@ -19,7 +19,7 @@ from workbench.foreign.session import write_session
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return tiny_case(tmp_path_factory.mktemp("foreign"), "qwen3", num_hidden_layers=2)
+    return tiny_case(tmp_path_factory.mktemp("foreign"), "qwen3", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def packings(draw: st.DrawFn, prompts: list[int], lengths: list[int]) -> list[li
     return passes
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_packing_of_the_same_rows_gives_the_same_session(
     data: st.DataObject, rows: Rows, tmp_path: Path
