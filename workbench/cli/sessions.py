@@ -24,7 +24,7 @@ from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.paths import find_session, sessions_directory
 from workbench.settings import session_limits
-from workbench.views.identity import model_name
+from workbench.views.identity import engine_name, model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -158,6 +158,7 @@ def _describe(session: Session) -> dict[str, Any]:
     return {
         "path": str(session.path),
         "model": model_name(session),
+        "engine": engine_name(session),
         "dtype": clean(meta.config.dtype or "?"),
         "tp": session.ranks,
         "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
@@ -179,6 +180,7 @@ def _describe(session: Session) -> dict[str, Any]:
 
 def _text(told: dict[str, Any]) -> str:
     rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
+    origin = f"recorded from {told['engine']}" if told["engine"] else f"rules {rules}"
     rows = [
         [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
          clean(" ".join(f"{k}={v}" for k, v in b["rules"].items()), limit=200) or "correct"]
@@ -191,7 +193,7 @@ def _text(told: dict[str, Any]) -> str:
     )
     return "\n".join([
         f"{clean(told['path'])}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
-        f"rules {rules}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
+        f"{origin}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
         f"state: {STATE_WORDS[told['state']]}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
         *(clean(loss) for loss in told["losses"]),
         *(f"note: {note}" for note in told["notes"]),

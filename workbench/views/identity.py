@@ -95,6 +95,14 @@ def model_name(session: Session) -> str:
     return said(session.path.stem, 60)
 
 
+def engine_name(session: Session) -> str:
+    """The other engine that this is a recording of, and how it ran; "" for ours."""
+    meta = session.meta
+    if meta.foreign is None:
+        return ""
+    return ", ".join(said(text, 60) for text in (meta.source or "another engine", meta.foreign.mode) if text)
+
+
 def device_name(session: Session) -> str:
     """Where the ranks ran, and that they shared GPUs where they did: their sums then passed through the host."""
     config = session.meta.config

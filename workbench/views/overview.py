@@ -15,7 +15,7 @@ from sessions.state import State, state_of
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.candidates import emitted_probability
-from workbench.views.identity import device_name, dtype_name, file_name, model_name
+from workbench.views.identity import device_name, dtype_name, engine_name, file_name, model_name
 from workbench.views.sentinels import NAMES, alarm
 from workbench.views.sequences import Sequences
 from workbench.views.source import SessionSource
@@ -30,6 +30,7 @@ class Overview:
     name: str
     model: str
     ranks: int
+    engine: str  # the other engine that was recorded, "" for ours
     device: str
     dtype: str
     block_size: int
@@ -81,6 +82,7 @@ def overview(source: SessionSource) -> Overview:
         name=file_name(session),
         model=model_name(session),
         ranks=session.ranks,
+        engine=engine_name(session),
         device=device_name(session),
         dtype=dtype_name(session),
         block_size=session.meta.config.block_size or 16,

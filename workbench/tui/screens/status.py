@@ -38,7 +38,7 @@ def status_facts(
     rule_facts = (
         (Fact(f"rules  {rules}", "wrong"), Fact("← differs from correct", "quiet", drop=3))
         if rules
-        else (Fact("rules  all correct", "quiet"),)
+        else (Fact(f"recorded from {overview.engine}" if overview.engine else "rules  all correct", "quiet"),)
     )
     alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
     return (left, right), (rule_facts, (*alarm, _golden(present), Fact(overview.name, "quiet", drop=2)))

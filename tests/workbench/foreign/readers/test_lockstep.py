@@ -16,30 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 
+from tests.workbench.foreign.readers.tape_dump import FACTS, LINE, X, dump
 from workbench.foreign.passes import ForeignDumpError
 from workbench.foreign.readers.lockstep import LockstepDump
-
-FACTS = {"format": "lockstep-tape", "version": 1, "rank": 0, "size": 1}
-LINE: dict[str, Any] = {
-    "pass": 0, "ids": [5, 6], "positions": [0, 1], "requests": None, "file": "pass00000.safetensors",
-    "taps": [{"name": "embed", "key": "0", "layout": "replicate"}],
-}  # fmt: skip
-X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-def dump(
-    folder: Path, facts: dict[str, Any] | None = None, lines: list[dict[str, Any]] | None = None
-) -> Path:
-    """A dump as documented, by another hand than lockstep_tap's."""
-    told = FACTS | (facts or {})
-    home = folder / f"rank{told['rank']}"
-    home.mkdir(parents=True)
-    (home / "tape.json").write_text(json.dumps(told))
-    (home / "passes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines or [LINE]))
-    save_file({"0": X}, home / "pass00000.safetensors")
-    return folder
 
 
 def read_all(folder: Path) -> list[Any]:
