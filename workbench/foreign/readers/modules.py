@@ -127,8 +127,10 @@ class ModuleNames:
         """The outputs of a module. `context` is the width of this rank's attention output, which tells how a fused
         `qkv_proj` is cut where no config does."""
         base, part = self._place(module)
-        if (base and part in self.containers) or part == "model":
+        if not arrays or (base and part in self.containers) or part == "model":
             return []  # what the last module inside gives
+        if any(x.ndim == 0 for x in arrays):
+            return self.generic(module, arrays)
         taps = self._known(base, part)
         if part == "self_attn.qkv_proj" and len(arrays) == 1:
             arrays = self._split(arrays[0], context)

@@ -89,7 +89,8 @@ class PassRows:
         if x.ndim > len(self.lead) and x.shape[: len(self.lead)] == self.lead:
             x = x.reshape(count, *x.shape[len(self.lead) :])[: len(self.ids)]
         elif len(self.lead) == 1 and x.ndim == 2 and x.shape[0] > count > 0 and x.shape[0] % count == 0:
-            x = x.reshape(count, -1, x.shape[1])[: len(self.ids)]  # q_norm sees [T * heads, head_dim]
+            heads = x.shape[0] // count  # q_norm sees [T * heads, head_dim]
+            x = x.reshape(count, heads, x.shape[1])[: len(self.ids)]
         elif (
             named.tap == "logits"
             and self.requests is None

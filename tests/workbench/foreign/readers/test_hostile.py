@@ -18,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.checkpoints import tiny_checkpoint
 from workbench.foreign.passes import ForeignDumpError, ForeignRun
 from workbench.foreign.readers.files import load_array, load_torch, within
+from workbench.foreign.readers.llamacpp import open_llamacpp
 from workbench.foreign.readers.msprobe import open_msprobe
 from workbench.foreign.readers.sglang import open_sglang
 from workbench.foreign.readers.sglang_dumper import open_sglang_dumper
@@ -148,7 +150,7 @@ def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_packed_archive_is_refused(tmp_path: Path) -> None:
     """torch.save packs nothing; a record of a gigabyte in a kilobyte would."""
-    torch.save(torch.zeros(64 << 20, dtype=torch.uint8), tmp_path / "plain.pt")
+    torch.save(torch.zeros(8 << 20, dtype=torch.uint8), tmp_path / "plain.pt")
     with (
         zipfile.ZipFile(tmp_path / "plain.pt") as plain,
         zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
@@ -280,3 +282,78 @@ def test_a_tree_without_end_is_followed_no_further(tmp_path: Path) -> None:
     save_file({"data": torch.tensor([[0, 1]])}, tmp_path / "M.model.rotary_emb_inputs_args_1.safetensors")
     (found,) = open_transformers(tmp_path).passes(0)
     assert found.ids == (1, 2)
+
+
+def test_tensors_of_no_shape_are_left_out(tmp_path: Path) -> None:
+    batch = {"input_ids": [7, 8], "positions": [0, 1], "seq_lens": [2]}
+    odd = [
+        torch.zeros(()),
+        torch.zeros(0),
+        torch.zeros(10, 0),
+        torch.zeros(3, 4),
+        torch.zeros(2, 2, 2, 2, 0),
+        [],
+    ]
+    modules = (
+        "self_attn.qkv_proj",
+        "self_attn.q_norm",
+        "mlp.gate_up_proj",
+        "input_layernorm",
+        "self_attn.attn",
+        "x",
+    )
+    told = {f"model.forward_batch_info.{key}": torch.tensor(one) for key, one in batch.items()}
+    for turn in range(len(odd)):
+        taps = {
+            f"model.layers.0.{module}": odd[(place + turn) % len(odd)] for place, module in enumerate(modules)
+        }
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        sglang(folder, lambda path, taps=taps: torch.save(told | taps, path))
+        (found,) = open_sglang(folder).passes(0)
+        assert all(one.array is not None and len(one.array) == 2 for one in found.tensors)
+
+
+def test_calls_without_tensors_are_no_taps(tmp_path: Path) -> None:
+    msprobe(tmp_path, lambda path: torch.save(torch.arange(3), path))
+    path = tmp_path / "step0" / "rank0" / "dump.json"
+    told = json.loads(path.read_text())
+    ids = told["data"]["Module.model.embed_tokens.Embedding.forward.0"]["input_args"][0]
+    told["data"] |= {
+        "Module.model.rotary_emb.R.forward.0": {"input_args": [ids], "output": [None]},
+        "Module.model.layers.0.self_attn.qkv_proj.L.forward.0": {"output": []},
+        "Module.model.layers.0.mlp.gate_up_proj.L.forward.0": {
+            "output": [{"dtype": "torch.float32", "shape": []}]
+        },
+        "Module.lm_head.L.forward.0": None,
+    }
+    path.write_text(json.dumps(told))
+    (found,) = open_msprobe(tmp_path).passes(0)
+    assert found.ids == (0, 1, 2)
+    assert list(found.tensors) == []
+
+
+def test_a_log_of_one_endless_line_is_read_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "llamacpp-x-tokens.bin").write_bytes(struct.pack("<2i", 5, 6))
+    (tmp_path / "llamacpp-x.bin").write_bytes(struct.pack("<3f", 1, 2, 3))
+    (tmp_path / "x.log").write_bytes(
+        b"ggml_debug: " * (1 << 20)
+        + b"\nggml_debug: \x1b[2J = (f32) MUL(a{1, 1, 1, 1}, }) = {4, 2, 1, 1}\n    sum = 3\n"
+        + b"ggml_debug: embd = (f32) GET_ROWS(a{1, 1, 1, 1}, }) = {4, 2, 1, 1}\n    sum = nonsense\n"
+    )
+    (found,) = open_llamacpp(tmp_path).passes(0)
+    assert [one.tap for one in found.tensors] == ["embed", "logits"]
+
+
+def test_links_and_cut_files_of_a_callback_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pass0").mkdir()
+    np.save(tmp_path / "secret.npy", np.arange(3))
+    (tmp_path / "pass0" / "ids.npy").symlink_to(tmp_path / "secret.npy")
+    checkpoint = tiny_checkpoint(tmp_path, "qwen2", num_hidden_layers=1)
+    with pytest.raises(ForeignDumpError, match=r"ids\.npy: is no plain file"):
+        list(open_llamacpp(tmp_path, checkpoint).passes(0))
+    (tmp_path / "pass0" / "ids.npy").unlink()
+    np.save(tmp_path / "pass0" / "ids.npy", np.arange(3))
+    (tmp_path / "pass0" / "0.GET_ROWS.embd.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    with pytest.raises(ForeignDumpError, match=r"embd\.npy: is no \.npy file"):
+        list(open_llamacpp(tmp_path, checkpoint).passes(0))
