@@ -162,11 +162,10 @@ def supported(judgement: Judgement, rests: Coverage, lacking: str = "") -> Judge
     """The judgement of a foreign run as far as what it rests on carries it: "inconclusive" where rows are not proved to
     be the same ones, and where nothing wrong was found in what is not all of the run."""
     if rests.misplaced:
-        nothing = replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
-        return replace(nothing, notes=(*judgement.notes, rests.misplaced))
-    lacking = rests.lacking or lacking
-    if lacking and judgement.verdict != "diverged":
-        return replace(judgement, verdict="inconclusive", notes=(*judgement.notes, lacking))
+        return replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
+    if (rests.lacking or lacking) and judgement.verdict != "diverged":
+        notes = (*judgement.notes, lacking) if lacking else judgement.notes
+        return replace(judgement, verdict="inconclusive", notes=notes)
     return judgement
 
 

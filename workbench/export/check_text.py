@@ -171,8 +171,9 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
         miss = event.token_mismatches[0]
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
-    say(console, "tokens", tokens)
-    say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
+    if event.reference:
+        say(console, "tokens", tokens)
+        say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
         say(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:

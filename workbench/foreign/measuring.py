@@ -16,6 +16,7 @@ from sessions.errors import LayoutError
 from sessions.layouts import rebuild_records
 from sessions.meta import PASS_STATISTICS, ROW_STATISTICS
 from sessions.records import STATISTICS, SequenceStep, Tap, TensorRecord
+from sessions.replicas import replica_groups
 from workbench.foreign.shapes import ATTENTION
 
 #: How many of the largest logits a step keeps by themselves.
@@ -49,7 +50,17 @@ def statistics(
             if rows:
                 stats[tap.index, rank] = _merged(np.concatenate([one.array for one in rows]))
                 only = True
+        _alike(tap.layout, checksums[tap.index], [rank for rank in range(ranks) if (rank, tap.name) in held])
     return stats, None if only else checksums
+
+
+def _alike(layout: str, checksums: NDArray[np.uint64], seen: Sequence[int]) -> None:
+    """A rank that left nothing of a tap, as of logits that one rank gathers, is not said to differ from its replicas:
+    it has their checksum."""
+    for group in replica_groups(layout, len(checksums)):
+        known = [rank for rank in group if rank in seen]
+        for rank in set(group) - set(known) if known else ():
+            checksums[rank] = checksums[known[0]]
 
 
 def _measured(tap: str, records: Sequence[TensorRecord]) -> Iterable[tuple[Tensor, int]]:

@@ -27,7 +27,7 @@ from workbench.foreign.survey import TapSurvey
 #: Token texts that a page of the session's meta holds.
 _PAGE = 512
 
-_FUSED = "the engine computes attention in one kernel, which has no such tensor"
+_FUSED = "not in the dump; an engine that computes attention in one kernel has no such tensor"
 _ABSENT = {
     "attn.scores": _FUSED,
     "attn.probs": _FUSED,

@@ -96,11 +96,14 @@ def model_name(session: Session) -> str:
 
 
 def engine_name(session: Session) -> str:
-    """The other engine that this is a recording of, and how it ran; "" for ours."""
-    meta = session.meta
-    if meta.foreign is None:
+    """The other engine that this is a recording of, how it ran, and what is not there; "" for ours."""
+    meta, foreign = session.meta, session.meta.foreign
+    if foreign is None:
         return ""
-    return ", ".join(said(text, 60) for text in (meta.source or "another engine", meta.foreign.mode) if text)
+    ranks = f"{len(foreign.ranks)} of {session.ranks} ranks" if 0 < len(foreign.ranks) < session.ranks else ""
+    only = "statistics only" if foreign.statistics_only else ""
+    told = (meta.source or "another engine", foreign.mode, ranks, only)
+    return ", ".join(said(text, 60) for text in told if text)
 
 
 def device_name(session: Session) -> str:

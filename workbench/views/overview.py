@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ class Overview:
     batch: Sequences  # of all branches
     state: State
     losses: tuple[str, ...]  # what is missing or damaged, each in a sentence
+    absent: Mapping[str, str]  # why the recorder has not a tap
 
     @property
     def lost(self) -> str:
@@ -93,6 +94,7 @@ def overview(source: SessionSource) -> Overview:
         batch=Sequences.of(session.meta.sequences, *(source.batch(one.id).fed for one in session.branches())),
         state=state_of(session),
         losses=tuple(session.losses),
+        absent={clean(tap, limit=120): clean(why, limit=200) for tap, why in session.meta.absent.items()},
     )
 
 

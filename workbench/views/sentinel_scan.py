@@ -159,7 +159,8 @@ def _misaligned(chosen: _Steps) -> Sentinel:
         found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
         if found is not None:
             return chosen.fired("cache", step, found, looked)
-    return chosen.clear("cache", looked)
+    ours = chosen.session.meta.foreign is None
+    return chosen.clear("cache", looked if ours else "no cached lengths were recorded")
 
 
 def _repetition(chosen: _Steps, seq: int, several: bool) -> Sentinel:

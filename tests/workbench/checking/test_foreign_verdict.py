@@ -93,7 +93,8 @@ def test_rows_that_are_not_proved_the_same_get_no_verdict(
     assert found.event.verdict == "inconclusive"
     assert found.event.first_divergence is None
     assert not found.event.causes
-    assert said in " ".join(found.event.notes)
+    assert found.event.coverage is not None
+    assert said in found.event.coverage.misplaced
 
 
 def test_an_embedding_that_is_scaled_is_said(run: PackedRun, case: Case, tmp_path: Path) -> None:
@@ -111,7 +112,8 @@ def test_without_an_embedding_nothing_is_proved(run: PackedRun, case: Case, tmp_
         ]
     found = judged(run, case, tmp_path / "a.session")
     assert found.event.verdict == "inconclusive"
-    assert "`embed` is not in both recordings" in " ".join(found.event.notes)
+    assert found.event.coverage is not None
+    assert "`embed` is not in both recordings" in found.event.coverage.misplaced
 
 
 def test_a_rank_that_is_missing_leaves_nothing_green(run: PackedRun, case: Case, tmp_path: Path) -> None:
@@ -147,3 +149,12 @@ def test_statistics_alone_are_never_green(run: PackedRun, case: Case, tmp_path: 
     assert found.event.coverage is not None
     assert found.event.coverage.in_words().endswith("recorded eager · statistics only")
     assert found.event.coverage.aligned == 21  # by the extremes of each row
+
+
+def test_logits_on_one_rank_alone_are_judged(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    run.by_rank[1] = [
+        replace(one, tensors=[x for x in one.tensors if x.tap != "logits"]) for one in run.by_rank[1]
+    ]
+    found = judged(run, case, tmp_path / "a.session")
+    assert found.event.verdict == "match"
+    assert {one.verdict for one in found.judgement.taps if one.tap == "logits"} == {"pass"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
 from workbench.foreign.passes import ForeignDumpError
 from workbench.foreign.session import write_session
+from workbench.views.sentinels import desync
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +181,55 @@ def test_a_rank_that_wrote_nothing_is_missing(rows: Rows, tmp_path: Path) -> Non
         assert session.meta.foreign is not None
         assert session.meta.foreign.ranks == (0,)
         assert session.rebuilt("layers.0.attn.q_proj", step=0).missing_ranks == (1,)
+
+
+def test_logits_that_one_rank_gathers_are_no_desync(rows: Rows, tmp_path: Path) -> None:
+    run = packed(rows, rows.decoding(), tp=2, told=False)
+    run.by_rank[1] = [
+        replace(one, tensors=[x for x in one.tensors if x.tap != "logits"]) for one in run.by_rank[1]
+    ]
+    with imported(run, tmp_path / "a.session") as session:
+        assert session.tap("logits").layout == "replicate"
+        for step in session.steps():
+            assert desync(session, session.checksums(step)) is None
+            assert session.step(step).sequences[0].topk_ids
+        assert np.isnan(session.stats(0)[session.tap("logits").index, 1]).all()  # type: ignore[index]
+
+
+def test_ranks_that_disagree_on_what_all_hold_are_a_desync(rows: Rows, tmp_path: Path) -> None:
+    """A sum that was never reduced: told by the usual layout of that tap, though no dump said so."""
+    run = packed(rows, rows.decoding(), tp=2, told=False)
+    wrong = "layers.0.mlp.down"
+    run.by_rank[1] = [
+        replace(one, tensors=[replace(x, array=x.array + 1) if x.tap == wrong else x for x in one.tensors])  # type: ignore[operator]
+        for one in run.by_rank[1]
+    ]
+    with imported(run, tmp_path / "a.session") as session:
+        found = desync(session, session.checksums(0))
+        assert found is not None
+        assert found.words == f"{wrong}: rank 1 differs bit for bit"
+
+
+def test_layouts_of_an_engines_own_taps_follow_from_their_numbers(rows: Rows, tmp_path: Path) -> None:
+    """Bit-equal: a replica. Parts that add up to what follows: a sum. Else shards of the last axis."""
+    run = packed(rows, rows.decoding(), tp=2, told=False)
+    for rank, passes in run.by_rank.items():
+        for i, one in enumerate(passes):
+            embed = next(x for x in one.tensors if x.tap == "embed")
+            assert embed.array is not None
+            share = embed.array * np.float32(0.25 if rank == 0 else 0.75)
+            own = [
+                replace(embed, tap="engine.same"), replace(embed, tap="engine.sum", array=share),
+                replace(embed, tap="engine.part", array=embed.array[:, rank * 32 : rank * 32 + 32].copy()),
+                replace(embed, tap="engine.part", array=embed.array[:, rank * 32 : rank * 32 + 32].copy()),
+            ]  # fmt: skip
+            passes[i] = replace(one, tensors=[*own, *one.tensors])
+    with imported(run, tmp_path / "a.session") as session:
+        found = {tap.name: tap.layout for tap in session.taps if tap.name.startswith("engine")}
+        assert found == {
+            "engine.same": "replicate", "engine.sum": "partial", "engine.part": "shard(1)", "engine.part#2": "shard(1)",
+        }  # fmt: skip
+        whole = session.rebuilt("engine.part", step=0).array
+        assert np.array_equal(whole, session.rebuilt("embed", step=0).array)  # type: ignore[arg-type]
+        assert session.meta.foreign is not None
+        assert session.meta.foreign.inferred["engine.sum"] == "partial"

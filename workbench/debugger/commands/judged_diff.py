@@ -77,6 +77,8 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTabl
         causes = causes if judgement.verdict == "diverged" else []
     rows = list(_rows(judgement))
     title = f"{judgement.verdict}: {len(rows)} of {plural(len({one.tap for one in judgement.taps}), 'tap')} not right"
+    if rests is not None and judgement.verdict == "inconclusive" and (rests.misplaced or rests.lacking):
+        title = f"inconclusive: {rests.misplaced or rests.lacking}"
     title = "\n".join([title, *(f"cause: {cause.in_words()}" for cause in causes), *judgement.notes])
     empty = "every tap is within its noise" if judgement.verdict == "match" else "none is called right"
     return ComparisonTable(title, _COLUMNS, rows, empty, judgement.verdict, rests)

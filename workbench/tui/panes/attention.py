@@ -117,8 +117,11 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         before, self.snapshot = self._values, snapshot
         self.shows(snapshot.step)
         if snapshot.values is None:
+            absent = self.overview.absent if self.overview else {}
+            why = absent.get(f"layers.{snapshot.layer}.attn.{snapshot.kind}", "")
             self.empty(
-                f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured.\n\n"
+                f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured"
+                + (f":\n{why}.\n\n" if why else ".\n\n")
                 + ("v  probabilities" if snapshot.kind == "scores" else "v  scores"),
                 f"a  captures them (:{self.lacks()})",
             )

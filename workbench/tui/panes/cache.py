@@ -186,8 +186,10 @@ shifted slots light up.
         lines = flow(facts, self.size.width - 2)
         if snapshot.rows.values is None:
             what = "keys" if snapshot.rows_of == "k_cache" else "values"
+            why = next((w for tap, w in self.overview.absent.items() if tap.endswith(snapshot.rows_of)), "")
+            told = f"The cached {what} were not captured{f': {why}' if why else ''}."
             lines += flow(
-                [[(f"The cached {what} were not captured.", "quiet")], self._fills()],
+                [[(told, "quiet")], self._fills()],
                 self.size.width - 2,
                 gap=2,
             )
