@@ -68,7 +68,7 @@ def write_session(
         cut=dict(merged.cut),
         inferred=inferred,
         requests_inferred=plan.inferred,
-        statistics_only=not any(tap.array for tap in survey.taps.values()),
+        statistics_only=survey.statistics_only,
     )
     tensors = PlacedTensors(plan, facts.model)
     with SessionWriter.create(

@@ -63,6 +63,13 @@ class TapSurvey:
     taps: dict[str, SeenTap] = field(default_factory=dict)
     passes: int = 0
 
+    @property
+    def statistics_only(self) -> bool:
+        """Whether no operation left its numbers. The embedding may have: it tells which rows are whose."""
+        taps = self.taps.values()
+        whole = any(tap.array and is_canonical(tap.name) and tap.name != "embed" for tap in taps)
+        return not whole and (any(tap.endings for tap in taps) or not any(tap.array for tap in taps))
+
     def look(self, found: RankPasses) -> None:
         """Note the taps of one pass of all ranks."""
         seen: dict[str, dict[int, ForeignTensor]] = {}

@@ -19,7 +19,7 @@ from engine.taps.names import layer_of, layer_taps, local_name
 from sessions import Session
 from sessions.dtypes import rounded
 from sessions.errors import LayoutError
-from sessions.meta import ROW_STATISTICS, ForeignMeta
+from sessions.meta import PASS_STATISTICS, ROW_STATISTICS, ForeignMeta
 from sessions.text import clean
 from workbench.views.plain_text import plural
 
@@ -82,6 +82,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
 
+#: Endings of taps that hold statistics of the tap without them.
+_STATISTICS = (ROW_STATISTICS, PASS_STATISTICS)
 #: Of inferred layouts so many are listed.
 _SHOWN = 6
 
@@ -99,7 +101,8 @@ class _Recorded:
     def of(cls, session: Session, branch: int) -> _Recorded:
         foreign = session.meta.foreign or ForeignMeta(ranks=tuple(range(session.ranks)))
         taps = session.captured_taps(branch)
-        taps |= {name.removesuffix(ROW_STATISTICS) for name in taps if name.endswith(ROW_STATISTICS)}
+        if foreign.statistics_only:
+            taps |= {name.removesuffix(end) for name in taps for end in _STATISTICS if name.endswith(end)}
         missing = sorted(set(range(session.ranks)) - set(foreign.ranks))
         lacking = ""
         if missing:

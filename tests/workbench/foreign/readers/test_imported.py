@@ -18,6 +18,7 @@ from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.msprobe_writer import write_model
 from tests.workbench.foreign.readers.packed import PackedPass, Rank, packed
 from tests.workbench.foreign.readers.sglang_writer import Dumper, write_passes
+from workbench.cli.main import run as run_command
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.operations.facts import Facts
 from workbench.foreign.importing import FORMATS, import_run
@@ -146,3 +147,16 @@ def test_packed_rows_are_placed_by_request(model: Any, checkpoint: Path, tmp_pat
         ]
         emitted = [each.emitted for each in session.step(0).sequences]
         assert emitted == [run.ids[1][0] for run in runs]
+
+
+def test_statistics_alone_are_never_a_pass(model: Any, checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    """The embedding and RoPE's angles are there, and right: of no operation are the numbers."""
+    runs = computed(model, PROMPTS[:1], STEPS)
+    write_msprobe(tmp_path / "dump", model, runs, keep=("embed_tokens", "rotary_emb"))
+    path = imported("msprobe", tmp_path / "dump", checkpoint, tmp_path / "run.session")
+    for command in ("check", "diagnose"):
+        assert run_command([command, str(path), "--model", str(checkpoint)]) == 6
+        told = capsys.readouterr().out
+        assert "statistics only" in told
+        assert "inconclusive" in told
+        assert "match" not in told
