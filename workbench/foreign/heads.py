@@ -17,10 +17,7 @@ from sessions import layouts
 from sessions.dtypes import widen
 from sessions.errors import LayoutError
 from sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
-from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignRun, ForeignTensor
-
-#: Ranks that a run may have.
-MOST_RANKS = 1024
+from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignRun, ForeignTensor, checked_ranks
 
 #: One pass, as each rank wrote it.
 RankPasses = Mapping[int, ForeignPass]
@@ -67,9 +64,7 @@ class MergedPasses:
 def merged_passes(run: ForeignRun, look: Callable[[RankPasses], None]) -> MergedPasses:
     """Read what all ranks read, and let `look` see every pass of the run. ForeignDumpError where there is nothing, or
     ranks contradict each other."""
-    expected = run.facts.ranks
-    if not 1 <= expected <= MOST_RANKS:
-        raise ForeignDumpError(f"{run.folder}: tells of {expected} ranks; 1 to {MOST_RANKS} can be imported")
+    expected = checked_ranks(run.facts.ranks, str(run.folder))
     heads: list[PassHead] = []
     written = dict.fromkeys(range(expected), 0)
     readers = {rank: iter(run.passes(rank)) for rank in range(expected)}

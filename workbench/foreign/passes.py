@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config.engine import MOST_RANKS
+from engine.text import printable
 from sessions.meta import ModelMeta
 
 #: What is told while a run is imported: how many passes of how many.
@@ -91,3 +93,10 @@ class ForeignRun(Protocol):
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         """The passes of one rank in order; none where it wrote nothing. ForeignDumpError for what cannot be read."""
         ...
+
+
+def checked_ranks(count: int, told_by: str) -> int:
+    """ForeignDumpError for none, and for more ranks than are read."""
+    if not 1 <= count <= MOST_RANKS:
+        raise ForeignDumpError(f"{printable(told_by)} tells of {count} ranks; 1 to {MOST_RANKS} are read")
+    return count

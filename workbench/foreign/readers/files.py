@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from engine.text import bytes_text, printable
 from workbench.foreign.passes import ForeignDumpError
 
-#: Ranks that are read of a dump: more than any tensor-parallel group, few enough to stay cheap.
-MAX_RANKS = 256
 MAX_FILES = 1 << 20
 MAX_JSON = 256 << 20
 MAX_TENSORS = 32 << 30
@@ -52,13 +50,6 @@ def numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     """The children whose whole name matches, by the number in the pattern's first group, in its order."""
     found = ((pattern.fullmatch(path.name), path) for path in children(folder))
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
-
-
-def checked_ranks(count: int, told_by: str) -> int:
-    """ForeignDumpError for none, and for more ranks than are read."""
-    if not 1 <= count <= MAX_RANKS:
-        raise ForeignDumpError(f"{printable(told_by)} tells of {count} ranks; 1 to {MAX_RANKS} are read")
-    return count
 
 
 def within(folder: Path, name: object) -> Path:

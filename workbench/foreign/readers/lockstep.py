@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.checkpoint.header import regular_size
+from engine.config.engine import MOST_RANKS
 from engine.errors import CheckpointError
 from engine.text import printable
 from sessions.meta import HUGGING_FACE, Count, ModelMeta
@@ -26,7 +27,6 @@ from workbench.foreign.readers.files import numbered
 from workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
 
 VERSION = 1
-MOST_RANKS = 1024
 LONGEST_FACTS = 4 << 20
 LONGEST_LINE = 64 << 20
 MOST_NOTES = 10

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
-from workbench.foreign.readers.files import checked_ranks, children, numbered, read_json, shown
+from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor, checked_ranks
+from workbench.foreign.readers.files import children, numbered, read_json, shown
 from workbench.foreign.readers.modules import ModuleNames, Named, in_layer
 from workbench.foreign.readers.msprobe_entries import Call, Measured
 from workbench.foreign.readers.msprobe_rows import IDS_FILE, read_ids, rows_of_pass

@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
+from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, checked_ranks
 from workbench.foreign.readers.files import (
     Numbers,
-    checked_ranks,
     children,
     load_torch,
     numbered,

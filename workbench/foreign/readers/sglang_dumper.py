@@ -16,9 +16,9 @@ from pathlib import Path
 
 from engine.text import printable
 from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
+from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor, checked_ranks
 from workbench.foreign.readers.dims import layout_of
-from workbench.foreign.readers.files import checked_ranks, children, load_torch, numbers, shown
+from workbench.foreign.readers.files import children, load_torch, numbers, shown
 from workbench.foreign.readers.modules import ModuleNames, in_layer
 from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from workbench.foreign.readers.shape import read_model
