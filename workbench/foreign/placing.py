@@ -79,11 +79,10 @@ class PlacedTensors:
         if part.dtype not in STORED_AS:
             return self._lose(tap, f"a session cannot hold {part.dtype[:40]!r}")
         array = by_rows(tap, array, len(part.rows or one.ids))
-        rows = part.rows or placed_rows(one.positions, names, len(array) if array.ndim else 0)
-        if rows is None or len(rows) != len(array) or not all(0 <= row < len(names) for row in rows):
-            return self._lose(
-                tap, f"which rows of a pass its {len(array) if array.ndim else 0} are is not told"
-            )
+        count = len(array) if array.ndim and array.size else 0
+        rows = (part.rows or placed_rows(one.positions, names, count)) if count else None
+        if rows is None or len(rows) != count or not all(0 <= row < len(names) for row in rows):
+            return self._lose(tap, f"which rows of a pass its {count} are is not told")
         if local_name(tap) in ATTENTION and len({name for name in names if name}) > 1:
             return self._lose(tap, "of a pass of several requests, whose keys are whose is not told")
         array = shaped(tap, self._without_padding(tap, array), self.model)

@@ -19,11 +19,13 @@ from sessions.meta import (
 )
 from workbench.foreign.heads import MergedPasses, common_passes, merged_passes
 from workbench.foreign.measuring import likeliest, statistics
-from workbench.foreign.passes import Counted, ForeignFacts, ForeignRun, TokenText
+from workbench.foreign.passes import Counted, ForeignDumpError, ForeignFacts, ForeignRun, TokenText
 from workbench.foreign.placing import PlacedTensors
 from workbench.foreign.rows import PlannedSequence, RowPlan, planned
 from workbench.foreign.survey import TapSurvey
 
+#: Taps times ranks that a session may have: each has statistics in every step.
+MOST_TENSORS = 1 << 20
 #: Token texts that a page of the session's meta holds.
 _PAGE = 512
 
@@ -57,6 +59,11 @@ def write_session(
     plan = planned(merged.heads, facts.model.eos_ids)
     taps, inferred = survey.session_taps(merged.expected)
     facts = replace(facts, notes=run.facts.notes)  # what a reader met while it read
+    if len(taps) * merged.expected > MOST_TENSORS:
+        raise ForeignDumpError(
+            f"{run.folder}: {len(taps)} taps on {merged.expected} ranks are more than a session holds "
+            f"({MOST_TENSORS} in a step); record fewer taps"
+        )
     meta = _meta(facts, merged, plan, taps, survey)
     foreign = ForeignMeta(
         format=form,

@@ -65,7 +65,10 @@ def by_rows(tap: str, array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 def shaped(tap: str, array: NDArray[Any], model: ModelMeta) -> NDArray[Any]:
     """Rows [T, …] of one rank in the shape that the tap has in a session (ATTENTION: still rows first)."""
-    local, rows = local_name(tap), len(array)
+    local = local_name(tap)
+    if array.ndim == 0 or array.size == 0:
+        return array
+    rows = len(array)
     if local in ATTENTION | CACHES or not is_canonical(tap):
         return array
     if local not in HEADS:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sessions import Session
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
-from workbench.foreign.passes import ForeignDumpError
+from workbench.foreign.passes import ForeignDumpError, ForeignTensor
 from workbench.foreign.session import write_session
 from workbench.views.sentinels import desync
 
@@ -233,3 +233,44 @@ def test_layouts_of_an_engines_own_taps_follow_from_their_numbers(rows: Rows, tm
         assert np.array_equal(whole, session.rebuilt("embed", step=0).array)  # type: ignore[arg-type]
         assert session.meta.foreign is not None
         assert session.meta.foreign.inferred["engine.sum"] == "partial"
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((0, 4), np.float32), np.float32(1) * np.ones(()), np.zeros((3, 5), np.float32)]
+)
+def test_a_tensor_whose_rows_cannot_be_told_is_left_out_by_name(
+    rows: Rows, tmp_path: Path, array: Any
+) -> None:
+    run = packed(rows, rows.decoding())
+    run.by_rank[0] = [
+        replace(one, tensors=[*one.tensors, ForeignTensor("odd.tap", "", "float32", array)])
+        for one in run.by_rank[0]
+    ]
+    with imported(run, tmp_path / "a.session") as session:
+        assert session.meta.foreign is not None
+        assert [one.partition(": ")[0] for one in session.meta.foreign.lost] == ["odd.tap"]
+        assert session.tensor("odd.tap", step=0, rank=0) is None
+
+
+def test_rows_of_different_widths_make_no_tensor(rows: Rows, tmp_path: Path) -> None:
+    """Two chunks of one prompt."""
+    halves: list[list[PackedRow]] = [[(0, p) for p in range(6)], [(0, p) for p in range(6, rows.prompts[0])]]
+    run = packed(rows, halves)
+    for i, one in enumerate(run.by_rank[0]):
+        odd = ForeignTensor("layers.0.odd", "", "float32", np.ones((6, 4 + i), np.float32))
+        run.by_rank[0][i] = replace(one, tensors=[*one.tensors, odd])
+    with pytest.raises(ForeignDumpError, match=r"layers.0.odd has rows of float32\[5\], and of float32\[4\]"):
+        write_session(run, tmp_path / "a.session", form="test")
+
+
+def test_more_taps_on_more_ranks_than_a_session_holds_are_refused(rows: Rows, tmp_path: Path) -> None:
+    run = packed(rows, rows.decoding()[:1])
+    one = run.by_rank[0][0]
+    array = np.ones((len(one.ids), 1), np.float32)
+    run.by_rank[0] = [
+        replace(one, tensors=[ForeignTensor(f"t{i}", "", "float32", array) for i in range(1100)])
+    ]
+    run.facts = replace(run.facts, ranks=1000)
+    with pytest.raises(ForeignDumpError, match="1100 taps on 1000 ranks"):
+        write_session(run, tmp_path / "a.session", form="test")
+    assert not (tmp_path / "a.session").exists()
