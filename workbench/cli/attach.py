@@ -15,7 +15,7 @@ from sessions.text import clean
 from workbench.attach.launch import CAPTURES, ENGINES, Attached, attach, how_it_ended
 from workbench.cli import options
 from workbench.cli.check import code_of
-from workbench.cli.import_dump import import_as
+from workbench.cli.import_dump import ImportedRun, import_as
 from workbench.cli.progress import Status
 from workbench.cli.recordings import judged_recording
 from workbench.cli.terminal import tell
@@ -24,7 +24,7 @@ from workbench.export.diagnosis_text import render_diagnosis
 from workbench.export.json import dumps
 from workbench.foreign.readers.lockstep import LockstepDump
 from workbench.inferior.destination import may_write
-from workbench.models.opening import open_model
+from workbench.models.opening import OpenedModel, open_model
 from workbench.paths import new_session_path
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -109,9 +109,7 @@ def attach_to(
             capture=kept,
         )  # fmt: skip
         with Status() as status:
-            run = LockstepDump.open(dump)
-            run = replace(run, facts=replace(run.facts, notes=(*run.facts.notes, *_notes(attached))))
-            imported = import_as(run, "lockstep", target, opened, status)
+            imported = import_attached(attached, target, opened, status)
     result = None if model is None else judged_recording(target, model, None, True, 0, "cpu")
     if as_json:
         judged = {} if result is None else {"judged": result.to_json()}
@@ -125,6 +123,15 @@ def attach_to(
     if ended := how_it_ended(attached.code):
         tell(f"the command {ended}; what it did until then is recorded")
     raise typer.Exit(attached.exit_code or (Exit.OK if result is None else code_of(result.event)))
+
+
+def import_attached(
+    attached: Attached, target: Path, opened: OpenedModel | None, status: Status
+) -> ImportedRun:
+    """What a command left, as the session `target`."""
+    run = LockstepDump.open(attached.dump)
+    run = replace(run, facts=replace(run.facts, notes=(*run.facts.notes, *_notes(attached))))
+    return import_as(run, "lockstep", target, opened, status)
 
 
 def _notes(attached: Attached) -> list[str]:

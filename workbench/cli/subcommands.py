@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The file that records an engine of your own: where it is, and --write it there.",
     ),
     "attach": ("workbench.cli.attach", "Run another engine with a tap on every rank, and record it."),
+    "regress": (
+        "workbench.cli.regress",
+        "Run another engine again and hold it against a recording; for CI and git bisect.",
+    ),
     "import": ("workbench.cli.import_dump", "Make a session of another engine's dump."),
     "export": ("workbench.cli.export", "Write a session as a report, a picture, a table or a test result."),
     "web": ("workbench.cli.web", "The screens in a browser of this machine."),

@@ -2,8 +2,8 @@
 
     found = compare_rows(RowSide(before), RowSide(after))
 
-Rows are matched by (sequence, position), tensors rebuilt by layout where the ranks differ. Nothing is judged: two runs
-of one engine should be equal bit for bit, two engines should not.
+Rows are matched by (sequence, position), tensors rebuilt by layout where the ranks differ. Two runs of one engine on
+one machine should be equal bit for bit; others differ by rounding, for which there is a tolerance.
 """
 
 from __future__ import annotations
@@ -115,22 +115,26 @@ class _Unequal:
         return {(seq, position) for seq, position in places if position >= first.get(seq, position + 1)}
 
 
-def compare_rows(a: RowSide, b: RowSide) -> RowComparison:
-    """Every tap that both recorded rows of."""
+def compare_rows(a: RowSide, b: RowSide, tolerance: float = 0.0) -> RowComparison:
+    """Every tap that both recorded rows of. A row differs where its relative L2 error is above `tolerance`, or, without
+    one, in any bit; of statistics alone, where one of them moved by more than that share of the row's largest."""
     pairs = paired(a, b)
     theirs = set(b.taps)
     both = [tap for tap in a.taps if tap in theirs]
     unequal, compared, different = _Unequal(layers=count_layers(both)), [], []
     for tap in both:
-        kind = next((kind for kind in _KINDS if kind in a.kinds(tap) & b.kinds(tap)), None)
-        if kind is None:
+        kinds = [kind for kind in _KINDS if kind in a.kinds(tap) & b.kinds(tap)]
+        if not kinds:
             different.append((tap, "one has its numbers, the other hashes or statistics of them"))
             continue
-        places, left, right = _rows(a, b, tap, kind, pairs)
-        if not places:
+        rows = _rows(a, b, tap, kinds[0], pairs)
+        if kinds[0] == "hashes" and tolerance and "statistics" in kinds and not _all_equal(rows):
+            kinds = ["statistics"]  # another hash may be no more than another rounding
+            rows = _rows(a, b, tap, "statistics", pairs)
+        if not rows.places:
             different.append((tap, "no row of it fits together in both"))
             continue
-        one, wrong = _compared(tap, kind, places, left, right, unequal, a, b)
+        one, wrong = _compared(tap, kinds[0], rows, unequal, coarser(_dtype(a), _dtype(b)), tolerance)
         compared.append(one)
         unequal.taps[tap] = wrong
         unequal.before |= wrong
@@ -160,43 +164,65 @@ def _parted(a: RowSide, b: RowSide, pairs: Sequence[tuple[int, int, list[int]]])
 _Array = NDArray[Any]
 
 
-def _rows(
-    a: RowSide, b: RowSide, tap: str, kind: Kind, pairs: Sequence[tuple[int, int, list[int]]]
-) -> tuple[list[Place], list[_Array], list[_Array]]:
+@dataclass(frozen=True, slots=True)
+class _Rows:
     """The rows that both have in one shape, flattened."""
-    places, left, right = list[Place](), list[_Array](), list[_Array]()
+
+    places: list[Place] = field(default_factory=list)
+    left: list[_Array] = field(default_factory=list)
+    right: list[_Array] = field(default_factory=list)
+
+
+def _rows(a: RowSide, b: RowSide, tap: str, kind: Kind, pairs: Sequence[tuple[int, int, list[int]]]) -> _Rows:
+    found = _Rows()
     for seq, other, positions in pairs:
         mine, theirs = a.rows(tap, kind, seq, positions), b.rows(tap, kind, other, positions)
         for position in positions:
             if position in mine and position in theirs and mine[position].size == theirs[position].size:
-                places.append((seq, position))
-                left.append(mine[position].reshape(-1))
-                right.append(theirs[position].reshape(-1))
-    return places, left, right
+                found.places.append((seq, position))
+                found.left.append(mine[position].reshape(-1))
+                found.right.append(theirs[position].reshape(-1))
+    return found
+
+
+def _all_equal(rows: _Rows) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(rows.left, rows.right, strict=True))
 
 
 def _compared(
-    tap: str,
-    kind: Kind,
-    places: list[Place],
-    left: list[_Array],
-    right: list[_Array],
-    unequal: _Unequal,
-    a: RowSide,
-    b: RowSide,
+    tap: str, kind: Kind, rows: _Rows, unequal: _Unequal, dtype: str, tolerance: float
 ) -> tuple[TapRows, set[Place]]:
-    dtype = coarser(_dtype(a), _dtype(b))
-    equal = [_equal(x, y, kind, dtype) for x, y in zip(left, right, strict=True)]
-    wrong = [place for place, same in zip(places, equal, strict=True) if not same.all()]
-    inherited = unequal.inherited(tap, places)
+    pairs = list(zip(rows.left, rows.right, strict=True))
+    equal = [_equal(x, y, kind, dtype) for x, y in pairs]
+    same = [
+        bool(bits.all()) or _within(x, y, kind, tolerance) for bits, (x, y) in zip(equal, pairs, strict=True)
+    ]
+    wrong = [place for place, well in zip(rows.places, same, strict=True) if not well]
+    inherited = unequal.inherited(tap, rows.places)
     own = [place for place in wrong if place not in inherited]
     first, first_own = (min(found, key=lambda p: (p[1], p[0]), default=None) for found in (wrong, own))
-    one = TapRows(tap, kind, len(places), len(wrong), first, len(own), first_own)
+    one = TapRows(tap, kind, len(rows.places), len(wrong), first, len(own), first_own)
     if kind == "tensor":
-        one = _measured(one, np.concatenate(left), np.concatenate(right), np.concatenate(equal), dtype)
+        one = _measured(
+            one, np.concatenate(rows.left), np.concatenate(rows.right), np.concatenate(equal), dtype
+        )
         if tap == "logits":
-            one = replace(one, kl=float(np.mean([_kl(x, y) for x, y in zip(left, right, strict=True)])))
+            one = replace(one, kl=float(np.mean([_kl(x, y) for x, y in pairs])))
     return one, set(wrong)
+
+
+def _within(x: _Array, y: _Array, kind: Kind, tolerance: float) -> bool:
+    """Whether a row that is not equal is within the tolerance."""
+    if not tolerance or kind == "hashes":
+        return False
+    wide, right = x.astype(np.float64), y.astype(np.float64)
+    if not (np.isfinite(wide) == np.isfinite(right)).all():
+        return False
+    finite = np.isfinite(wide)
+    wide, right = wide[finite], right[finite]
+    if kind == "tensor":
+        return bool(np.linalg.norm(wide - right) <= tolerance * np.linalg.norm(right))
+    return bool(np.abs(wide - right).max(initial=0.0) <= tolerance * np.abs(right).max(initial=0.0))
 
 
 def _dtype(side: RowSide) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sessions import Session
 from sessions.text import clean
+from workbench.debugger.answers import TableResult
 from workbench.debugger.commands.judged_diff import ComparisonTable, ComparisonVerdict
 from workbench.debugger.errors import DebuggerError
 from workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
@@ -33,6 +34,11 @@ def row_diff(a: Session, branch_a: int, b: Session, branch_b: int) -> Comparison
     verdict: ComparisonVerdict = "inconclusive" if unsure else "diverged" if found.differing else "match"
     rows = [_row(one) for one in found.differing]
     return ComparisonTable(title, _COLUMNS, rows, "no row differs", verdict, rests)
+
+
+def difference_rows(found: RowComparison) -> TableResult:
+    """Every tap that differs, in the order of execution."""
+    return TableResult("", _COLUMNS, [_row(one) for one in found.differing], empty="no row differs")
 
 
 def summary_lines(a: Session, b: Session, found: RowComparison) -> list[str]:
