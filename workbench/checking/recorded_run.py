@@ -23,10 +23,12 @@ from workbench.checking.naming import named
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.verdicts import summary
 from workbench.demo.checkpoints import demo_path
+from workbench.diagnosis.by_statistics import first_moved
 from workbench.diagnosis.diagnose import Explanation, diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reason_of, reconciled
+from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.verdict import judge
 from workbench.inferior.identity import checkpoint_digest
 from workbench.references.golden import record_golden, record_pair
@@ -83,6 +85,12 @@ def diagnose_recording(
                 judgement, rests, "" if found.judged else f"no operation could be judged{_why(found)}"
             )
             causes = causes if judgement.verdict == "diverged" else []
+            if session.meta.foreign.statistics_only and truth is not None:
+                moved = first_moved(
+                    Recording(session, branch), Recording(truth), None if noise is None else Recording(noise)
+                )
+                notes = [] if moved is None else [moved.in_words()]
+                judgement = replace(judgement, notes=(*judgement.notes, *notes))
     name = "" if golden is None else golden.name
     rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
     event = summary(judgement, None, causes, len(session.steps(branch)), rules, name)

@@ -40,9 +40,10 @@ from workbench.diagnosis.measure import (
     references_apart,
     relative,
 )
+from workbench.diagnosis.nearness import nearer
 from workbench.diagnosis.recompute import recompute
 from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.tokens import compare_tokens
+from workbench.diagnosis.tokens import TokenComparison, compare_tokens
 from workbench.views.golden_event import Divergence, TokenMismatch
 from workbench.views.moved import ROUNDING
 from workbench.views.verdicts import WRONG_ABOVE
@@ -91,10 +92,28 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         engine.ranks,
         limits.whole.tolerance,
         tokens.mismatches,
-        (*_notes(sides, limits.whole), *([] if apart is None else [apart])),
+        (
+            *_notes(sides, limits.whole),
+            *([] if apart is None else [apart]),
+            *_nearer(sides, measured, verdicts, tokens),
+        ),
         reference=golden.meta.source or "transformers",
         overflow=overflow,
     )
+
+
+def _nearer(
+    sides: Recordings,
+    measured: Sequence[MeasuredTap],
+    verdicts: Sequence[TapVerdict],
+    tokens: TokenComparison,
+) -> list[str]:
+    """Who is nearer to the truth, where engine and reference differ by more than is usual."""
+    differ = tokens.mismatches or any(one.verdict in ("fail", "suspect") for one in verdicts)
+    if not differ or sides.floor is None or sides.two_libraries:
+        return []
+    source = sides.floor.session.meta.source or "the reference"
+    return list(filter(None, [nearer(measured, source, sides.floor.dtype)]))
 
 
 def _references(sides: Recordings) -> tuple[Recording, Recording]:
