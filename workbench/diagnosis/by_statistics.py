@@ -56,7 +56,10 @@ def first_moved(engine: Recording, golden: Recording, floor: Recording | None = 
             near = None if floor is None else _of(floor, tap.name, step, seqs)
             # A vocabulary need not divide by the ranks: their mean square is not that of the whole.
             names = _NAMES[:2] if tap.name == "logits" and len(seen) > 1 else _NAMES
-            moved = _moved(seen, right, near, ROUNDING.get(engine.dtype, ROUNDING["float32"]), names)
+            # A vocabulary need not divide by the ranks: their mean square is not that of the whole.
+            names = _NAMES[:2] if tap.name == "logits" and len(seen) > 1 else _NAMES
+            rounding = ROUNDING.get(engine.dtype, ROUNDING["float32"])
+            moved = _moved(seen, right, near, rounding, names)
             if moved is not None:
                 return MovedTap(tap.name, step, *moved)
     return None
@@ -69,7 +72,9 @@ def _of(side: Recording, tap: str, step: int, seqs: list[int]) -> Array | None:
     return np.concatenate(found) if found and len(found) == len(seqs) else None
 
 
-def _moved(seen: Array, right: Array, near: Array | None, rounding: float) -> tuple[str, float, float] | None:
+def _moved(
+    seen: Array, right: Array, near: Array | None, rounding: float, names: Sequence[str]
+) -> tuple[str, float, float] | None:
     """The statistic [ranks, STATISTICS] that is furthest off, with what it should be. Ranks hold all of the tensor, or
     parts of it that are alike: extremes and the mean square are those of all of them together."""
     odd = float(np.nansum(seen[:, [_NAN, _INF]]))
