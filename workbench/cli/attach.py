@@ -36,7 +36,7 @@ ALWAYS = ("embed", "logits")
 @app.command("attach")
 def attach_to(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD…", help="The engine's own command.", show_default=False)
+        list[str], typer.Argument(metavar="CMD", help="The engine's own command.", show_default=False)
     ],
     output: Annotated[
         Path | None,
