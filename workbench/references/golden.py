@@ -187,13 +187,18 @@ class _Checkpoint:
 
 def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
     """The sequences of a golden session, each forced onto the very tokens that came out there: what to
-    record another dtype of it with, and what to force an engine onto."""
+    record another dtype of it with, and what to force an engine onto. One that left before the last step reads no
+    more than it did there."""
     with Session.open(path, UNLIMITED) as session:
         emitted: dict[int, list[int]] = {}
-        for step in session.steps():
+        steps = session.steps()
+        for step in steps:
             for sequence in session.step(step).sequences:
                 if sequence.emitted is not None:
                     emitted.setdefault(sequence.seq, []).append(sequence.emitted)
+        stayed = {sequence.seq for sequence in session.step(steps[-1]).sequences}
+        for seq in emitted.keys() - stayed:
+            emitted[seq].pop()
         prompts = {sequence.seq: tuple(sequence.ids) for sequence in session.step(0).sequences}
     return tuple(GoldenSequence(ids, tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))
 

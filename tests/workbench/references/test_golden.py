@@ -105,6 +105,16 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
         np.testing.assert_array_equal(session.rebuilt("logits", step=2).array, b)
 
 
+def test_a_sequence_that_ends_early_does_so_in_both_references(model_dir: Path) -> None:
+    """As requests of a recorded server do: each has its own number of tokens."""
+    sequences = [GoldenSequence((3, 4), (5, 6)), GoldenSequence((7,), (8, 9, 10)), GoldenSequence((11,), ())]
+    truth, floor = record_pair(model_dir, sequences, 3, "float32")
+    for path in (truth, floor):
+        with Session.open(path) as session:
+            read = [[(one.seq, *one.ids) for one in session.step(step).sequences] for step in session.steps()]
+        assert read == [[(0, 3, 4), (1, 7), (2, 11)], [(0, 5), (1, 8)], [(0, 6), (1, 9)], [(1, 10)]]
+
+
 @pytest.mark.usefixtures("no_recorder")
 def test_an_unusable_checkpoint_needs_no_recorder(tmp_path: Path) -> None:
     with pytest.raises(ReferenceFailure, match=r"no config\.json there"):
