@@ -22,10 +22,6 @@ from workbench.diagnosis.operations.site import Site, Unjudged
 from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit, preference
 
-#: Error over rounding from which on an operation is called wrong: rounding of peaked scores reaches more than its
-#: model allows.
-CLEAR, CLEAR_SINGLE = 10.0, 50.0
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
@@ -145,9 +141,7 @@ def survey(taps: RecordedTaps, facts: Facts) -> Survey:
             unjudged.append(site)
             continue
         judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
-        if site.deviation is not None and (
-            site.deviation.ratio > CLEAR or site.deviation.single > CLEAR_SINGLE
-        ):
+        if site.deviation is not None:
             found.append(_finding(site, site.deviation, order[site.tap], known))
     return Survey(judged, tuple(found), tuple(unjudged))
 

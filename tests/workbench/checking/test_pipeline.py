@@ -57,7 +57,6 @@ FIRST = {
     "rope=interleaved": ("layers.0.attn.q_rope", 0),
     "cache_reuse=false": ("layers.0.attn.k_cache", 1),
     "cache_layer=shared": ("layers.0.attn.k_cache", 1),
-    "cache_heads=repeated": ("layers.0.attn.k_cache", 0),
     "qkv_sizes=mixed": ("layers.0.attn.k_proj", 0),
     "load_bias=false": ("layers.0.attn.q_proj", 0),
     "positions=stuck": ("layers.0.attn.q_rope", 1),
@@ -72,7 +71,6 @@ CAUSE = {
     "rope=interleaved": "(2i, 2i+1)",
     "cache_reuse=false": "not the cache",
     "cache_layer=shared": "rows are those of layer 2",
-    "cache_heads=repeated": "cached 4 times",
     "qkv_sizes=mixed": "columns",
     "load_bias=false": "{q,k,v}_proj.bias is not added",
     "positions=stuck": "position 0",
@@ -100,6 +98,14 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert CAUSE[rule] in result.causes[0].text
     (fault,) = faults_of({name: value})
     assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same
+
+
+@pytest.mark.slow
+def test_a_fault_that_only_costs_memory_is_a_note(at_two: Check) -> None:
+    """Each rank has a single KV head: its copies are read as itself."""
+    result = at_two({"cache_heads": "repeated"})
+    assert result.matches
+    assert any("cached several times" in note for note in result.event.notes), result.event.notes
 
 
 def test_a_faultless_run_matches_after_a_fault(at_two: Check) -> None:

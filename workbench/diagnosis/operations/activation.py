@@ -65,12 +65,19 @@ def activations(site: Site) -> Iterator[Variant]:
     wrong = wrong_rows(site)
     for formula, predicted in _formulas(gate, up):
         text = f"{formula} is computed instead of silu(gate) * up"
-        yield Variant("other_activation", "activation", text, {"is": formula}, predicted)
+        yield Variant(
+            "other_activation", "activation", text, {"is": formula}, predicted, noise=_noise(site, gate, up)
+        )
     yield from _operands(site, gate, up)
     yield from _limits(site, gate, up, wrong)
     yield from _fitted(site, gate, up, wrong)
     yield from _roundings(site, gate, up)
     yield from _rows(site, gate, up, wrong)
+
+
+def _noise(site: Site, gate: Array, up: Array) -> Array:
+    """What rounding leaves of a function that is a difference of larger numbers, as gelu is where gate is below 0."""
+    return np.asarray(4 * site.facts.sum_unit * np.abs(gate * up) + site.parts[0].noise)
 
 
 def _formulas(gate: Array, up: Array) -> Iterator[tuple[str, Array]]:

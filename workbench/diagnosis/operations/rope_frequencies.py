@@ -157,7 +157,7 @@ def _smaller_heads(r: Rotated) -> Iterator[Variant]:
         for form in (HALVES, *(form for form in FORMS if form.name == "rope_interleaved")):
             predicted = r.x.copy()
             predicted[..., part] = form.rotate(r.x[..., part], own, r.factor)
-            text = f"only elements {first} to {first + dims - 1} of {width} of each head are rotated{words}"
+            text = f"a part of each head is rotated, elements {first} to {first + dims - 1} of {width}{words}"
             how = "" if form is HALVES else f"; {form.text}"
             yield Variant("rope_partial", "rope", text + how, {"first": first, "elements": dims}, predicted)
 

@@ -84,6 +84,11 @@ FORMS: tuple[_Form, ...] = (
         "the softmax runs over the heads, not over the keys; masked keys are NaN",
         lambda x, p: _plain(x, 0),
     ),
+    (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys, at a large negative number, share alike",
+        lambda x, p: softmax(np.where(np.isfinite(x), x, 0.0), 0),
+    ),
     ("softmax_not_normalised", "the exponentials are not divided by their sum", lambda x, p: powers(x)),
     (
         "softmax_not_normalised",

@@ -19,10 +19,10 @@ GATE, UP, OTHER = (drawn(RNG, len(ROWS), 96, size=3) for _ in range(3))
 G, U = torch.tensor(GATE), torch.tensor(UP)
 
 
-def site(seen: Array, **options: Any) -> Any:
+def site(seen: Array, gate: Array = GATE, **options: Any) -> Any:
     others = {"layers.0.mlp.gate": OTHER, "layers.0.mlp.up": OTHER + 1}
     return made_site(
-        "activation", "layers.1.mlp.act", {"gate": GATE, "up": UP}, seen, others=others, **options
+        "activation", "layers.1.mlp.act", {"gate": gate, "up": UP}, seen, others=others, **options
     )
 
 
@@ -76,6 +76,12 @@ def test_other_activations_are_named(case: str, dtype: str) -> None:
         o.variant.text for o in accepted(site(make().numpy()))
     ]
     assert {one.variant.name for one in found} - SAME == {found[0].variant.name}
+
+
+def test_gelu_in_float32_loses_the_digits_of_its_tail() -> None:
+    """1 + erf cancels far below 0."""
+    found = best(site((F.gelu(2 * G.float()) * U.float()).double().numpy(), gate=2 * GATE))
+    assert [one.variant.fitted["is"] for one in found if one.accepted] == ["gelu(gate) * up"]
 
 
 def test_wrong_in_decode_only() -> None:

@@ -41,6 +41,12 @@ SOFTMAX: list[tuple[str, Any, str, str]] = [
     ("over queries", of_scores(lambda x: x.softmax(1)), "softmax_over_queries", "over the queries"),
     ("over heads", of_scores(lambda x: x.softmax(0).nan_to_num(0)), "softmax_over_heads", "over the heads"),
     (
+        "over heads, under a mask that is finite",
+        of_scores(lambda x: x.clamp(min=torch.finfo(torch.float32).min).softmax(0)),
+        "softmax_over_heads",
+        "large negative number",
+    ),
+    (
         "not divided",
         of_scores(lambda x: (x - x.amax(-1, True)).exp()),
         "softmax_not_normalised",
