@@ -63,7 +63,7 @@ def _cause(
             transform=fitted,
             residual=one.residual,
             kind=one.kind,
-            fault=fault_of(one.name, one.fitted),
+            fault=fault_of(one.name, fitted, {local_name(each.tap) for each in group.findings}),
             confidence=round(sure, 4),
             evidence=tuple(_evidence(group, one, seen)),
             ruled_out=tuple(_ruled_out(finding, {one.name, *(other.name for other in group.others)})),

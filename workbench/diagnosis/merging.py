@@ -19,7 +19,7 @@ from workbench.diagnosis.findings import Hypothesis, WrongOperation
 ALIKE = 0.03
 
 #: What a hypothesis says of the place at which it fits: another at each.
-_OF_PLACE = ("rank", "ranks", "layer")
+_OF_PLACE = ("rank", "ranks", "layer", "column", "moved")
 
 #: Taps that one piece of code makes: what is wrong with it shows at all of them.
 _FAMILIES: tuple[tuple[str, ...], ...] = (

@@ -1,13 +1,14 @@
-"""Which causes are faults of the engine's catalogue: by the cause's name, and by a fitted value where that decides.
+"""Which causes are faults of the engine's catalogue: by the cause's name, and by a fitted value or the kinds of taps
+where these decide.
 
 A plain table, so that diagnosis can name a fault without knowing any: `lockstep toggles` lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-#: Cause, or cause:value of its transform -> the fault, as `--rule` takes it.
+#: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--rule` takes it.
 KNOWN_FAULTS: Mapping[str, str] = {
     "mask_zero_times_inf": "mask=additive",
     "mask_missing": "mask=none",
@@ -15,13 +16,16 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "mask_finite:-10": "mask=weak",
     "mask_top_left": "window=top_left",
     "window_missing": "window=ignored",
-    "bias_dropped": "load_bias=false",
-    "bias_of_other_rank": "shard=biases_of_rank_0",
+    "window_prefill_only": "window=prefill_only",
+    "bias_dropped@attn.k_proj,attn.q_proj,attn.v_proj": "load_bias=false",
+    "bias_dropped@attn.k_proj": "load_bias=without_k",
+    "bias_dropped@attn.o_proj": "row_bias=missing",
+    "bias_dropped@attn.o_proj,mlp.down": "row_bias=missing",
     "bias_on_every_rank": "row_bias=every_rank",
     "rope_not_applied": "rope=swallowed",
     "rope_interleaved": "rope=interleaved",
     "rope_twice": "rope=twice",
-    "rope_sign": "rope=backwards",
+    "rope_reversed": "rope=backwards",
     "rope_cos_sin_exchanged": "rope=cos_sin_swapped",
     "rope_partial": "rope=half_of_pairs",
     "rope_theta:10000": "rope_theta=10000",
@@ -29,14 +33,21 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "rope_scaling": "rope_frequencies=unscaled",
     "attention_factor": "rope_frequencies=no_attention_factor",
     "rope_precision": "rope_angles=bfloat16",
-    "positions_restart": "rope_positions=of_the_pass",
-    "position_stuck:0": "positions=stuck",
-    "position_offset:1": "positions=ahead",
     "cache_not_used": "cache_reuse=false",
     "cache_cut_at_front": "cache_reuse=first_lost",
     "cache_of_another_layer": "cache_layer=shared",
+    "cache_of_next_layer": "cache_layer=previous",
+    "pack_offsets": "qkv_sizes=mixed",
+    "bias_of_other_rank:0": "shard=biases_of_rank_0",
     "cache_heads_repeated": "cache_heads=repeated",
-    "cache_keys_for_values": "cache_values=keys",
+    "context_of_keys": "cache_values=keys",
+    "cache_low_precision:float8 (e4m3)": "cache_heads=float8",
+    "scores_scale:1": "scale=one",
+    "scores_scale:scaled twice, by 1/head_dim": "scale=twice",
+    "scores_scale:by 1/sqrt of hidden_size": "scale=hidden",
+    "cache_first_head": "cache_heads=first",
+    "kv_heads_all_0": "kv_expand=first",
+    "kv_heads_shifted_1": "kv_expand=next",
     "kv_heads_tiled": "kv_expand=tiled",
     "softmax_low_precision": "softmax=bfloat16",
     "softmax_plus_one": "softmax=plus_one",
@@ -45,33 +56,62 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "shard_of_another_rank": "shard=rank_0",
     "not_reduced": "reduce=missing",
     "rank_missing": "reduce=without_last",
+    "reduce_repeated": "reduce=twice",
+    "reduce_averaged": "reduce=mean",
     "norm_epsilon:1e-05": "norm=eps_1e-5",
+    "norm_weight_missing": "norm=unweighted",
+    "norm_plus_one": "norm=plus_one",
     "norm_centred": "norm=mean_subtracted",
     "norm_inverted": "norm=divided",
     "norm_precision": "norm=bfloat16",
     "norm_over_heads": "norm=heads_together",
     "norm_skipped": "norm=no_heads",
     "head_untrained": "lm_head=missing",
+    "head_unnormed": "head_input=unnormed",
     "head_from_embedding": "lm_head=embedding",
     "other_activation:silu(up) * gate": "act=swapped",
     "other_activation:gelu(gate) * up": "act=gelu",
+    "other_activation:gelu_tanh(gate) * up": "act=gelu",
     "other_activation:relu(gate) * up": "act=relu",
     "other_activation:quick_gelu(gate) * up": "act=quick_gelu",
     "other_activation:silu(gate)": "act=ungated",
     "residual_missing": "residual=missing",
     "residual_repeated": "residual=twice",
+    "weight_of_sibling@mlp.gate,mlp.up": "tensor_of=gate_up_swapped",
+    "weight_of_sibling@attn.k_proj,attn.v_proj": "tensor_of=k_v_swapped",
+    "weight_of_another:the next layer": "tensor_of=next_layer",
+    "norm_weight_of_other:the next layer": "tensor_of=next_layer",
+    "norm_weight_of_other:the same layer": "tensor_of=norms_swapped",
+    "embedding_scaled": "embedding=scaled",
+    "transposed@attn.q_proj": "stored=square_transposed",
     "transposed": "stored=transposed",
 }
 
 
-def fault_of(name: str, transform: Mapping[str, object]) -> str | None:
-    """The catalogue's name of a cause; None where it has none."""
+#: The same of positions: as the engine itself tells them, and where the rotation alone has them.
+KNOWN_POSITIONS: Mapping[str, tuple[str | None, str]] = {
+    "positions_restart": (None, "rope_positions=of_the_pass"),
+    "position_stuck:0": ("positions=stuck", "rope_positions=of_the_pass"),
+    "position_offset:1": ("positions=ahead", "rope_positions=ahead_in_decode"),
+}
+
+
+def fault_of(name: str, transform: Mapping[str, object], kinds: Iterable[str] = ()) -> str | None:
+    """The catalogue's name of a cause at taps of those kinds; None where it has none."""
     if name == "window_width":
         width, window = transform.get("width"), transform.get("window")
         one_more = isinstance(width, int) and isinstance(window, int) and width == window + 1
         return "window=one_more" if one_more else None
-    for value in transform.values():
-        written = f"{value:g}" if isinstance(value, int | float) else value
-        if (found := KNOWN_FAULTS.get(f"{name}:{written}")) is not None:
-            return found
-    return KNOWN_FAULTS.get(name)
+    keys = [f"{name}:{value}" for each in transform.values() for value in _written(each)]
+    keys += [f"{name}@{','.join(sorted(set(kinds)))}", name]
+    if "recorded" in transform:
+        said, turned = next((KNOWN_POSITIONS[key] for key in keys if key in KNOWN_POSITIONS), (None, None))
+        return said if transform["recorded"] else turned
+    return next((KNOWN_FAULTS[key] for key in keys if key in KNOWN_FAULTS), None)
+
+
+def _written(value: object) -> list[str]:
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _written(each)]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return [f"{value:g}" if number else str(value)]

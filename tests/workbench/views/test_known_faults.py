@@ -17,9 +17,25 @@ def test_a_fitted_value_decides_where_the_name_alone_does_not() -> None:
     assert fault_of("other_activation", {"is": "gelu(gate) * up"}) == "act=gelu"
     assert fault_of("other_activation", {"is": "another"}) is None
     assert fault_of("norm_epsilon", {"epsilon": 1e-5, "expected": 1e-6}) == "norm=eps_1e-5"
-    assert fault_of("bias_dropped", {"times": 0}) == "load_bias=false"
+    assert (
+        fault_of("scores_scale", {"scale": 0.1, "meanings": ["by 1/sqrt of hidden_size"]}) == "scale=hidden"
+    )
     assert fault_of("rope_theta", {"theta": 10000.0}) == "rope_theta=10000"
     assert fault_of("rope_theta", {"theta": 5000.0}) is None
     assert fault_of("window_width", {"width": 9, "window": 8}) == "window=one_more"
     assert fault_of("window_width", {"width": 7, "window": 8}) is None
     assert fault_of("nothing", {}) is None
+
+
+def test_the_kinds_of_taps_decide_where_a_cause_may_be_at_any_of_them() -> None:
+    qkv = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
+    assert fault_of("bias_dropped", {"times": 0}, qkv) == "load_bias=false"
+    assert fault_of("bias_dropped", {"times": 0}, {"attn.k_proj"}) == "load_bias=without_k"
+    assert fault_of("bias_dropped", {"times": 0}, {"attn.q_proj"}) is None
+
+
+def test_positions_that_the_engine_tells_itself_are_another_fault_than_those_of_the_rotation_alone() -> None:
+    stuck = {"position": 0.0}
+    assert fault_of("position_stuck", stuck | {"recorded": True}) == "positions=stuck"
+    assert fault_of("position_stuck", stuck | {"recorded": False}) == "rope_positions=of_the_pass"
+    assert fault_of("position_offset", {"offset": 2.0, "recorded": True}) is None

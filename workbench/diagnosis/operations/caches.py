@@ -109,7 +109,7 @@ _SHAPES: tuple[tuple[str, str, Callable[[Array, int, Array], Array]], ...] = (
         lambda rows, new, seen: np.tile(rows, (1, max(seen.shape[1] // rows.shape[1], 1), 1)),
     ),
     (
-        "cache_heads_repeated",
+        "cache_heads_crowded",
         "each KV head is cached twice, and the last ones have no room",
         lambda rows, new, seen: rows.repeat(2, axis=1)[:, : rows.shape[1]],
     ),
@@ -148,9 +148,13 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
         partial(others, site, site.kind),
     ):  # first by who has written them
         for layer in sharing:
-            text = f"rows are those of layer {layer}: layers share a cache"
-            theirs = [shaped(x, y) for x, y in zip(read(layer), rows, strict=True)]
-            yield "cache_of_another_layer", text, theirs
+            text, name = f"rows are those of layer {layer}: layers share a cache", "cache_of_another_layer"
+            if site.layer is not None and layer == site.layer + 1 < site.facts.model.num_layers - 1:
+                text, name = (
+                    f"rows are those of layer {layer}, which writes to this layer's cache",
+                    "cache_of_next_layer",
+                )
+            yield name, text, [shaped(x, y) for x, y in zip(read(layer), rows, strict=True)]
     for rank in site.taps.ranks:
         if rank not in site.ranks:
             theirs = history(site, written, rank=rank)
@@ -175,7 +179,8 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
         yield "cache_heads_moved", text, [np.roll(x, shift, axis=1) for x in rows]
     for head in range(rows[0].shape[1]):
         text = f"KV heads are copies of head {head}"
-        yield "cache_heads_moved", text, [np.broadcast_to(x[:, head : head + 1], x.shape) for x in rows]
+        name = "cache_first_head" if head == 0 else "cache_heads_moved"
+        yield name, text, [np.broadcast_to(x[:, head : head + 1], x.shape) for x in rows]
     text = "[heads, rows, D] is read as [rows, heads, D]"
     yield "cache_layout", text, [x.swapaxes(0, 1).reshape(x.shape) for x in rows]
     text = "[heads, D] of each row is read as [D, heads]"

@@ -100,7 +100,8 @@ def scaled(site: Site) -> Iterator[Variant]:
     by = float(seen @ right) / power
     words = meaning(by, site)[1]
     text = f"the embedding is {by:.6g} times what it should be{words}"
-    yield Variant("factor", "embedding", text, {"factor": by}, by * site.expected, 0 if words else 1)
+    name = "embedding_scaled" if "sqrt(hidden_size)" in words and by > 1 else "factor"
+    yield Variant(name, "embedding", text, {"factor": by}, by * site.expected, 0 if words else 1)
 
 
 def added(site: Site) -> Iterator[Variant]:

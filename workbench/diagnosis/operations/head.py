@@ -67,9 +67,12 @@ def other_hidden(site: Site) -> Iterator[Variant]:
             continue
         predicted = product(rows[near], weight)
         if (near == lasts).all():
-            norm = "the last norm is skipped" if tap == taps[1] else f"the head reads {tap}"
+            skipped = tap == taps[1]
+            norm = "the last norm is skipped" if skipped else f"the head reads {tap}"
             text = f"{norm}: the logits are those of {tap} as it is"
-            yield Variant("head_input", "head", text, {"input": tap}, predicted)
+            yield Variant(
+                "head_unnormed" if skipped else "head_input", "head", text, {"input": tap}, predicted
+            )
         else:
             yield _row_of_another_token(site, tap, near, lasts, predicted)
             yield Variant(

@@ -85,6 +85,9 @@ def bias(site: Site) -> Iterator[Variant]:
                 text = f"{name} is subtracted"
             yield Variant("bias_dropped" if many == 0 else "bias_repeated", "bias", text,
                           {"bias": name, "times": many}, linear.product + many * own)  # fmt: skip
+    for rank, vector in _parts_of_other_ranks(site, len(linear.bias)):
+        yield Variant("bias_of_other_rank", "bias", f"rank {rank}'s part of {name} is added",
+                      {"bias": name, "rank": rank}, linear.product + vector)  # fmt: skip
     for other, vector in _other_biases(site, len(linear.bias)):
         if not np.array_equal(vector, linear.bias):
             yield Variant("bias_of_another", "bias", f"{other} is added instead of {name or 'nothing'}",
@@ -93,15 +96,20 @@ def bias(site: Site) -> Iterator[Variant]:
         yield from _bias_moved(linear, name)
 
 
+def _parts_of_other_ranks(site: Site, width: int) -> Iterator[tuple[int, Array]]:
+    """The parts of this width that other ranks hold of the bias, by the first of these."""
+    whole = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else None
+    if whole is not None and site.span is not None and width:
+        copies = max(1, len(site.taps.ranks) * width // len(whole))
+        for part in range(len(whole) // width):
+            if part * width != site.span.start:
+                yield part * copies, whole[part * width : (part + 1) * width]
+
+
 def _other_biases(site: Site, width: int) -> Iterator[tuple[str, Array]]:
-    """Biases of the checkpoint of this width, other ranks' parts of the own one among them, with their names."""
+    """Biases of the checkpoint of this width, with their names."""
     model = site.facts.model
     own = site.weights.get("bias", "")
-    whole = site.facts.vector(own) if own else None
-    if whole is not None and site.span is not None:
-        for start in range(0, len(whole) - width + 1, width):
-            if start != site.span.start:
-                yield f"rows {start} to {start + width - 1} of {own}", whole[start : start + width]
     modules = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
                "mlp.up_proj", "mlp.down_proj")  # fmt: skip
     for layer in range(model.num_layers):

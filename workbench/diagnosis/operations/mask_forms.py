@@ -47,6 +47,7 @@ class MaskForms:
         windows, layer = site.facts.model.windows, site.layer
         self.window = windows[layer] if windows and layer is not None else None
         self.windows, self.seen = windows, seen
+        self.steps = [site.taps.passes[i].step for i in site.passes]
         self.keys = [key_positions(part)[None, :] for part in site.parts]  # [1, K]
         self.queries = [positions(part)[:, None] for part in site.parts]  # [T, 1]
         self.distances = [q - k for q, k in zip(self.queries, self.keys, strict=True)]  # [T, K]
@@ -57,16 +58,28 @@ class MaskForms:
         most = np.inf if window is None else window
         return [(d >= -ahead) & (d < most) for d in self.distances]
 
+    def _right_in_prefill(self, causal: Sequence[Cells]) -> bool:
+        """Whether the window hides something in the first step, and is right there."""
+        first = [number for number, step in enumerate(self.steps) if step == min(self.steps)]
+        wrong = {one.part for one in self.seen}
+        return not wrong & set(first) and any((causal[i] != self.right[i]).any() for i in first)
+
     def __iter__(self) -> Iterator[Form]:
         d, window = self.distances, self.window
         everything = [np.full(x.shape, True) for x in d]
-        yield Form("mask_missing", "nothing is masked: tokens see later ones", {}, everything)
+        causal = self.within(None)
+        if any((~causal[one.part][one.rows]).any() for one in self.seen):
+            yield Form("mask_missing", "nothing is masked: tokens see later ones", {}, everything)
         if window is not None:
             fitted = {"window": window}
             text = "the window hides what is too old, but nothing hides later tokens"
             yield Form("mask_not_causal", text, fitted, [x < window for x in d])
-            text = f"the sliding window of {window} is not applied"
-            yield Form("window_missing", text, fitted, self.within(None))
+            if self._right_in_prefill(causal):
+                text = f"the sliding window of {window} is applied in the prefill alone"
+                yield Form("window_prefill_only", text, fitted, causal)
+            else:
+                text = f"the sliding window of {window} is not applied"
+                yield Form("window_missing", text, fitted, causal)
             text = f"the window of {window} reaches as far ahead as back"
             yield Form("window_symmetric", text, fitted, [abs(x) < window for x in d])
         yield from self._other_window()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.parallel import shards
 from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.replay import Linear, cut, own_part
-from workbench.diagnosis.operations.shares import BEFORE
+from workbench.diagnosis.operations.shares import BEFORE, whose
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -110,6 +110,8 @@ def other_matrix(site: Site) -> Iterator[Variant]:
         weight = own_part(site, name)
         if weight is None or weight.shape != linear.weight.shape:
             continue
+        of, module = whose(name, site.layer)
+        fitted = {"weight": own, "is": name, "of": of}
         bias = own_part(site, name.replace(".weight", ".bias"))
         for vector, words in ((None, ""), (bias, " and its bias")):
             if words and (vector is None or vector.shape != linear.bias.shape or not linear.has_bias):
@@ -118,8 +120,8 @@ def other_matrix(site: Site) -> Iterator[Variant]:
                 weight=weight, bias=None if vector is None else vector.astype(np.float64)
             )
             if predicted is not None:
-                yield Variant("weight_of_another", "weight", f"{name}{words} is used instead of {own}",
-                              {"weight": own, "is": name}, predicted)  # fmt: skip
+                text = f"{module}{words} of {of} {'are' if words else 'is'} used instead of {own}"
+                yield Variant("weight_of_another", "weight", text, fitted, predicted)
 
 
 def zeroed(site: Site) -> Iterator[Variant]:

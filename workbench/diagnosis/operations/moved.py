@@ -12,7 +12,7 @@ from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
 from workbench.diagnosis.nearest import nearest_columns
 from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.replay import Linear
-from workbench.diagnosis.operations.shares import weight_names
+from workbench.diagnosis.operations.shares import rank_spans, weight_names
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -106,9 +106,13 @@ def _named(
     module = site.weights["weight"].removesuffix(".weight")
     width = linear.seen.shape[1]
     if any(source.origin(int(n))[0] != site.kind for n in nearest):
+        offsets = _offsets_of_all_ranks(site, source, linear.columns)
+        if offsets is not None and np.array_equal(nearest, offsets):
+            text = "q, k and v are cut out of the rank's pack where they begin in the pack of all ranks"
+            return Variant("pack_offsets", "sharding", text, fitted, predicted)
         if len(moved) == width and len(shifts) == 1 and row == column:
             text = f"{MODULES[kind]} of the same layer is used instead of {module}"
-            return Variant("weight_of_another", "weight", text, fitted, predicted)
+            return Variant("weight_of_sibling", "weight", text, fitted, predicted)
         text = (
             f"{len(moved)} columns hold other columns of the pack: column {column} is {kind}'s column {row}"
         )
@@ -124,6 +128,24 @@ def _named(
     text = f"rows of {module} are in another order{order}: column {column} is row {row}"
     name = "rows_repeated" if len(set(every.tolist())) < width else "rows_permuted"
     return Variant(name, "heads" if "head" in order else "weight", text, fitted, predicted)
+
+
+def _offsets_of_all_ranks(
+    site: Site, source: _OutFeatures, columns: NDArray[np.intp]
+) -> NDArray[np.intp] | None:
+    """The out features that are cut out of this rank's pack of q, k and v at the offsets of the whole one, which wrap
+    around; None of other modules, and where nothing is split."""
+    spans = [rank_spans(site.near(kind), "linear", site.rank, site.taps, site.facts)[0] for kind in QKV]
+    if source.kinds != QKV or any(span is None for span in spans):
+        return None
+    pack = [
+        source.number(kind, row)
+        for kind, span in zip(QKV, spans, strict=True)
+        if span is not None
+        for row in range(span.start, span.stop)
+    ]
+    start = source.starts[QKV.index(site.kind)]
+    return np.array([pack[(start + int(column)) % len(pack)] for column in columns], dtype=np.intp)
 
 
 def order_in_words(rows: NDArray[np.intp], start: int, head_dim: int) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.fits import Mask, apart, factor
+from workbench.diagnosis.operations.shares import whose
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -21,8 +22,17 @@ def weight_variants(site: Site, normed: Array, weight: Array, wrong: Mask) -> It
     used, name = _used(site, normed, wrong), site.weights["weight"]
     for cause, text, candidate in _candidates(site, weight):
         if apart(used, candidate) < 0.3:
-            fitted: dict[str, object] = {"weight": name, "is": text}
+            fitted: dict[str, object] = {"weight": name, "is": text.format("the weight")}
             yield Variant(cause, "norm", text.format(name), fitted, normed * candidate)
+    for other in _other_names(site):
+        found, (of, norm) = site.facts.vector(other), whose(other, site.layer)
+        if found is None or found.shape != weight.shape or np.array_equal(found, weight):
+            continue
+        for words, candidate in (("", found), (", as 1 + w", 1 + found)):
+            if apart(used, candidate) < 0.3:
+                text = f"{norm} of {of} is used instead of {name}{words}"
+                fitted = {"weight": name, "is": other, "of": of}
+                yield Variant("norm_weight_of_other", "norm", text, fitted, normed * candidate)
 
 
 def fitted_weight(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
@@ -57,11 +67,6 @@ def _candidates(site: Site, weight: Array) -> Iterator[tuple[str, str, Array]]:
         for text, candidate in halves.items():
             yield "norm_weight_moved", text, candidate
     yield "norm_weight_moved", "{} is read backwards", weight[::-1]
-    for other in _other_names(site):
-        found = site.facts.vector(other)
-        if found is not None and found.shape == weight.shape and not np.array_equal(found, weight):
-            yield "norm_weight_of_other", f"{other} is used instead of {{}}", found
-            yield "norm_weight_of_other", f"{other} is used instead of {{}}, as 1 + w", 1 + found
 
 
 def _other_names(site: Site) -> Iterator[str]:

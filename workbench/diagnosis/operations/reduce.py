@@ -83,19 +83,23 @@ def _names(site: Site, counts: list[float], bias: float) -> Iterator[tuple[str, 
             yield "bias_repeated", f"{name} is added {bias:g} times"
     elif whole and ranks > 1 and counts[0] in (2, ranks):
         yield (
-            "factor",
+            "reduce_repeated",
             f"the product is {counts[0]:g} times what it should be: summed twice over the ranks{added}",
         )
     elif whole and ranks > 1 and np.isclose(counts[0], 1 / ranks):
         yield (
-            "factor",
+            "reduce_averaged",
             f"the product is 1/{ranks} of what it should be: averaged over the ranks, not summed{added}",
         )
     elif whole and counts[0] == 0:
         yield "product_missing", f"the product is left out: nothing but the bias comes out{added}"
     elif sorted(counts) == [*([0.0] * (ranks - 1)), 1.0]:
         only = counts.index(1.0)
-        if only == site.rank:
+        others = [str(rank) for rank in range(ranks) if rank != only]
+        if len(site.ranks) > 1:  # whoever shares their sum does not go on with a partial of his own
+            text = f"the partial of rank {', '.join(others)} is missing from the sum{added}"
+            yield "rank_missing", text
+        elif only == site.rank:
             yield "not_reduced", f"no sum over the ranks: rank {only} goes on with its own partial{added}"
         else:
             yield (

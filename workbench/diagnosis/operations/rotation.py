@@ -119,6 +119,8 @@ def _at(
     r: Rotated, at: Array, name: str, text: str, fitted: dict[str, object], parameters: int
 ) -> Iterator[Variant]:
     turned = rotate(r.x, at[:, None, None] * r.frequencies)
+    said = np.array([row.recorded_position for row in r.site.rows], dtype=np.float64)
+    fitted = fitted | {"recorded": bool(np.allclose(said[r.wrong], at[r.wrong], atol=0.01))}
     for by in r.factors:
         also = "" if by == r.factor else "; the attention factor is missing"
         yield Variant(

@@ -45,6 +45,18 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     )
 
 
+def whose(name: str, layer: int | None) -> tuple[str, str]:
+    """Whose tensor that is, as seen from a layer, and its name there: ("the next layer", "mlp.up_proj.weight")."""
+    tap = name.removeprefix("model.")
+    at = layer_of(tap)
+    if at is None:
+        return "the model", tap
+    if layer is None:
+        return f"layer {at}", local_name(tap)
+    words = {layer: "the same layer", layer + 1: "the next layer", layer - 1: "the layer before"}
+    return words.get(at, f"layer {at}"), local_name(tap)
+
+
 def rank_spans(
     tap: str, operation: str, rank: int, taps: RecordedTaps, facts: Facts
 ) -> tuple[slice | None, slice | None]:

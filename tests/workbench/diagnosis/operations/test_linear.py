@@ -140,10 +140,10 @@ BIASES: list[tuple[str, Callable[[Any], Tensor], str, str]] = [
 
 #: module of layer 1 whose weight is another's: module, layer; words
 OTHERS: list[tuple[str, str, int, str]] = [
-    ("q", "q", 0, "layers.0.self_attn.q_proj.weight is used"),
+    ("q", "q", 0, "q_proj.weight of the layer before is used"),
     ("k", "v", 1, "v_proj of the same layer is used"),
     ("gate", "up", 1, "up_proj of the same layer"),
-    ("down", "down", 2, "layers.2.mlp.down_proj.weight is used"),
+    ("down", "down", 2, "down_proj.weight of the next layer is used"),
 ]
 
 #: module of layer 1 whose input is changed; how; name; words
@@ -163,7 +163,7 @@ def bugs() -> Iterator[tuple[str, Patch, str, str]]:
         yield name, lambda m, n=name, b=bias: put(module(m, n).bias, b(m)), cause, words
     for name, of, layer, words in OTHERS:
         patch = lambda m, n=name, o=of, i=layer: put(module(m, n).weight, module(m, o, i).weight)  # noqa: E731
-        yield name, patch, "weight_of_another", words
+        yield name, patch, "weight_of_sibling" if layer == 1 else "weight_of_another", words
     for name, change, cause, words in INPUTS:
         yield name, lambda m, n=name, c=change: feed(module(m, n), c), cause, words
 

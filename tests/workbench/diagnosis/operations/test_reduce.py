@@ -64,8 +64,8 @@ def one_rank_alone(parts: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
 
 BUGS: list[tuple[Sum, int, str, str]] = [
     (lambda parts, bias: [part + bias for part in parts], 2, "not_reduced", "goes on with its own partial"),
-    (on_all(lambda parts, bias: 2 * parts.sum(0) + bias), 2, "factor", "summed twice"),
-    (on_all(lambda parts, bias: parts.mean(0) + bias), 4, "factor", "averaged"),
+    (on_all(lambda parts, bias: 2 * parts.sum(0) + bias), 2, "reduce_repeated", "summed twice"),
+    (on_all(lambda parts, bias: parts.mean(0) + bias), 4, "reduce_averaged", "averaged"),
     (on_all(lambda parts, bias: parts[:3].sum(0) + bias), 4, "rank_missing", "the partial of rank 3 is missing"),
     (on_all(lambda parts, bias: parts.sum(0) + parts[0] + bias), 4, "rank_repeated", "rank 0 counts twice"),
     (on_all(lambda parts, bias: parts.sum(0) + len(parts) * bias), 4, "bias_on_every_rank", "added by every rank"),
