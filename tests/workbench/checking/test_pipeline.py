@@ -100,6 +100,16 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same
 
 
+@pytest.mark.parametrize(
+    "fault",
+    ["positions=ahead", "rope_positions=ahead_in_decode", "load_bias=without_k", "reduce=without_last"],
+)
+def test_a_cause_has_the_name_of_the_fault_that_it_is(fault: str, at_two: Check) -> None:
+    """Of faults that do much the same, the right one; all others are in `test_catalogue`."""
+    rule, _, value = fault.partition("=")
+    assert at_two({rule: value}).causes[0].fault == fault
+
+
 @pytest.mark.slow
 def test_a_fault_that_only_costs_memory_is_a_note(at_two: Check) -> None:
     """Each rank has a single KV head: its copies are read as itself."""

@@ -1,0 +1,87 @@
+"""Every fault of the catalogue, on a tiny model that it can act on, is named from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+
+from engine.config import EngineConfig, ModelConfig
+from engine.faults.catalogue import FAULTS
+from tests.checkpoints import VARIANTS, tiny_config, tiny_variant
+from workbench.checking.forced_run import check, record_reference
+from workbench.checking.pipeline import CheckResult
+from workbench.inferior.inferior import Inferior
+from workbench.models.capture import FULL
+from workbench.models.opening import open_model
+
+TP, STEPS = 2, 4
+PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
+MODELS = ("qwen2-tied", "qwen3", "llama-bias", "qwen2-window", "llama-yarn")
+#: Where 1/sqrt(hidden_size) is not 1/head_dim as well.
+ELSEWHERE: Mapping[str, str] = {"scale=hidden": "qwen3"}
+#: What does nothing to the numbers at this parallelism: a note, not a cause.
+SILENT = ("cache_heads=repeated",)
+
+
+@cache
+def config(name: str) -> ModelConfig:
+    family, overrides = VARIANTS[name]
+    return ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """(fault, model), model by model, of all faults that can act on one of them."""
+    found: dict[str, str] = {}
+    for fault in FAULTS:
+        key = f"{fault.rule}={fault.value}"
+        able = [name for name in MODELS if fault.needs(config(name), TP) is None]
+        if able:
+            found[key] = ELSEWHERE.get(key, able[0])
+    yield from sorted(found.items(), key=lambda case: MODELS.index(case[1]))
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], CheckResult]]:
+    """(fault, model) -> the check under it. One engine serves all faults of a model."""
+    root, stack, running = tmp_path_factory.mktemp("catalogue"), ExitStack(), {}
+
+    def run(fault: str, name: str) -> CheckResult:
+        if name not in running:
+            stack.close()
+            running.clear()
+            path = root / name
+            path.mkdir()
+            model = open_model(str(tiny_variant(path, name)))
+            engine = EngineConfig(tp=TP, max_tokens=64, threads=1)
+            inferior = stack.enter_context(Inferior(model.path, model.config, engine, capture=FULL))
+            running[name] = inferior, record_reference(model.path, PROMPTS, STEPS, "float32")
+        rule, _, value = fault.partition("=")
+        return check(*running[name], root / "run.session", rules={rule: value})
+
+    with stack:
+        yield run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("fault", "model"), cases())
+def test_a_fault_is_named(fault: str, model: str, diagnosed: Callable[[str, str], CheckResult]) -> None:
+    result = diagnosed(fault, model)
+    if fault in SILENT:
+        assert result.matches
+        assert any("no effect" in note for note in result.event.notes)
+        return
+    assert result.event.verdict == "diverged"
+    told = [cause.in_words() for cause in result.causes]
+    assert fault in {cause.fault for cause in result.causes}, told
+
+
+def test_nearly_all_of_the_catalogue_is_tried() -> None:
+    """But for what needs a quantised file, or another epsilon."""
+    tried = {fault for fault, _ in cases()}
+    left = {one.rule for one in FAULTS if f"{one.rule}={one.value}" not in tried}
+    assert left <= {"row_order", "dequantise", "norm"}
+    assert len(tried) >= 70
