@@ -106,13 +106,13 @@ def _named(
     module = site.weights["weight"].removesuffix(".weight")
     width = linear.seen.shape[1]
     if any(source.origin(int(n))[0] != site.kind for n in nearest):
+        if len(moved) == width and len(shifts) == 1 and row == column:
+            text = f"{MODULES[kind]} of the same layer is used instead of {module}"
+            return Variant("weight_of_sibling", "weight", text, fitted, predicted)
         offsets = _offsets_of_all_ranks(site, source, linear.columns)
         if offsets is not None and np.array_equal(nearest, offsets):
             text = "q, k and v are cut out of the rank's pack where they begin in the pack of all ranks"
             return Variant("pack_offsets", "sharding", text, fitted, predicted)
-        if len(moved) == width and len(shifts) == 1 and row == column:
-            text = f"{MODULES[kind]} of the same layer is used instead of {module}"
-            return Variant("weight_of_sibling", "weight", text, fitted, predicted)
         text = (
             f"{len(moved)} columns hold other columns of the pack: column {column} is {kind}'s column {row}"
         )
