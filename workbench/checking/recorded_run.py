@@ -81,9 +81,10 @@ def diagnose_recording(
             judgement = reconciled(judge(session, truth, floor=noise, branch=branch), found)
             causes = named(found, session, truth, judgement.first_divergence, checkpoint)
         if session.meta.foreign is not None:
-            judgement = supported(
-                judgement, rests, "" if found.judged else f"no operation could be judged{_why(found)}"
-            )
+            lacking = "" if found.judged else f"no operation could be judged{_why(found)}"
+            if truth is None and "embed" in rests.absent:
+                lacking = lacking or "without `embed` nothing proves whose rows these are"
+            judgement = supported(judgement, rests, lacking)
             causes = causes if judgement.verdict == "diverged" else []
             if session.meta.foreign.statistics_only and truth is not None:
                 moved = first_moved(

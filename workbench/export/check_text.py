@@ -62,10 +62,9 @@ def rests(event: GoldenEvent, console: Console) -> None:
 
 def inconclusive(event: GoldenEvent) -> str:
     """Why neither right nor wrong can be said."""
-    covered = event.coverage
-    if event.overflow is not None or covered is None:
+    if event.overflow is not None or event.coverage is None:
         return "use a wider --dtype"
-    return covered.misplaced or covered.lacking or (event.notes[-1] if event.notes else "")
+    return event.unsupported or (event.notes[-1] if event.notes else "")
 
 
 def table(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:

@@ -35,6 +35,8 @@ def headline(story: Story) -> Headline:
             _how_wrong(first),
             True,
         )
+    if judgement.unsupported:
+        return Headline("Inconclusive.", more=f"{judgement.unsupported}.", bad=True)
     if judgement.steps:
         taps = sum(count for step in judgement.steps for state, count in step.counts if state != "absent")
         words = f"Agrees with the golden reference{on}"

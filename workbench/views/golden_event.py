@@ -151,9 +151,22 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else is to be known of the judgement, in words: the notes, and of llama.cpp what quantisation costs."""
-        loss = self.quantisation
-        return self.notes if loss is None else (*self.notes, loss.in_words(self.matches))
+        """What else is to be known of the judgement, in words: what that of a recording rests on, the notes, and of
+        llama.cpp what quantisation costs."""
+        loss, rests = self.quantisation, self.coverage
+        notes = (
+            self.notes
+            if rests is None
+            else (rests.in_words(), *filter(None, [self.unsupported]), *self.notes)
+        )
+        return notes if loss is None else (*notes, loss.in_words(self.matches))
+
+    @property
+    def unsupported(self) -> str:
+        """Why a recording does not carry a verdict; "" where it does."""
+        if self.coverage is None or self.verdict != "inconclusive":
+            return ""
+        return self.coverage.misplaced or self.coverage.lacking
 
     def causes_in_words(self) -> list[str]:
         """The causes, best first; a sentence where none is known."""

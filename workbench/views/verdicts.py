@@ -112,7 +112,8 @@ class Miss:
 @dataclass(frozen=True, slots=True)
 class BranchJudgement:
     """The judgements of one branch. `map` is of the step in focus, in execution order; `ledger` names the
-    operations that are wrong by themselves, "" where that was not asked."""
+    operations that are wrong by themselves, "" where that was not asked; `unsupported` is why a recording does not
+    carry a verdict."""
 
     branch: int
     step: int | None
@@ -123,6 +124,7 @@ class BranchJudgement:
     misses: tuple[Miss, ...]
     notes: tuple[str, ...]
     ledger: str
+    unsupported: str
 
     def of(self, state: State) -> list[Judged]:
         """The taps of the map in that state."""
@@ -181,6 +183,7 @@ def judgement(
         tuple(_miss(one, label) for one in event.token_mismatches) if event else (),
         event.remarks[:5] if event else (),
         event.ledger if event else "",
+        event.unsupported if event else "",
     )
 
 

@@ -114,6 +114,10 @@ def test_without_an_embedding_nothing_is_proved(run: PackedRun, case: Case, tmp_
     assert found.event.verdict == "inconclusive"
     assert found.event.coverage is not None
     assert "`embed` is not in both recordings" in found.event.coverage.misplaced
+    with Session.open(tmp_path / "a.session") as session:
+        alone = diagnose_recording(session, case.model_dir, record=False)
+    assert alone.event.verdict == "inconclusive"
+    assert "nothing proves whose rows these are" in " ".join(alone.event.notes)
 
 
 def test_a_rank_that_is_missing_leaves_nothing_green(run: PackedRun, case: Case, tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_what_the_recording_does_not_carry_is_inconclusive(case: Case, tmp_path:
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "verdict     inconclusive: rank 1 left no pass"
     assert ' message="inconclusive: rank 1 left no pass"' in (tmp_path / "a.xml").read_text()
+    judged = str(tmp_path / "judged.session")
+    assert run([*words, "--save", judged]) == 6
+    assert run(["export", judged, "--html", str(tmp_path / "a.html")]) == 0
+    report = (tmp_path / "a.html").read_text()
+    assert "Inconclusive." in report
+    assert "rank 1 left no pass" in report
+    assert "Agrees with" not in report
 
 
 @pytest.mark.parametrize(
