@@ -46,10 +46,12 @@ class _Part:
 
 @dataclass(slots=True)
 class PlacedTensors:
-    """Collects rows until a step has all of its own. `lost` says which taps could not be placed, and why."""
+    """Collects rows until a step has all of its own. `called` are taps under another name; `lost` says which could not
+    be placed, and why."""
 
     plan: RowPlan
     model: ModelMeta
+    called: Mapping[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     _steps: dict[int, dict[PartKey, _Part]] = field(default_factory=dict)
 
@@ -61,7 +63,7 @@ class PlacedTensors:
         names = self.plan.names[number]
         for rank, one in found.items():
             for tap, tensor in named_tensors(one):
-                for name, part in _parts(tap, tensor, one):
+                for name, part in _parts(self.called.get(tap, tap), tensor, one):
                     self._place(name, rank, one, part, places, names)
 
     def take(self, step: int) -> list[TensorRecord]:

@@ -77,7 +77,7 @@ def write_session(
         requests_inferred=plan.inferred,
         statistics_only=survey.statistics_only,
     )
-    tensors = PlacedTensors(plan, facts.model)
+    tensors = PlacedTensors(plan, facts.model, survey.called)
     with SessionWriter.create(
         path, taps=taps, ranks=merged.expected, meta=msgspec.structs.replace(meta, foreign=foreign)
     ) as writer:

@@ -70,6 +70,13 @@ class TapSurvey:
         whole = any(tap.array and is_canonical(tap.name) and tap.name != "embed" for tap in taps)
         return not whole and (any(tap.endings for tap in taps) or not any(tap.array for tap in taps))
 
+    @property
+    def called(self) -> dict[str, str]:
+        """Taps that are another of the design's: the output of a block that is one rank's part."""
+        return {
+            name: f"{name}.partial" for name, tap in self.taps.items() if tap.summed and is_canonical(name)
+        }
+
     def look(self, found: RankPasses) -> None:
         """Note the taps of one pass of all ranks."""
         seen: dict[str, dict[int, ForeignTensor]] = {}
@@ -113,20 +120,40 @@ class TapSurvey:
             tap.equal = all(_same(first, other) for other in by_rank.values())
 
     def _find_sums(self, seen: Mapping[str, Mapping[int, ForeignTensor]]) -> None:
-        """Taps of the engine's own whose ranks add up to one of those that follow."""
+        """Taps whose ranks add up: the engine's own to one of those that follow, the outputs of a block to what the
+        residual stream gains there (the engine reduces them later, with the norm)."""
         order = list(seen)
         for place, name in enumerate(order):
             tap = self.taps[name]
-            if tap.equal or tap.told or tap.summed or is_canonical(name) or len(seen[name]) < 2:
+            if tap.equal or tap.told or tap.summed or len(seen[name]) < 2:
                 continue
             parts = [_numbers(one) for one in seen[name].values()]
             if any(part is None or part.shape != _shape(parts) for part in parts):
                 continue
             total = np.sum([part for part in parts if part is not None], axis=0)
-            tap.summed = any(
-                self.taps[other].equal and _close(total, _numbers(next(iter(seen[other].values()))))
-                for other in order[place + 1 : place + 9]
-            )
+            if is_canonical(name):
+                gained = self._gained(name, seen)
+                tap.summed = gained is not None and _nearer(gained, total, parts[0])
+            else:
+                tap.summed = any(
+                    self.taps[other].equal and _close(total, _numbers(next(iter(seen[other].values()))))
+                    for other in order[place + 1 : place + 9]
+                )
+
+    def _gained(
+        self, name: str, seen: Mapping[str, Mapping[int, ForeignTensor]]
+    ) -> NDArray[np.float64] | None:
+        """What the residual stream gains by the output of a block; None where it was not recorded, or differs."""
+        layer, local = layer_of(name), local_name(name)
+        if layer is None or local not in ("attn.o_proj", "mlp.down"):
+            return None
+        earlier = f"layers.{layer - 1}.mlp_residual" if layer else "embed"
+        attention, mlp = f"layers.{layer}.attn_residual", f"layers.{layer}.mlp_residual"
+        before, after = (earlier, attention) if local == "attn.o_proj" else (attention, mlp)
+        if any(tap not in seen or not self.taps[tap].equal for tap in (before, after)):
+            return None
+        left, right = (_numbers(next(iter(seen[tap].values()))) for tap in (before, after))
+        return None if left is None or right is None or left.shape != right.shape else right - left
 
     def layout(self, tap: SeenTap, ranks: int) -> tuple[str, bool]:
         """The tap's layout in the session, and whether it is inferred. ForeignDumpError for one that is none."""
@@ -144,6 +171,8 @@ class TapSurvey:
             if tap.equal or not tap.shape or tap.ranks != set(range(ranks)):
                 return "replicate", True
             return ("partial" if tap.summed else f"shard({len(tap.shape)})"), True
+        if tap.summed:
+            return "partial", True
         usual = layouts.parse(_USUAL[local_name(tap.name)])
         whole, mine = width(tap.name, self.model), prod(tap.shape)
         all_of_it = mine == whole or (whole is None and tap.equal)
@@ -174,12 +203,13 @@ class TapSurvey:
         inferred: dict[str, str] = {}
         for tap in self.taps.values():
             layout, guessed = self.layout(tap, ranks)
-            taps.append(Tap(len(taps), tap.name, layout))
+            name = self.called.get(tap.name, tap.name)
+            taps.append(Tap(len(taps), name, layout))
             if guessed:
-                inferred.setdefault(any_layer(tap.name), layout)
+                inferred.setdefault(any_layer(name), layout)
             spread = layout if layout == "replicate" else "shard(1)"
             for ending in sorted(tap.endings):
-                taps.append(Tap(len(taps), tap.name + ending, spread))
+                taps.append(Tap(len(taps), name + ending, spread))
         return taps, inferred
 
 
@@ -223,3 +253,13 @@ def _close(total: NDArray[np.float64], other: NDArray[np.float64] | None) -> boo
         return False
     largest = float(np.abs(other).max(initial=0.0))
     return largest > 0 and float(np.abs(total - other).max(initial=0.0)) <= _SUM * largest
+
+
+def _nearer(
+    gained: NDArray[np.float64], total: NDArray[np.float64], part: NDArray[np.float64] | None
+) -> bool:
+    """Whether a sum over ranks is what the stream gains, and one rank's part is not: by most elements, as rounding is
+    that of the largest."""
+    if part is None or gained.shape != total.shape or not gained.size:
+        return False
+    return bool(np.median(np.abs(gained - total)) < np.median(np.abs(gained - part)) / 4)

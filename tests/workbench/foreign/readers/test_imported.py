@@ -160,3 +160,33 @@ def test_statistics_alone_are_never_a_pass(model: Any, checkpoint: Path, tmp_pat
         assert "statistics only" in told
         assert "inconclusive" in told
         assert "match" not in told
+
+
+class LateSums(Rank):
+    """A rank of an engine that reduces with the next norm (SGLang's qwen2 and qwen3): linears give their own part."""
+
+    def modules(self, taps: Any) -> Any:
+        for name, x in super().modules(taps):
+            inner = {"o_proj": "attn.context", "down_proj": "mlp.act"}.get(name.rpartition(".")[2])
+            if inner is not None:
+                weight = self.model.get_submodule(name).weight.detach()
+                x = self.columns(taps[f"layers.{name.split('.')[2]}.{inner}"]) @ self.columns(weight).T
+            yield name, x
+
+
+def test_parts_that_are_summed_later_are_partial(model: Any, checkpoint: Path, tmp_path: Path) -> None:
+    runs = computed(model, PROMPTS, STEPS)
+    for rank in range(2):
+        write_passes(tmp_path / "dump", packed(runs), LateSums(model, rank, 2))
+    path = imported("sglang", tmp_path / "dump", checkpoint, tmp_path / "run.session")
+    with Session.open(path, UNLIMITED) as session:
+        layouts = {
+            session.tap(f"layers.{i}.{tap}").layout for i in range(2) for tap in ("attn.o_proj", "mlp.down")
+        }
+        assert layouts == {"partial"}
+        whole = session.rebuilt("layers.1.mlp.down", step=0, seq=1, slice="").array
+        assert whole is not None
+        assert np.allclose(whole, runs[1].passes[0]["layers.1.mlp.down"].numpy(), atol=1e-5)
+        found = diagnose(session, Facts.of(checkpoint, "float32"))
+    assert not found.wrong
+    assert not found.harmless
