@@ -96,13 +96,21 @@ class _RankOperation:
                 inputs["x"] = inputs["x"][np.cumsum(counts) - 1]
         operands = Operands(self.facts, tuple(rows), inputs, self.weights, self.span, self.columns)
         expected, noise = ROW_WISE[self.operation](operands)
-        summed = [role for role, source in self.sources.items() if len(source.taps) > 1]
-        if summed:  # an engine rounds the sum
-            size = expected if self.operation == "norm" else inputs[summed[0]]
-            noise = noise + self.facts.unit * np.abs(size)
+        noise = noise + self._summed_noise(inputs, expected, passes)
         if seen.shape != expected.shape and seen.size == expected.size:
             seen = seen.reshape(expected.shape)
         return [Part(tuple(rows), inputs, seen, expected, noise, LARGEST[self.facts.dtype])], passes
+
+    def _summed_noise(self, inputs: Mapping[str, Array], expected: Array, passes: list[int]) -> Array | float:
+        """What an engine may have rounded of sums that were not recorded: by the size of their terms, as far as it goes
+        through the operation."""
+        for role, source in self.sources.items():
+            if len(source.taps) > 1:
+                terms = [self.taps.rows(tap, self.rank, passes) for tap in source.taps]
+                size, x = sum(np.abs(term) for term in terms if term is not None), inputs[role]
+                through = np.abs(np.divide(expected, x, out=np.ones_like(x), where=x != 0))
+                return np.asarray(self.facts.unit * size * (through if self.operation == "norm" else 1.0))
+        return 0.0
 
     def _passes(self) -> list[int]:
         """Those of which the output and all inputs were captured."""

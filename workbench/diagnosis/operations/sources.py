@@ -151,14 +151,17 @@ def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float
 
 
 def _sums(tap: str) -> Iterator[tuple[str, ...]]:
-    """What the residual stream at a tap is the sum of, nearest first."""
+    """What the residual stream at a tap is the sum of: an earlier stream, the nearest first, and what came after it."""
     layer, kind = layer_of(tap), local_name(tap)
     if layer is None or kind not in ("attn_residual", "mlp_residual"):
         return
-    before = near("<", layer, 0)
-    after_attention = (before, f"layers.{layer}.attn.o_proj")
-    if kind == "attn_residual":
-        yield after_attention
-    else:
+    added: tuple[str, ...] = (f"layers.{layer}.attn.o_proj",)
+    if kind == "mlp_residual":
         yield f"layers.{layer}.attn_residual", f"layers.{layer}.mlp.down"
-        yield (*after_attention, f"layers.{layer}.mlp.down")
+        added = (*added, f"layers.{layer}.mlp.down")
+    for first in range(layer, -1, -1):
+        yield near("<", first, 0), *added
+        if first:
+            before = f"layers.{first - 1}"
+            yield f"{before}.attn_residual", f"{before}.mlp.down", *added
+            added = (f"{before}.attn.o_proj", f"{before}.mlp.down", *added)

@@ -112,3 +112,33 @@ def test_a_tensor_of_another_shape_is_wrong_by_itself(case: Case, tmp_path: Path
     deviation = found["layers.0.mlp.gate@0"].deviation
     assert deviation is not None
     assert "instead of" in deviation.shape
+
+
+@pytest.mark.parametrize("variant", ["qwen3-bias", "llama-bias"])
+def test_what_an_engine_does_not_show_is_made_of_what_it_does(variant: str, tmp_path: Path) -> None:
+    """Neither rotated queries and keys nor normalised ones, no cache, scores, probabilities, partial products and no
+    residual stream: all that is left is judged, and right."""
+    hidden = (
+        "rope", "_norm", "_cache", "attn.scores", "attn.probs", "_residual"
+    )  # fmt: skip
+    family, overrides = VARIANTS[variant]
+    case = tiny_case(tmp_path, family, **overrides)
+
+    def skip(tap: str) -> bool:
+        return tap.endswith(hidden) and not tap.endswith((".attn_norm", ".mlp_norm", "final_norm"))
+
+    for tp in (1, 2):
+        engine = synthetic(tmp_path / f"{tp}.session", case.floor, tp=tp, skip=skip)
+        found = [site for site in read(engine, case.model_dir) if engine.captured_taps() & {site.tap}]
+        assert [site for site in found if isinstance(site, Unjudged)] == []
+        assert [site.tap for site in found if isinstance(site, Site) and site.deviation] == []
+
+
+def test_a_norm_reads_the_stream_that_was_not_recorded(case: Case, tmp_path: Path) -> None:
+    spoil: Mapping[str, Spoil] = {"layers.2.attn_norm": lambda x, at: x * 1.001}
+    engine = synthetic(
+        tmp_path / "a.session", case.floor, spoil=spoil, skip=lambda tap: tap.endswith("_residual")
+    )
+    found = wrong(engine, case.model_dir)
+    assert "layers.2.attn_norm@0" in found
+    assert "layers.1.attn_norm@0" not in found
