@@ -11,6 +11,7 @@ import numpy as np
 from workbench.diagnosis.operations.blocks import by_head, places, positions
 from workbench.diagnosis.operations.facts import UNIT
 from workbench.diagnosis.operations.fused_masks import fused_masks
+from workbench.diagnosis.operations.fused_rotations import fused_rotations
 from workbench.diagnosis.operations.fused_rows import LIKELY, UNLIKELY, fused_heads, fused_rows
 from workbench.diagnosis.operations.inside import Guess, Inside, Rows
 from workbench.diagnosis.operations.score_biases import paper_slopes
@@ -35,6 +36,7 @@ def fused(site: Site) -> Iterator[Variant]:
     yield from fused_rows(inside, LIKELY)
     yield from fused_heads(inside)
     yield from fused_masks(inside)
+    yield from fused_rotations(inside)
     yield from _operands(inside)
     yield from _softmaxes(inside)
     yield from _soft_caps(inside)

@@ -19,6 +19,7 @@ from tests.workbench.diagnosis.operations.test_scores import (
     causal,
     masked,
     masked_by,
+    rotate,
     where,
 )
 from tests.workbench.diagnosis.operations.test_softmax import SOFTMAX
@@ -171,3 +172,34 @@ def test_probabilities_are_judged_from_queries_and_keys_where_no_scores_were_rec
     assert names(wrong, "probs")[0] == "scores_scale"
     tiled = Run(model(), {"scores": _SCORES["tiled"][0]}, hidden=shown)
     assert names(tiled, "probs")[0] == "kv_heads_tiled"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (None, "", ""),
+        (
+            lambda x, at: rotate(x, torch.arange(at.start, at.start + len(x)), 1e6),
+            "rope_theta",
+            "1e+06 instead of 10000",
+        ),
+        (lambda x, at: x, "rope_not_applied", "not applied"),
+    ],
+    ids=["right", "another base", "none"],
+)
+def test_rotations_inside_of_the_kernel_are_told_from_the_context(spoil: Any, name: str, words: str) -> None:
+    """Neither rotated queries nor keys were recorded: they are made of the projected ones."""
+    hidden = {"q_rope", "k_rope", "k_cache", "v_cache", "scores", "probs"}
+    turned = {
+        f"{which}_rope": lambda x, at, which=which: spoil(at.taps[f"{which}_proj"].view(len(x), -1, 16), at)
+        for which in "qk"
+    }
+    # What is cached is what was rotated, so that keys of earlier passes are spoilt with the rest.
+    run = Run(model(), {} if spoil is None else turned, hidden=hidden)
+    site = run.site("context")
+    assert site.operation == "attention"
+    if spoil is None:
+        assert site.deviation is None
+        return
+    (first, *_) = causes(run, "context")
+    assert (first.variant.name, words in first.variant.text) == (name, True)
