@@ -88,7 +88,8 @@ class RowSide:
             return None
         if array is None or array.ndim == 0:
             return None
-        return array.swapaxes(0, 1) if kind == "tensor" and local_name(tap) in _HEADS_FIRST else array
+        heads_first = kind == "tensor" and local_name(tap) in _HEADS_FIRST and array.ndim > 1
+        return array.swapaxes(0, 1) if heads_first else array
 
 
 def paired(a: RowSide, b: RowSide) -> list[tuple[int, int, list[int]]]:
