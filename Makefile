@@ -14,10 +14,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 QUICK := not slow and not gpu and not llamacpp and not vllm
-# One thread a process: two workers and their ranks already fill a small machine. Nothing is to be downloaded. Byte code
+# One thread a process: three workers and their ranks fill two cores. Nothing is to be downloaded. Byte code
 # is written even where the shell forbids it: the tests start thousands of processes.
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
-PYTEST := $(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(TESTING) $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: demo test test-all vllm soak fuzz lint clean
 .DELETE_ON_ERROR:

@@ -21,6 +21,10 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: no browser to open")
 
 
+class PageLeft(Exception):
+    """The page that was asked has been left for another one."""
+
+
 class Page:
     """One tab. `asked` are the addresses that it has asked for, `complaints` what its console said was wrong."""
 
@@ -50,6 +54,8 @@ class Page:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_str(json.dumps({"id": number, "method": method, "params": parameters}))
         told = await self._answers[number]
+        if "navigated" in told.get("error", {}).get("message", ""):
+            raise PageLeft(told["error"]["message"])
         assert "result" in told, told
         return told["result"]
 
@@ -64,10 +70,16 @@ class Page:
         told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return told["result"].get("value")
 
+    async def _is_true(self, expression: str) -> bool:
+        try:
+            return bool(await self.value(expression))
+        except PageLeft:  # asked while the next page was being loaded
+            return False
+
     async def until(self, expression: str) -> None:
         """Wait until a JavaScript expression is true."""
         async with asyncio.timeout(PATIENCE):
-            while not await self.value(expression):
+            while not await self._is_true(expression):
                 await asyncio.sleep(0.1)
 
 

@@ -28,6 +28,7 @@ def _steps(shown: str) -> int:
     return int(found[1]) if found else -1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named_and_restart_brings_it_back(
     terminals: Callable[..., Terminal], model: Path
 ) -> None:
@@ -69,7 +70,7 @@ def test_a_rank_that_is_killed_is_named_and_restart_brings_it_back(
     assert "kept" in said, said
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "closed", "SIGKILL"])
+@pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.slow), "closed", "SIGKILL"])
 def test_nothing_outlives_a_program_that_is_ended(
     how: str, terminals: Callable[..., Terminal], model: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_what_the_killed_have_left_is_swept_by_the_next_to_start(
     assert [*here.scratch.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_quitting_while_the_ranks_start_ends_them(terminals: Callable[..., Terminal], model: Path) -> None:
     here = terminals()
     here.start(f"lockstep tui {model} --tp 2 --ids 1,5")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.terminal import Terminal, needs_tmux
 
 pytestmark = needs_tmux
@@ -84,6 +86,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     _the_recording_shows_the_same(here)
 
 
+@pytest.mark.slow
 def test_a_toggle_is_seen_beside_what_it_changed(terminals: Callable[..., Terminal]) -> None:
     """The split view, live: the token strips under each other, the first operation that differs, both stepped."""
     here = terminals()

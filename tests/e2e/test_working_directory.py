@@ -27,8 +27,10 @@ import pytest
 
 from sessions import Session, SessionError
 from tests.e2e.terminal import PATIENCE, ROOT
+from workbench.attach.launch import INSIDE
 from workbench.cli.subcommands import COMMANDS
 from workbench.demo import MODEL_DIR
+from workbench.exit_codes import Exit
 
 #: Run by Python before a program's first line.
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
@@ -100,6 +102,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     config["auto_map"] = {"AutoConfig": "torch.Config", "AutoModelForCausalLM": "torch.Model"}
     (folder.path / "config.json").write_text(json.dumps(config))
     shutil.copy(_RECORDED, folder.path / "saved.session")
+    (folder.path / "written").mkdir()
+    inside = {**os.environ, "PYTHONPATH": str(INSIDE)}
+    subprocess.run([sys.executable, "-P", "-c", _ENGINE], cwd=folder.path, env=inside, check=True)
     folder.start((), "").communicate()
     # What else Python itself, or a .pth file among its packages, imports before a program.
     for file in folder.ran.iterdir():
@@ -121,6 +126,15 @@ def test_the_planted_code_would_tell(folder: Folder) -> None:
     assert {file.stem for file in folder.ran.iterdir()} >= {"msgspec", "transformers"}
 
 
+#: An engine of somebody's own, which records itself.
+_ENGINE = """
+import os, lockstep_tap, torch
+tape = lockstep_tap.Tape(os.environ.get("LOCKSTEP_TAP", "dump"), engine="toy")
+tape.step([1, 5, 9], 0)
+tape.tap("embed", torch.eye(3, 4), "replicate")
+tape.tap("logits", torch.eye(1, 4), "replicate")
+tape.close()
+"""
 #: Subcommand -> a command line of it that goes as far as it can, for those that end by themselves.
 LINES: dict[str, tuple[str, ...]] = {
     "demo": ("--fast", "--tp", "1"),
@@ -135,7 +149,15 @@ LINES: dict[str, tuple[str, ...]] = {
     "inspect": (".",),
     "toggles": (),
     "doctor": (),
+    "tap": ("--write", "written"),
+    "import": ("lockstep", "dump", "-o", "imported.session"),
+    "attach": ("-o", "attached.session", "--", sys.executable, "-P", "-c", _ENGINE),
+    "regress": ("--baseline", "saved.session", "--", sys.executable, "-P", "-c", _ENGINE),
 }
+#: Exit codes other than 0: the baseline is of another model.
+CODES = {"regress": Exit.INCONCLUSIVE}
+#: These start the user's own command in the user's own environment, whose empty entries are the user's word.
+CLEAN = {"attach": {"PYTHONPATH": str(ROOT)}, "regress": {"PYTHONPATH": str(ROOT)}}
 #: Subcommands that run on until they are ended: each has a test of its own below.
 LASTING = ("tui", "web", "rank")
 QUICK = ("diff", "toggles")
@@ -149,10 +171,10 @@ def test_every_subcommand_is_tried() -> None:
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LINES]
 )
 def test_a_subcommand_runs_nothing_of_it(name: str, folder: Folder) -> None:
-    process = folder.start((name, *LINES[name]))
+    process = folder.start((name, *LINES[name]), **CLEAN.get(name, {}))
     out, err = process.communicate(timeout=170)
     folder.nothing_ran(process)
-    assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
+    assert process.returncode == CODES.get(name, 0), f"{out.decode()}\n{err.decode()}"
 
 
 #: A host, its ranks and its golden recorder, as the screens start them.

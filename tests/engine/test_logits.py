@@ -160,6 +160,7 @@ def test_a_sequence_is_bit_equal_alone_and_in_a_batch(
             assert np.array_equal(alone.logits(), one.logits(seq)), f"sequence {seq}"
 
 
+@pytest.mark.slow
 def test_more_ranks_than_kv_heads_and_ranks_without_vocabulary(
     engine_of: Callable[[int], Engine], tmp_path: Path
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_page_that_is_gone_is_found(path: Path) -> None:
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4))
+@pytest.mark.slow
 def test_flipped_bytes_are_an_error_or_harmless(flips: list[tuple[float, int]]) -> None:
     """Only bytes that mean something are flipped: seven in eight are the rest of a page."""
     with tempfile.TemporaryDirectory() as directory:

@@ -48,6 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
     return measured(tmp_path_factory.mktemp("hostile"), 128, 0.1, KINDS)
 
 
+@pytest.mark.slow
 def test_no_session_takes_more_memory_than_it_may(found: dict[str, dict[str, object]]) -> None:
     """One of 0.3 MB took 6 GB."""
     peaks = {kind: told["peak_mib"] for kind, told in found.items()}

@@ -20,6 +20,7 @@ def test_nothing_is_lost(trial: Trial, seed: int) -> None:
     assert attempt(trial, seed) == ""
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_in_150_steps() -> None:
     trial = Trial("live", "", "", lambda _, directory: run_live(150, directory / "a.session"), 1)
     assert attempt(trial, 0) == ""

@@ -183,6 +183,7 @@ def _any_panes(made: Stranger, size: tuple[int, int]) -> None:
 
 
 @by_value(2)
+@pytest.mark.slow
 def test_any_values_in_every_pane(made: Stranger) -> None:
     _any_panes(made, (160, 50))
 

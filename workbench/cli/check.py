@@ -30,6 +30,7 @@ from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.paths import new_session_path, session_of, sessions_directory
 from workbench.references.cache import prune
+from workbench.references.request import ReferenceName
 from workbench.views.golden_event import GoldenEvent
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -158,13 +159,41 @@ def check(
         load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
         listen=listen,
     )  # fmt: skip
-    opened = asked.opened
     if invariants:
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
+    raise typer.Exit(_of_model(asked, chosen, floor == "auto", save, junit_file, csv_file, as_json))
+
+
+def code_of(event: GoldenEvent) -> Exit:
+    """What the process says of a verdict."""
+    told = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
+    return told.get(event.verdict, Exit.OK)
+
+
+def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
+    """Write a report; what is to be said where that is not possible."""
+    try:
+        with file.open("w", encoding="utf-8", newline="") as out:
+            write(out)
+    except OSError as error:
+        return [f"{file} is not written: {error.strerror}"]
+    return []
+
+
+def _csv(out: TextIO, result: CheckResult) -> None:
+    csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
+
+
+def _of_model(
+    asked: ModelToCheck, library: ReferenceName, floor: bool, save: Path | None, junit_file: Path | None,
+    csv_file: Path | None, as_json: bool,
+) -> Exit:  # fmt: skip
+    """Run a model, hold it against the reference, tell what came of it, and write what was asked for."""
+    opened, tp = asked.opened, asked.config.tp
     place = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
     with TemporaryDirectory(prefix="lockstep-check-") as scratch:
         with Status() as status:
-            recorded = asked.reference(status, chosen, floor == "auto")
+            recorded = asked.reference(status, library, floor)
             with asked.engine(status) as inferior:
                 result = asked.check(inferior, recorded, place, Path(scratch) / "check.session", status)
         if as_json:
@@ -187,27 +216,7 @@ def check(
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not result.lost else lost[1:]
     told = code_of(result.event)
-    raise typer.Exit(told or (Exit.NOT_SAVED if asked_for else Exit.OK))
-
-
-def code_of(event: GoldenEvent) -> Exit:
-    """What the process says of a verdict."""
-    told = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
-    return told.get(event.verdict, Exit.OK)
-
-
-def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
-    """Write a report; what is to be said where that is not possible."""
-    try:
-        with file.open("w", encoding="utf-8", newline="") as out:
-            write(out)
-    except OSError as error:
-        return [f"{file} is not written: {error.strerror}"]
-    return []
-
-
-def _csv(out: TextIO, result: CheckResult) -> None:
-    csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
+    return told or (Exit.NOT_SAVED if asked_for else Exit.OK)
 
 
 def _of_recording(

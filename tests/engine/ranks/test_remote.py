@@ -107,6 +107,7 @@ LOCKSTEP = [sys.executable, "-P", "-m", "workbench.cli"]
 
 
 @pytest.mark.parametrize("torchrun", [["--no-python", *LOCKSTEP, "rank"]], indirect=True)
+@pytest.mark.slow
 def test_lockstep_rank_knows_the_catalogue(
     address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_and_the_others_end(
     assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_a_rank_of_torchrun_that_hangs_is_reported_with_where_it_stands(
     address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
 ) -> None:

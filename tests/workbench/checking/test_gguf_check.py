@@ -85,6 +85,7 @@ def test_a_bug_is_no_quantisation_loss(
     assert "no quantisation loss but a kernel or a loading bug" in told(result, capsys)
 
 
+@pytest.mark.slow
 def test_transformers_judges_gguf_files_as_well(
     model: OpenedModel, inferior: Inferior, tmp_path: Path
 ) -> None:

@@ -102,7 +102,12 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
 
 @pytest.mark.parametrize(
     "fault",
-    ["positions=ahead", "rope_positions=ahead_in_decode", "load_bias=without_k", "reduce=without_last"],
+    [
+        "positions=ahead",
+        "rope_positions=ahead_in_decode",
+        pytest.param("load_bias=without_k", marks=pytest.mark.slow),
+        pytest.param("reduce=without_last", marks=pytest.mark.slow),
+    ],
 )
 def test_a_cause_has_the_name_of_the_fault_that_it_is(fault: str, at_two: Check) -> None:
     """Of faults that do much the same, the right one; all others are in `test_catalogue`."""

@@ -36,6 +36,7 @@ def written(model: Path) -> Generated:
     return Generated(list(PROMPT), [one.emitted for one in told if one.emitted is not None], tops)
 
 
+@pytest.mark.slow
 def test_the_same_text_does_not_part(model: Path, written: Generated) -> None:
     found = compare_texts(model, {4: written}, Sampling(), "transformers", "float32")
     assert (found.tokens, found.partings) == (4, ())

@@ -14,6 +14,7 @@ from workbench.cli.health import Finding
 from workbench.cli.main import run
 
 
+@pytest.mark.slow
 def test_this_machine(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "model.safetensors"
     model.touch()

@@ -107,7 +107,9 @@ def test_whatever_the_meta_says(path: Path, key: str, values: Sequence[object]) 
 
 
 @junk
-@pytest.mark.parametrize("kind", ["fork", "golden", "command", "stop", "note", "lens"])
+@pytest.mark.parametrize(
+    "kind", ["fork", pytest.param("golden", marks=pytest.mark.slow), "command", "stop", "note", "lens"]
+)
 def test_whatever_an_event_says(path: Path, kind: str, values: Sequence[object]) -> None:
     for value in (*values, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
                   {"verdict": "diverged", "steps": EVIL, "words": EVIL, "causes": [{"text": EVIL, "residual": EVIL}]},

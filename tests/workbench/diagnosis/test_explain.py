@@ -109,7 +109,9 @@ QWEN2_FAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("rules", "tap", "step", "name", "words"), QWEN2_FAULTS, ids=lambda value: str(value)
+    ("rules", "tap", "step", "name", "words"),
+    [pytest.param(*one, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, one in enumerate(QWEN2_FAULTS)],
+    ids=lambda value: str(value),
 )
 def test_faults_of_the_engine_are_found_and_named(
     qwen2: Bench, rules: dict[str, str], tap: str, step: int, name: str, words: str
@@ -280,7 +282,7 @@ DAMAGED = ["attn.q_proj", "attn.q_rope", "attn.k_cache", "attn.scores", "attn.o_
 
 
 @pytest.mark.parametrize("tap", [*(f"layers.1.{kind}" for kind in DAMAGED), "logits"])
-@pytest.mark.parametrize("size", [1e-3, 1.0])
+@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0])
 def test_random_damage_is_not_blamed_on_anything(case: Case, tmp_path: Path, tap: str, size: float) -> None:
     rng = np.random.default_rng(1)
 

@@ -49,6 +49,7 @@ def test_the_reference_itself_matches(case: Case, tmp_path: Path, tp: int) -> No
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), tp=st.sampled_from([1, 2]))
+@pytest.mark.slow
 def test_other_rounding_of_the_same_size_is_no_divergence(
     case: Case, tmp_path: Path, seed: int, tp: int
 ) -> None:

@@ -80,6 +80,7 @@ def _screen(pilot: Pilot[int]) -> WorkbenchScreen:
     return pilot.app.screen
 
 
+@pytest.mark.slow
 async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
         await press(pilot, "n", "n", "n")
@@ -143,6 +144,7 @@ _DIFFERS = re.compile(
 )
 
 
+@pytest.mark.slow
 async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=2) as pilot:
         await press(pilot, "n", "5", "l")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from textual.pilot import Pilot
 
 from engine.taps.names import layer_of, local_name
@@ -24,6 +25,7 @@ def _present(pilot: Pilot[int]) -> str:
     return screen.overview.taps[screen.where.tap]
 
 
+@pytest.mark.slow
 async def test_the_heading_of_a_layer_stays_on_top_while_its_operations_scroll(bench: Bench) -> None:
     async with bench(size=(80, 24)) as pilot:
         await press(pilot, "home")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sessions import Session
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
 from workbench.checking.forced_run import check
@@ -54,6 +56,7 @@ def test_the_branch_goes_on_as_if_nobody_had_asked(live: Live) -> None:
     asked.executor.recapture(0, 2, [0], keep=False)  # raises where a pass run again differs
 
 
+@pytest.mark.slow
 def test_a_patched_tap_is_a_fault_of_its_own_at_its_step(live: Live) -> None:
     debugger = live()
     texts(debugger, "next 2", "patch layers.1.mlp.act[0, :8] = 3", "next 2")
@@ -72,6 +75,7 @@ def test_a_match_has_no_ledger(live: Live) -> None:
     assert told.to_json()["faulty"] is None
 
 
+@pytest.mark.slow
 def test_check_leaves_the_same_event_of_the_same_run(live: Live, tmp_path: Path) -> None:
     debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")

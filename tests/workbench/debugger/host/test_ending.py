@@ -217,6 +217,7 @@ def folded_steps(session: Path) -> int:
         return len(opened.steps())
 
 
+@pytest.mark.slow
 def test_a_host_ends_though_its_command_does_not(
     model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
 ) -> None:
@@ -288,6 +289,7 @@ def fuzz(host: HostProcess, seed: int, requests: int) -> None:
     assert "Traceback" not in host.said()
 
 
+@pytest.mark.slow
 def test_requests_of_any_content_are_answered(
     model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
 ) -> None:

@@ -277,7 +277,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("roomy"), "qwen2", max_position_embeddings=4096)
 
 
-@pytest.mark.parametrize("seed", [0, 1])  # two ranks, and one
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])  # two ranks, and one
 def test_kill_in_mid_step(roomy: Path, tmp_path: Path, seed: int) -> None:
     kill_in_mid_step(roomy, tmp_path / "killed.session", random.Random(seed))
 

@@ -61,6 +61,7 @@ def lockstep(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_the_nan_script_live_and_by_replay(checkpoint: Path, tmp_path: Path) -> None:
     script, session = tmp_path / "nan.lockstep", tmp_path / "nan.session"
     script.write_text(NAN_SCRIPT)
