@@ -111,13 +111,9 @@ def faulty(result: CheckResult) -> set[str]:
     return {one.tap for one in result.judgement.faulty}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tp", "rules"),
-    [
-        pytest.param(*place, rules, marks=[pytest.mark.slow] * (i > 0 or place != ("qwen2", 2)))
-        for place, pairs in PAIRS.items()
-        for i, rules in enumerate(pairs)
-    ],
+    ("name", "tp", "rules"), [(*place, rules) for place, pairs in PAIRS.items() for rules in pairs]
 )
 def test_two_faults_are_named_where_they_act(bench: Bench, name: str, tp: int, rules: str) -> None:
     layers = bench.get(name, tp)[0].model.num_layers

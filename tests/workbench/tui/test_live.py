@@ -484,6 +484,7 @@ async def _nan_is_caught_where_it_begins_without_asking_and_once(pilot: Pilot[in
     assert (at.step, at.tap) == (step + 3, None), "neither at all that follows nor in the next steps"
 
 
+@pytest.mark.slow
 async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("catch = []\n")
