@@ -6,7 +6,9 @@ nothing happens. The child inherits the reading end, whose number it is told.
 
 from __future__ import annotations
 
+import atexit
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -29,7 +31,10 @@ class Lifeline:
 
 
 def end_with_starter(fd: int, tidy: Callable[[], object]) -> None:
-    """The child's side, whatever it is doing: when its starter is gone, `tidy` and end."""
+    """The child's side, whatever it is doing: when its starter is gone, `tidy` and end.
+
+    A child that ends by itself just then, because it writes to a pipe that its starter held, waits for the tidying.
+    """
 
     def watch() -> None:
         os.read(fd, 1)
@@ -38,4 +43,11 @@ def end_with_starter(fd: int, tidy: Callable[[], object]) -> None:
         finally:
             os._exit(1)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    watcher = threading.Thread(target=watch, name="lifeline", daemon=True)
+    watcher.start()
+    atexit.register(_end_tidied, fd, watcher)
+
+
+def _end_tidied(fd: int, watcher: threading.Thread) -> None:
+    if select.select([fd], [], [], 0)[0]:
+        watcher.join()

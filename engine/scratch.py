@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_PREFIX, _OWNER = "lockstep-", "owner"
+_PREFIX, _OWNER, _LEFT = "lockstep-", "owner", ".left"
 _MARK = b"Lockstep removes this folder once nobody holds a lock on this file.\n"
 
 #: Where this process has removed what others left.
@@ -118,15 +118,19 @@ def _open_owner(path: Path) -> int:
 
 
 def _remove_if_left(path: Path, descriptor: int) -> None:
-    """Remove a folder that nobody else holds, the owner file last: cut short, it is still known for what it is."""
+    """Remove a folder that nobody else holds, the owner file last: cut short, it is still known for what it is.
+
+    Under another name first, lest a thread of a process that is just ending puts more into it meanwhile.
+    """
     with contextlib.suppress(
         OSError
     ):  # held by another, or on a file system that fails: it is swept another time
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for entry in os.scandir(path):
+        gone = path.rename(path.with_name(f"{path.name.removesuffix(_LEFT)}{_LEFT}"))
+        for entry in os.scandir(gone):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
             elif entry.name != _OWNER:
                 os.unlink(entry.path)
-        os.unlink(path / _OWNER)
-        path.rmdir()
+        os.unlink(gone / _OWNER)
+        gone.rmdir()

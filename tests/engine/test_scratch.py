@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -47,6 +48,21 @@ def kill(process: subprocess.Popen[str]) -> None:
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process sweeps each place once."""
     monkeypatch.setattr(scratch, "_swept", set())
+
+
+def test_a_folder_goes_though_something_is_put_into_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = ScratchFolder.make("test", tmp_path), os.unlink
+
+    def late(path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (folder.path / "late").write_text("of a thread that is still running")
+        remove(path)
+
+    monkeypatch.setattr(os, "unlink", late)
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_killed_processes_left_is_swept_and_what_is_held_is_not(tmp_path: Path) -> None:
