@@ -49,7 +49,7 @@ def answers(folder: Path, known: set[str]) -> Iterator[ScoredAnswer]:
     """The open half, as far as a cause is named."""
     recordings = Recordings(folder)
     for name, bug in sorted(bugs().items()):
-        if bug.harmless or bug.held_out or name in known:
+        if bug.part != "open" or name in known:
             continue
         answer = diagnose_recorded(recordings.of(bug))
         first = next((cause for cause in answer.causes if cause.confidence is not None), None)

@@ -7,6 +7,8 @@
     open        bugs put into transformers' own modules (tests/workbench/diagnosis/bugs), recorded as sessions
     held_out    the other half of them, not to be looked at while signatures are written
     controls    harmless changes of the same kind: no cause may be told
+    unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
+    unseen_controls     harmless changes by the same hand
     prompts     random prompts on correct engines
 
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.
@@ -29,7 +31,7 @@ import msgspec
 from benchmarks.diagnosis import live, recorded
 from benchmarks.diagnosis.figures import Row, append, lines, markdown, read
 
-PARTS = ("catalogue", "pairs", "open", "held_out", "controls", "prompts")
+PARTS = ("catalogue", "pairs", *recorded.PARTS, "prompts")
 
 
 def cases(part: str, root: Path, engines: live.Engines) -> Iterator[live.Case]:

@@ -77,7 +77,7 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 #: Parts in which there is nothing to find.
-HARMLESS = ("controls", "prompts")
+HARMLESS = ("controls", "unseen_controls", "prompts")
 
 
 def markdown(rows: Sequence[Row], *, failures: bool = True) -> str:

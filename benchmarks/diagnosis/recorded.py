@@ -6,19 +6,22 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.diagnosis.figures import Row
 from tests.workbench.diagnosis.bugs.all_bugs import bugs
-from tests.workbench.diagnosis.bugs.bug import Bug
+from tests.workbench.diagnosis.bugs.bug import Bug, Part
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import diagnose_recorded, score
 
+PARTS: tuple[Part, ...] = get_args(Part)
+
 
 def cases(part: str, root: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """(key, what measures it) for `part`: open, held_out, controls."""
+    """(key, what measures it) for `part`, one of `PARTS`."""
     recordings = Recordings(root)
     for name, bug in sorted(bugs().items()):
-        if part == ("controls" if bug.harmless else "held_out" if bug.held_out else "open"):
+        if bug.part == part:
             yield name, partial(_measure, part, bug, recordings)
 
 

@@ -1,4 +1,4 @@
-"""All bugs and controls, by name: the open half, the half held out, the harmless changes."""
+"""All bugs and controls, by name: the open half, the half held out, the unseen, the harmless changes."""
 
 from __future__ import annotations
 
