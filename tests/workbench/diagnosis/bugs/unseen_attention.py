@@ -17,7 +17,7 @@ KERNEL = ("context", "softmax", "attention")
 @bug(
     "attention",
     accepted=("scale", "scores"),
-    words="scale|factor|log|position|row|query",
+    words=r"scale|factor|\blog|position|row|query",
     taps=("attn.scores",),
     model="llama",
 )
@@ -50,7 +50,7 @@ def soft_cap_in_the_decode_kernel(p: Patched) -> None:
 @bug(
     "attention",
     accepted=("softmax",),
-    words="softmax|sum|sink|denominator|normal|one",
+    words="softmax|sum|sink|denominator|normal",
     taps=("attn.probs",),
     layers=(1,),
     model="qwen3",

@@ -36,7 +36,7 @@ def value_written_one_slot_early(p: Patched) -> None:
 @bug(
     "cache",
     accepted=("precision", "cache"),
-    words="precision|fp8|float8|round|quant|8",
+    words="precision|fp8|float8|round|quant",
     taps=CACHES,
     model="llama",
 )

@@ -20,13 +20,13 @@ def _act(p: Patched, change: Callable[[Tensor, Tensor], Tensor], which: Layers =
         mlp.forward = lambda x, mlp=mlp: mlp.down_proj(change(mlp.gate_proj(x), mlp.up_proj(x)))
 
 
-@bug("mlp", accepted=("activation",), words="product|activation|silu|up|gate", taps=ACT, model="qwen3")
+@bug("mlp", accepted=("activation",), words="product|activation|silu|gate", taps=ACT, model="qwen3")
 def silu_of_the_product_of_gate_and_up(p: Patched) -> None:
     """A bracket in the wrong place."""
     _act(p, lambda gate, up: nn.functional.silu(gate * up))
 
 
-@bug("mlp", accepted=("activation",), words="up|swap|gate", taps=ACT, step=1, model="llama")
+@bug("mlp", accepted=("activation",), words=r"\bup\b|swap|gate", taps=ACT, step=1, model="llama")
 def decode_kernel_takes_up_for_gate(p: Patched) -> None:
     silu = nn.functional.silu
     _act(p, lambda gate, up: silu(up) * gate if p.decode else silu(gate) * up)
@@ -70,7 +70,7 @@ def one_mlp_reads_the_norm_of_attention(p: Patched) -> None:
 @bug(
     "mlp",
     accepted=("activation",),
-    words="up|channel|multipl|column|part",
+    words=r"\bup\b|channel|multipl|column|part",
     taps=ACT,
     model="llama",
 )

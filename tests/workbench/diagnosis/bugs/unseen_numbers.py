@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tests.workbench.diagnosis.bugs.bug import QKV, bug
 from tests.workbench.diagnosis.bugs.patched import Patched
 
-PRECISION = "precision|round|fp16|bf16|float16|bfloat16|half|16|tf32|fp8|8"
+PRECISION = "precision|round|fp16|bf16|float16|tf32|mantissa|fp8|float8"
 
 
 @bug(

@@ -42,7 +42,7 @@ def one_layer_keeps_the_normed_stream(p: Patched) -> None:
 @bug(
     "residual",
     accepted=("residual",),
-    words="residual|twice|stream|2",
+    words="residual|twice|stream",
     taps=("attn_residual",),
     step=1,
     model="qwen2-tied",
@@ -120,7 +120,7 @@ def fused_norm_of_decode_forgets_to_add_first(p: Patched) -> None:
 @bug(
     "residual",
     accepted=("precision", "residual"),
-    words="precision|bf16|bfloat16|round|16",
+    words="precision|bf16|float16|round",
     taps=("attn_residual",),
     model="llama",
 )

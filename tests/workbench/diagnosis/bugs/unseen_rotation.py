@@ -69,7 +69,7 @@ def decode_counts_on_from_the_padded_prompt(p: Patched) -> None:
 @bug(
     "rope",
     accepted=("precision", "rope"),
-    words="precision|bf16|bfloat16|round|16",
+    words="precision|bf16|float16|round",
     taps=ROTATED,
     model="llama",
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.workbench.diagnosis.bugs.bug import bug
 from tests.workbench.diagnosis.bugs.patched import Patched
 
-IDS = "id|token|row|embed|zero"
+IDS = r"\bids?\b|token|row|embed|zero"
 
 
 @bug("vocabulary", accepted=("embedding", "weight"), words=IDS, taps=("embed",), model="llama")
