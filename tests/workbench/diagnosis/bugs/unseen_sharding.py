@@ -130,8 +130,7 @@ def sum_reads_the_buffer_before_rank_1_has_written(p: Patched) -> None:
     "sharding",
     accepted=("sharding", "weight"),
     words="column|shard|rank|moved|offset|shift",
-    taps=DOWN,
-    ranks=(1,),
+    taps=DOWN,  # the sum is wrong on both ranks, though one alone brings the error
     model="llama",
     tp=2,
 )
