@@ -18,16 +18,19 @@ from engine.config import EngineConfig
 from engine.faults.catalogue import FAULTS
 from engine.faults.fault import Fault
 from engine.taps.names import local_name
+from tests.gguf_twins import gguf_twin
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import class_of, sure
 from workbench.checking.forced_run import ForcedRun, check, record_reference
 from workbench.checking.pipeline import CheckResult, Reference
+from workbench.demo.checkpoints import DEMOS
 from workbench.inferior.inferior import Inferior
 from workbench.models.capture import FULL
 from workbench.models.opening import OpenedModel, open_model
 from workbench.views.causes import UNNAMED, Cause
 
-MODELS = ("demo", "qwen2-tied", "qwen3", "llama-bias", "mistral-window")
+#: `-gguf`: its twin in blocks of Q4_1.
+MODELS = ("demo", "qwen2-tied", "qwen3", "llama-bias", "mistral-window", "demo-q4_k_m", "llama-gguf")
 SIZES = (1, 2, 4)
 DTYPES = ("float32", "bfloat16")
 STEPS = 4
@@ -65,7 +68,14 @@ class Engines:
     references: dict[tuple[str, str, int, int], Reference] = field(default_factory=dict)
 
     def open(self, name: str) -> OpenedModel:
-        return open_model("demo" if name == "demo" else str(Recordings(self.root).reference(name, 0)[0]))
+        if name in DEMOS:
+            return open_model(name)
+        path, _ = Recordings(self.root).reference(name.removesuffix("-gguf"), 0)
+        twin = path.with_suffix(".gguf")
+        if name.endswith("-gguf"):
+            keys = {"tokenizer.ggml.model": "none"}
+            path = twin if twin.exists() else gguf_twin(path, twin, "Q4_1", keys=keys)
+        return open_model(str(path))
 
     def run(
         self, name: str, tp: int, dtype: str, rules: Mapping[str, str], seed: int, count: int = 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from workbench.checking.forced_run import check as run_check
 from workbench.checking.forced_run import check_fits, record_reference
+from workbench.checking.invariants.suite import Suite
 from workbench.checking.pipeline import CheckResult, Reference
 from workbench.cli.progress import Status
 from workbench.inferior.inferior import Inferior
@@ -97,6 +98,11 @@ class ModelToCheck:
             progress=status.count,
             spare=spare,
         )
+
+    def suite(self, status: Status) -> Suite:
+        """Runs of the first prompt that must agree with each other."""
+        opened, told = self.opened, status.say
+        return Suite(opened.path, opened.config, self.config, self.rules, self.prompts[0], self.steps, told)
 
     def in_words(self) -> str:
         """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""

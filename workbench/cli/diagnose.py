@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from sessions.text import clean
 from workbench.checking.confirmation import confirm
+from workbench.checking.differing_runs import with_runs
 from workbench.cli import options
 from workbench.cli.check import code_of
 from workbench.cli.checked_model import ModelToCheck
@@ -77,8 +79,9 @@ def diagnose(
 ) -> None:
     """Name what is wrong: operation, layers, ranks, heads, steps; what was computed instead; the fix.
 
-    A model is run on our engine, and what the evidence names is confirmed by switching rules off. A recording needs
-    its checkpoint alone: each operation is judged on the inputs that were recorded.
+    A model is run on our engine. What the evidence names is confirmed by switching rules off, and by runs that must not
+    differ: on one rank, in chunks, in a batch. A recording needs its checkpoint alone: each operation is judged on the
+    inputs that were recorded.
 
     Exit code 0: nothing is wrong. 1: something is, and the causes are named. 6: inconclusive.
     """
@@ -99,6 +102,8 @@ def diagnose(
             with asked.engine(status) as inferior:
                 result = asked.check(inferior, recorded, saved, Path(scratch) / "spare.session", status)
                 result = confirm(inferior, recorded, result, status.count)
+            if result.event.verdict == "diverged":
+                result = replace(result, event=with_runs(result.event, asked.suite(status).compare_runs()))
             status.clear()
             if not as_json:
                 print(clean(asked.in_words()))

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from sessions.text import clean
 from workbench.checking.invariants.invariant import Invariant
-from workbench.checking.invariants.suite import Suite
 from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.progress import Status
 from workbench.cli.terminal import tell
@@ -26,12 +25,8 @@ _RESULTS: dict[str, junit.Result] = {"holds": "pass", "broken": "fail", "not tri
 
 def check_invariants(asked: ModelToCheck, junit_file: Path | None, as_json: bool) -> Exit:
     """Try them all on the first prompt, and tell."""
-    opened = asked.opened
     with Status() as status:
-        suite = Suite(
-            opened.path, opened.config, asked.config, asked.rules, asked.prompts[0], asked.steps, status.say
-        )
-        found = suite.run()
+        found = asked.suite(status).run()
     broken = [one for one in found if one.result == "broken"]
     if as_json:
         verdict = "broken" if broken else "hold"

@@ -85,6 +85,13 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "embedding_scaled": "embedding=scaled",
     "transposed@attn.q_proj": "stored=square_transposed",
     "transposed": "stored=transposed",
+    "misread:integers": "dequantise=integers",
+    "misread:swapped_nibbles": "dequantise=nibble_order",
+    "misread:swapped_scales": "dequantise=scale_order",
+    "misread:bytes": "dequantise=bias_bytes",
+    "misread:rows_stored": "row_order=stored",
+    "misread:rows_again": "row_order=forward",
+    "misread:rows_by_query_heads": "row_order=query_heads",
 }
 
 

@@ -151,6 +151,39 @@ def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
     assert (cause["fault"], cause["class"]) == ("act=swapped", "activation")
     assert "confirmed by switching it off" in cause["evidence"][-1]
     assert found["confirmed"] == ["act=swapped"]
+    (agree,) = [note for note in found["notes"] if note.startswith("runs that agree: ")]
+    assert (
+        "prefill = decode; no token sees a later one; alone = in a batch; prefill in chunks = whole" in agree
+    )
+
+
+@pytest.mark.slow
+def test_a_missing_sum_over_ranks_is_one_that_a_single_rank_has_not(
+    strangers: Strangers, capsys: Any
+) -> None:
+    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--tp", "2", "--rule",
+             "reduce=twice")  # fmt: skip
+    found = told(capsys, *words, code=1)
+    assert found["causes"][0]["fault"] == "reduce=twice"
+    assert any("tp 1 = tp 2 is broken, as it must be" in line for line in found["causes"][0]["evidence"])
+
+
+@pytest.mark.slow
+def test_no_invariant_of_a_right_model_is_broken(strangers: Strangers, capsys: Any) -> None:
+    words = [
+        "check",
+        str(strangers.right.checkpoint),
+        "--ids",
+        "5,6,7,8",
+        "--steps",
+        "2",
+        "--invariants",
+        "--json",
+    ]
+    assert run(words) == 0, capsys.readouterr().out
+    found = {one["name"]: one["result"] for one in json.loads(capsys.readouterr().out)["invariants"]}
+    assert found["alone = in a batch"] == "holds"
+    assert sum(result == "holds" for result in found.values()) >= 14
 
 
 def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strangers, capsys: Any) -> None:

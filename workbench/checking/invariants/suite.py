@@ -31,15 +31,10 @@ _HIGHEST = 8
 Told = Callable[[str], None]
 
 
-def with_room(config: EngineConfig, model: ModelConfig, prompt: Sequence[int], steps: int) -> EngineConfig:
-    """`config` with room for a small batch and the long prompt."""
-    longest = max(LONG, 2 * len(prompt)) + steps + 1
-    return replace(config, max_sequences=max(3, config.max_sequences), max_tokens=min(longest, model.context))
-
-
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A model on our engine, as `config` runs it under `rules`, on a prompt and some decode steps."""
+    """A model on our engine, as `config` runs it under `rules`, on a prompt and some decode steps. Ranks get the room
+    that a small batch and the long prompt need, whatever `config` says."""
 
     path: Path
     model: ModelConfig
@@ -52,7 +47,7 @@ class Suite:
 
     def run(self) -> list[Invariant]:
         """Try them all. EngineError where the engine does not even run as it was asked to."""
-        with self._engine(self.config) as engine:
+        with self._engine(self._roomy) as engine:
             before = engine.client.call(ReadWeights(compare=True), timeout=None)
             base = self._run(engine, self.prompt)
             for one in PROPERTIES:
@@ -61,12 +56,29 @@ class Suite:
             highest = self._highest(engine)
             after = engine.client.call(ReadWeights(), timeout=None)
             self.found.extend(loaded(before, after))
-        self._other_engines(base, highest)
+        self._poisoned(base)
+        self._chunked(base, long=True)
+        self._one_rank(base, highest)
+        return self.found
+
+    def compare_runs(self) -> list[Invariant]:
+        """Only those that hold two short runs against each other, which narrow down where a fault is."""
+        with self._engine(self._roomy) as engine:
+            base = self._run(engine, self.prompt)
+            self._same_engine(engine, base)
+        self._chunked(base, long=False)
+        self._one_rank(base, None)
         return self.found
 
     @property
     def tolerance(self) -> float:
         return tolerance(self.config.dtype)
+
+    @property
+    def _roomy(self) -> EngineConfig:
+        longest = max(LONG, 2 * len(self.prompt)) + self.steps + 1
+        batch = max(3, self.config.max_sequences)
+        return replace(self.config, max_sequences=batch, max_tokens=min(longest, self.model.context))
 
     @property
     def _changing(self) -> str:
@@ -122,29 +134,33 @@ class Suite:
         self.found.append(Invariant.of(name, means, f"ids {ids[-1]} to {ids[0]}", broken, held.tap))
         return ran
 
-    def _other_engines(self, base: Run, highest: Run | None) -> None:
-        """Relations for which ranks are started anew."""
-        with self._another(replace(self.config, poison_cache=True)) as engine:
+    def _poisoned(self, base: Run) -> None:
+        with self._another(replace(self._roomy, poison_cache=True)) as engine:
             self._agree(
                 "unused cache slots are not read",
                 "attention reads a slot that nobody wrote: a length, a block table or a mask that is one too wide",
                 lambda: (base, self._run(engine(), self.prompt, base.emitted)),
             )
+
+    def _chunked(self, base: Run, *, long: bool) -> None:
         size = max(1, len(self.prompt) // 3)
-        with self._another(replace(self.config, chunk_tokens=size)) as engine:
+        with self._another(replace(self._roomy, chunk_tokens=size)) as engine:
             self._agree(
                 "prefill in chunks = whole",
                 "chunks: the positions of later ones, or the mask between a chunk and what is cached",
                 lambda: (base, self._run(engine(), self.prompt, base.emitted)),
                 self._changing or ("the prompt is a single token" if len(self.prompt) < 2 else ""),
             )
-            self._long(engine)
+            if long:
+                self._long(engine)
+
+    def _one_rank(self, base: Run, highest: Run | None) -> None:
         if self.config.tp == 1:
             self.found.append(
                 Invariant(name="tp 1 = tp N", result="not tried", told="there is one rank (--tp 2)")
             )
             return
-        with self._another(replace(self.config, tp=1)) as engine:
+        with self._another(replace(self._roomy, tp=1)) as engine:
             means = "sharding: a shard cut wrongly, a reduce left out or done twice, heads given to the wrong rank"
             name = f"tp 1 = tp {self.config.tp}"
             self._agree(name, means, lambda: (base, self._run(engine(), self.prompt, base.emitted)))
@@ -169,14 +185,14 @@ class Suite:
     def _long_runs(self, chunked: Engine, ids: Sequence[int]) -> tuple[Run, Run]:
         chunked.capture("logits", "*.mlp_residual")
         few = run(chunked, self.rules, [ids], 0)
-        with self._engine(self.config) as engine:
+        with self._engine(self._roomy) as engine:
             engine.capture("logits", "*.mlp_residual")
             return run(engine, self.rules, [ids], 0), few
 
     @property
     def _room(self) -> int:
         """Tokens that a prompt may have."""
-        return (self.config.max_tokens or self.model.context) - self.steps - 1
+        return (self._roomy.max_tokens or self.model.context) - self.steps - 1
 
     def _run(
         self, engine: Engine, ids: Sequence[int], forced: Sequence[int] = (), steps: int | None = None

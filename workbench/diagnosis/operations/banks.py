@@ -8,6 +8,8 @@ from workbench.diagnosis.operations import embedding, head, linear, matrices, mo
 from workbench.diagnosis.operations.activation import activations
 from workbench.diagnosis.operations.cached_numbers import cached_numbers
 from workbench.diagnosis.operations.caches import caches
+from workbench.diagnosis.operations.combined_rotations import combined_rotations
+from workbench.diagnosis.operations.combined_scores import combined_scores
 from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.fused import fused, fused_unlikely
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
@@ -77,7 +79,7 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "norm": (repeated, unknown_norms),
-    "rope": (fitted_frequencies,),
+    "rope": (fitted_frequencies, combined_rotations),
     "linear": (
         matrices.other_matrix,
         linear.channel_scale,
@@ -95,7 +97,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         linear.channel_scale,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials),
-    "scores": (coarse_operands,),
+    "scores": (coarse_operands, combined_scores),
     "context": (coarse_operands,),
     "weights": (coarse_operands, fused_unlikely),
     "attention": (coarse_operands, fused_unlikely),

@@ -58,7 +58,7 @@ def sum_noise(facts: Facts, length: int) -> float:
 
 
 def floor(facts: Facts, noise: Array) -> Array:
-    """Noise with the smallest number that the dtype tells from zero."""
+    """Noise with what the dtype may take for zero."""
     return np.asarray(noise + SMALLEST[facts.dtype])
 
 
@@ -130,7 +130,8 @@ def residual(o: Operands) -> Result:
 def activation(o: Operands) -> Result:
     gate, up = o.inputs["gate"], o.inputs["up"]
     out = silu(gate) * up
-    return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + SMALLEST[o.facts.dtype] * np.abs(up))
+    lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
+    return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost)
 
 
 def silu(x: Array) -> Array:

@@ -21,9 +21,10 @@ KEPT_BYTES = 1 << 30
 
 #: Half the distance of neighbouring numbers, relative: the most that one rounding errs by.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-#: The largest finite number, and the smallest above zero.
+#: The largest finite number; and what an engine may take for zero: in the wide formats what is below the least normal
+#: number, in float16 the last of its subnormal ones, which kernels keep.
 LARGEST = {"float64": 1.797e308, "float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504.0}
-SMALLEST = {"float64": 5e-324, "float32": 1.4e-45, "bfloat16": 9.2e-41, "float16": 2.0**-24}
+SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float16": 2.0**-24}
 
 
 class Facts:

@@ -90,7 +90,7 @@ def kv_head_maps(
     heads = len(by_head(site, site.parts[0].expected))
     right = np.arange(heads) * kv_heads // heads
     words = "query head {} reads KV head {} instead of {}"
-    yield from _variants(site, "kv_heads", own, kv_heads, list(_maps(heads, kv_heads)), right, words)
+    yield from _variants(site, "kv_heads", own, kv_heads, list(kv_maps(heads, kv_heads)), right, words)
     for rank in site.taps.ranks:
         if rank not in site.ranks:
             rule = (f"of_rank_{rank}", f"query heads read the KV heads of rank {rank}", right)
@@ -191,7 +191,7 @@ def _written(chosen: Mapping[int, int]) -> dict[str, int]:
     return {str(head): source for head, source in chosen.items()}
 
 
-def _maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
+def kv_maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
     """Rules by which query heads may find their KV heads; the right one is h // group."""
     h, n, group = np.arange(heads), kv_heads, max(heads // kv_heads, 1)
     yield "tiled", "query head h reads KV head h % n instead of h // group", h % n

@@ -31,7 +31,7 @@ def other_frequencies(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None or not r.wrong.any():
         return
-    for bank in (_lengths, _scalings, _known_bases, _dimensions, _partial, _precision):
+    for bank in (_lengths, scalings, known_bases, _dimensions, _partial, _precision):
         yield from bank(r)
 
 
@@ -43,7 +43,7 @@ def fitted_frequencies(site: Site) -> Iterator[Variant]:
         yield from _pairs(r)
 
 
-def _scalings(r: Rotated) -> Iterator[Variant]:
+def scalings(r: Rotated) -> Iterator[Variant]:
     for stretch in angles.stretches(r.site.facts.model, r.lengths):
         turned = rotate(r.x, r.positions[:, None, None] * stretch.frequencies)
         for by in dict.fromkeys((*r.factors, stretch.factor)):
@@ -74,7 +74,7 @@ def _factor_words(r: Rotated, by: float) -> str:
     )
 
 
-def _known_bases(r: Rotated) -> Iterator[Variant]:
+def known_bases(r: Rotated) -> Iterator[Variant]:
     """Bases that models have, with the model's scaling and without."""
     for base in angles.KNOWN_BASES:
         if not math.isclose(base, r.site.facts.model.rope_theta, rel_tol=1e-6):

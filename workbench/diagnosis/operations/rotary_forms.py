@@ -90,17 +90,45 @@ def _twice(x: Array, angles: Array, factor: float) -> Array:
 
 
 def _swapped(x: Array, angles: Array, factor: float) -> Array:
-    half, turned = x.shape[-1] // 2, rotate(x, angles, factor)
-    return np.concatenate([turned[..., half:], turned[..., :half]], axis=-1)
+    return _halves_exchanged(rotate(x, angles, factor))
+
+
+def _halves_exchanged(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    return np.concatenate([x[..., half:], x[..., :half]], axis=-1)
+
+
+def _mirrored(x: Array) -> Array:
+    """Each pair as the complex conjugate."""
+    return joined(complex_pairs(x).conj())
+
+
+def _pairs_reversed(x: Array) -> Array:
+    return joined(complex_pairs(x)[..., ::-1])
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """How what went in and what came out of a wrong rotation are to be read for it to be the right one, and back."""
+
+    given: Callable[[Array], Array]
+    seen: Callable[[Array], Array]
+    back: Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryForm:
-    """A rotation that is not the right one: `name` of the cause, and what it does in words."""
+    """A rotation that is not the right one: `name` of the cause, what it does in words, and `same`, the coordinates in
+    which it is the right one, if there are any."""
 
     name: str
     text: str
     rotate: Rotate
+    same: Coordinates | None = None
 
 
 HALVES = RotaryForm("rope", "pairs (i, i + D/2) are rotated", rotate)
@@ -108,25 +136,41 @@ HALVES = RotaryForm("rope", "pairs (i, i + D/2) are rotated", rotate)
 FORMS: tuple[RotaryForm, ...] = (
     RotaryForm("rope_not_applied", "the rotation is not applied at all", lambda x, angles, factor: x),
     RotaryForm(
-        "rope_interleaved", "pairs (2i, 2i+1) are rotated instead of (i, i + D/2)", _interleaved
+        "rope_interleaved",
+        "pairs (2i, 2i+1) are rotated instead of (i, i + D/2)",
+        _interleaved,
+        Coordinates(_unzip, _unzip, _zip),
     ),
     RotaryForm(
         "rope_interleaved",
         "pairs (2i, 2i+1) are rotated and written back as halves (i, i + D/2)",
         lambda x, angles, factor: rotate(_unzip(x), angles, factor),
+        Coordinates(_unzip, _same, _same),
     ),
     RotaryForm(
         "rope_interleaved",
         "pairs (i, i + D/2) are rotated and written back as neighbours (2i, 2i+1)",
         lambda x, angles, factor: _zip(rotate(x, angles, factor)),
+        Coordinates(_same, _unzip, _zip),
     ),
     RotaryForm("rope_twice", "the rotation is applied twice", _twice),
     RotaryForm(
         "rope_reversed",
         "the rotation runs backwards: the sign of the sine is wrong",
         lambda x, angles, factor: rotate(x, -angles, factor),
+        Coordinates(_mirrored, _mirrored, _mirrored),
     ),
-    RotaryForm("rope_cos_sin_exchanged", "cosine and sine are exchanged", _exchanged),
+    RotaryForm(
+        "rope_cos_sin_exchanged",
+        "cosine and sine are exchanged",
+        _exchanged,
+        # By pi / 2 less the angle: mirrored and turned by a quarter.
+        Coordinates(
+            _mirrored,
+            lambda x: joined((complex_pairs(x) * -1j).conj()),
+            lambda x: joined(complex_pairs(x).conj() * 1j),
+        ),
+    ),
     RotaryForm(
         "rope_sign",
         "rotate_half lacks its minus: x1 cos + x2 sin, x2 cos + x1 sin",
@@ -162,10 +206,16 @@ FORMS: tuple[RotaryForm, ...] = (
         "pairs (2i, 2i+1) are rotated, with tables made for (i, i + D/2)",
         _halves_tables,
     ),
-    RotaryForm("rope_halves_swapped", "the two halves are written back in the wrong order", _swapped),
+    RotaryForm(
+        "rope_halves_swapped",
+        "the two halves are written back in the wrong order",
+        _swapped,
+        Coordinates(_same, _halves_exchanged, _halves_exchanged),
+    ),
     RotaryForm(
         "rope_frequencies_reversed",
         "the frequencies are applied in reverse order: the first pair turns slowest",
         lambda x, angles, factor: rotate(x, angles[..., ::-1], factor),
+        Coordinates(_pairs_reversed, _pairs_reversed, _pairs_reversed),
     ),
 )  # fmt: skip

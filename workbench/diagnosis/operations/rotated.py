@@ -76,7 +76,8 @@ class Rotated:
         at, left = self.positions.copy(), np.zeros(len(self.positions))
         scaling = self.site.facts.model.rope_scaling
         reach = float(self.positions.max()) * max(2.0, scaling.factor) + _BEYOND
-        turns = frequencies(self.site.facts.model, self.lengths[self.wrong])
+        own = self.frequencies
+        turns = own[self.wrong] if len(own) == len(self.wrong) else own
         found = fit_positions(self.wrong_part(self.x), self.wrong_part(self.seen), turns,
                               self.positions[self.wrong], reach, self.noise)  # fmt: skip
         at[self.wrong], left[self.wrong] = found.at, found.left

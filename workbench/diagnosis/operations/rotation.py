@@ -33,7 +33,7 @@ def rotations(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None or not r.wrong.any():
         return
-    for bank in (_forms, _factors, _positions, _heads, _inputs):
+    for bank in (_forms, _factors, other_positions, _heads, _inputs):
         yield from bank(r)
 
 
@@ -93,7 +93,7 @@ def _factors(r: Rotated) -> Iterator[Variant]:
     yield Variant("factor", "rope", text, {"factor": by / own}, turned * by, 1)
 
 
-def _positions(r: Rotated) -> Iterator[Variant]:
+def other_positions(r: Rotated) -> Iterator[Variant]:
     """Positions that follow a rule, and positions that follow none."""
     places = TokenPlaces.of(r.site.rows)
     within = 1e-3 + 8 * r.noise

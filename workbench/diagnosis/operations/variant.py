@@ -78,6 +78,13 @@ def fits(site: Site, banks: Iterable[Bank]) -> list[Fit]:
     return sorted(found, key=preference)
 
 
+def where_wrong(site: Site, predicted: Sequence[Array]) -> list[Array]:
+    """A prediction for every part: what should have come out where the operation is right."""
+    scopes = [True] * len(site.parts) if site.deviation is None else site.deviation.scopes
+    parts = zip(scopes, predicted, site.parts, strict=True)
+    return [np.where(scope, guess, part.expected) for scope, guess, part in parts]
+
+
 def preference(one: Fit) -> tuple[bool, int, bool, float]:
     """The order of fits, best first."""
     return not one.accepted, one.variant.parameters, not one.everywhere, one.residual

@@ -34,6 +34,15 @@ def test_silu_in_any_precision_is_right(dtype: str) -> None:
         assert site(seen.double().numpy(), dtype=dtype).deviation is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_gate_so_low_that_its_sigmoid_underflows_is_right(dtype: str) -> None:
+    gate = np.linspace(-120.0, -6.0, GATE.size).reshape(GATE.shape)
+    g, u = (torch.tensor(x).to(getattr(torch, dtype)) for x in (gate, UP))
+    forms = [F.silu(g) * u, g * torch.sigmoid(g) * u, g / (1 + torch.exp(-g)) * u]
+    for seen in forms[:2] if dtype == "float16" else forms:  # where exp overflows from 12 on
+        assert site(seen.double().numpy(), gate, dtype=dtype).deviation is None
+
+
 BOTH = torch.cat([G, U], -1)
 CASES: dict[str, tuple[Callable[[], Tensor], str]] = {
     "swapped": (lambda: F.silu(U) * G, "silu(up) * gate"),
