@@ -80,8 +80,8 @@ def fits(site: Site, banks: Iterable[Bank]) -> list[Fit]:
 
 def where_wrong(site: Site, predicted: Sequence[Array]) -> list[Array]:
     """A prediction for every part: what should have come out where the operation is right."""
-    scopes = [True] * len(site.parts) if site.deviation is None else site.deviation.scopes
-    parts = zip(scopes, predicted, site.parts, strict=True)
+    assert site.deviation is not None, "what is right needs no prediction"
+    parts = zip(site.deviation.scopes, predicted, site.parts, strict=True)
     return [np.where(scope, guess, part.expected) for scope, guess, part in parts]
 
 
