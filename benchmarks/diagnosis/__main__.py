@@ -5,7 +5,7 @@
     catalogue   every fault of the catalogue wherever it can act: models, ranks, dtypes
     pairs       two faults at once, all pairs of a dozen classes
     open        bugs put into transformers' own modules (tests/workbench/diagnosis/bugs), recorded as sessions
-    held_out    the other half of them, not to be looked at while signatures are written
+    held_out    the other half of them, not to be looked at while variants are written
     controls    harmless changes of the same kind: no cause may be told
     unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
     unseen_controls     harmless changes by the same hand

@@ -52,14 +52,15 @@ def confirm(
 
 
 def _is_right(engine: Session, golden: Session, reference: Reference, inferior: Inferior) -> bool:
+    facts = Facts.of(inferior.path, inferior.config.dtype)
     floor = None if reference.floor is None else Session.open(reference.floor, UNLIMITED)
     try:
-        if judge(engine, golden, floor=floor).verdict == "diverged":
+        if judge(engine, golden, floor=floor, facts=facts).verdict == "diverged":
             return False
     finally:
         if floor is not None:
             floor.close()
-    return not diagnose(engine, Facts.of(inferior.path, inferior.config.dtype), golden=golden).wrong
+    return not diagnose(engine, facts, golden=golden).wrong
 
 
 def _confirmed(cause: Cause, restoring: tuple[str, ...]) -> Cause:

@@ -25,12 +25,12 @@ from sessions import Session, Verdict
 from sessions.limits import UNLIMITED
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
-from workbench.checking.naming import named
 from workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
 from workbench.checking.verdicts import summary, verdict_rows
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.quantisation import quantisation_loss
 from workbench.diagnosis.reconcile import reconciled
@@ -134,10 +134,9 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         floor = (
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
-        judgement = judge(engine, golden, floor=floor)
-        found = diagnose(
-            engine, Facts.of(run.checkpoint, engine.meta.config.dtype or "float32"), golden=golden
-        )
+        facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
+        judgement = judge(engine, golden, floor=floor, facts=facts)
+        found = diagnose(engine, facts, golden=golden)
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
         untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
         if judgement.failed:
@@ -145,7 +144,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             again = stack.enter_context(_again(run, "ledger", patches))
             judgement = ledger(judgement, again, golden, floor=floor)
         judgement = reconciled(judgement, found)
-        causes = named(found, engine, golden, judgement.first_divergence, run.checkpoint)
+        causes = named(found, engine, golden, judgement.first_divergence, facts)
         if judgement.verdict != "diverged" and untapped.verdict == "diverged":
             causes = [FUSED_PATH]
         quantisation = None

@@ -19,13 +19,13 @@ from sessions import Session
 from sessions.errors import IdsMismatch
 from sessions.limits import UNLIMITED
 from sessions.text import clean
-from workbench.checking.naming import named
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.verdicts import summary
 from workbench.demo.checkpoints import demo_path
 from workbench.diagnosis.by_statistics import first_moved
 from workbench.diagnosis.diagnose import Explanation, diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reason_of, reconciled
 from workbench.diagnosis.recording import Recording
@@ -78,8 +78,10 @@ def diagnose_recording(
         if truth is None or not found.judged:
             judgement = _alone(session, branch, found)
         else:
-            judgement = reconciled(judge(session, truth, floor=noise, branch=branch), found)
-            causes = named(found, session, truth, judgement.first_divergence, checkpoint)
+            judgement = reconciled(
+                judge(session, truth, floor=noise, branch=branch, facts=facts), found
+            )
+            causes = named(found, session, truth, judgement.first_divergence, facts, branch)
         if session.meta.foreign is not None:
             lacking = "" if found.judged else f"no operation could be judged{_why(found)}"
             if truth is None and "embed" in rests.absent:

@@ -17,6 +17,7 @@ from workbench.diagnosis.merging import FindingGroup, groups
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.site import Unjudged
+from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.recording import Recording
 from workbench.views.causes import Cause
 
@@ -39,7 +40,7 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, says at which positions tokens stand."""
     taps = RecordedTaps(Recording(engine, branch), None if golden is None else Recording(golden))
-    seen, extent = survey(taps, facts), Extent.of(taps)
+    seen, extent = survey(sites(taps, facts), taps), Extent.of(taps)
     found = groups(seen.findings)
     without = harmless(found, taps, facts)
     wrong = [group for number, group in enumerate(found) if number not in without]

@@ -15,11 +15,9 @@ import numpy as np
 from workbench.diagnosis.operations.attention import FUSED
 from workbench.diagnosis.operations.banks import stages
 from workbench.diagnosis.operations.deviation import Deviation
-from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import head_offset
 from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit, preference
 
 
@@ -131,12 +129,12 @@ def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
             yield from bank(site)
 
 
-def survey(taps: RecordedTaps, facts: Facts) -> Survey:
-    """Judge every operation of the recording on its own inputs."""
+def survey(operations: Iterable[Site | Unjudged], taps: RecordedTaps) -> Survey:
+    """What is wrong among operations of a recording, and why."""
     order = {tap.name: number for number, tap in enumerate(taps.recording.session.taps)}
     judged: dict[str, int] = {}
     found, unjudged, known = [], [], _Known()
-    for site in sites(taps, facts):
+    for site in operations:
         if isinstance(site, Unjudged):
             unjudged.append(site)
             continue
@@ -151,7 +149,6 @@ def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> Wro
     elements = sum(int(scope.sum()) for scope in deviation.scopes)
     offset = head_offset(site) if deviation.heads is not None else 0
     max_abs, example = _worst(site)
-    passes = _passes(site, deviation)
     return WrongOperation(
         tap=site.tap,
         operation=site.operation,
@@ -162,8 +159,8 @@ def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> Wro
         single=deviation.single,
         max_abs=max_abs,
         rel_l2=deviation.rel_l2,
-        steps=tuple(sorted({step for step, _ in passes})),
-        seqs=tuple(sorted({seq for _, seq in passes})),
+        steps=tuple(sorted({step for step, _ in site.wrong_passes})),
+        seqs=tuple(sorted({seq for _, seq in site.wrong_passes})),
         heads=tuple(head + offset for head in deviation.heads or ()),
         positions=tuple(sorted({row.position for row in deviation.rows})),
         every_row=deviation.every_row,
@@ -172,17 +169,6 @@ def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> Wro
         tried=tuple(tried),
         shape=deviation.shape,
     )
-
-
-def _passes(site: Site, deviation: Deviation) -> set[tuple[int, int]]:
-    """(step, sequence) of the passes in which it is wrong: a cache's rows are those of its keys, which other passes
-    have written."""
-    if len(site.parts) == len(site.passes):
-        chosen = [
-            site.taps.passes[i] for i, scope in zip(site.passes, deviation.scopes, strict=True) if scope.any()
-        ]
-        return {(one.step, one.seq) for one in chosen}
-    return {(row.step, row.seq) for row in deviation.rows}
 
 
 def _worst(site: Site) -> tuple[float, str]:

@@ -17,7 +17,8 @@ from sessions.session import Session
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.measure import Recordings, limits_of, measure
 from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.verdict import Upstream, verdict_of
+from workbench.diagnosis.upstream import Upstream
+from workbench.diagnosis.verdict import verdict_of
 from workbench.views.golden_event import Faulty
 
 #: How many groups of operations are named; the rest is counted.

@@ -71,21 +71,3 @@ class Recording:
             tap, step=step, rank=rank, seq=seq, branch=self.branch, slice=""
         )
         return None if array is None else array.astype(np.float64)
-
-    def spans(self, tap: str, step: int, seq: int) -> list[slice]:
-        """Per rank the part of the split dimension that it holds; empty where the tap is not split over
-        ranks, or a rank's part was not captured."""
-        layout = self.layout(tap)
-        held = {rank: self.shard(tap, rank, step, seq) for rank in range(self.ranks)}
-        arrays = {
-            rank: array for rank, array in held.items() if array is not None and array.ndim > layout.dim
-        }
-        if layout.kind != "shard" or len(arrays) < self.ranks:
-            return []
-        try:
-            sizes = layouts.sizes(layout, arrays, self.ranks)
-        except LayoutError:
-            return []
-        stops = np.cumsum(sizes).tolist()
-        parts = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-        return [parts[rank // layout.replicas] for rank in range(self.ranks)]

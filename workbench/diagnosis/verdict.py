@@ -9,27 +9,25 @@ between two right implementations. Where the two disagree beyond noise, they giv
 
 A softmax amplifies noise: where the reference was lucky and the engine was not, its error may exceed the
 limit though nothing is wrong. So a tap that fails while its inputs have passed is judged once more, on the
-inputs that the engine itself recorded (its injected error).
+inputs that the engine itself recorded, as `operations` does. That takes the checkpoint, but for MODEL_FREE ones.
 
 Calibration (correct engines, tiny models of all families, the demo model, stories260K; float32, bfloat16 and
 float16; TP 1 to 8; prefill and up to 32 decode steps): almost all ratios stay below 1.7 and the largest of most runs
-below 2.5. In two of some 100 runs the probabilities of a decode step reached 3.3 and 3.9; both were excused, their
-injected error being that of the reference.
+below 2.5. In two of some 100 runs the probabilities of a decode step reached 3.3 and 3.9; both were excused, being
+right on their own inputs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from engine.taps.names import count_layers, layer_of, local_name
-from sessions.metrics import metrics
+from engine.taps.names import count_layers, layer_of
 from sessions.records import SequenceStep
 from sessions.session import Session
 from workbench.diagnosis.compare import compare, wrong_ranks
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
-from workbench.diagnosis.floors import LEAST, Floors
+from workbench.diagnosis.floors import Floors
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.measure import (
     MeasuredTap,
@@ -41,9 +39,12 @@ from workbench.diagnosis.measure import (
     relative,
 )
 from workbench.diagnosis.nearness import nearer
-from workbench.diagnosis.recompute import recompute
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.operations.own_inputs import OwnInputs
+from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.tokens import TokenComparison, compare_tokens
+from workbench.diagnosis.upstream import Upstream
 from workbench.views.golden_event import Divergence, TokenMismatch
 from workbench.views.moved import ROUNDING
 from workbench.views.verdicts import WRONG_ABOVE
@@ -59,11 +60,18 @@ FAIL_SINGLE = 8.0
 AMPLIFIED = 4 * FAIL
 
 
-def judge(engine: Session, golden: Session, *, floor: Session | None = None, branch: int = 0) -> Judgement:
+def judge(
+    engine: Session,
+    golden: Session,
+    *,
+    floor: Session | None = None,
+    branch: int = 0,
+    facts: Facts | None = None,
+) -> Judgement:
     """Judge every tap of every step of the engine's `branch`.
 
     `golden` must cover those steps with the same ids; `floor` is the reference at the engine's dtype, without
-    which fixed tolerances serve. IdsMismatch where the ids differ; DiagnosisError where the golden session
+    which fixed tolerances serve. `facts` are of the checkpoint, where it is at hand. IdsMismatch where the ids differ; DiagnosisError where the golden session
     does not stand up to itself or there is nothing to compare.
     """
     sides = Recordings(
@@ -76,7 +84,7 @@ def judge(engine: Session, golden: Session, *, floor: Session | None = None, bra
         )
     apart = references_apart(sides, measured)
     limits = limits_of(sides if apart is None else replace(sides, floor=None), measured)
-    verdicts = tuple(_judge_taps(sides, measured, limits))
+    verdicts = tuple(_judge_taps(sides, measured, limits, facts))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
     tolerance = 0.0 if sides.floor else ROUNDING[sides.engine.dtype]
     tokens = compare_tokens(sides.engine, *_references(sides), tolerance)
@@ -123,55 +131,21 @@ def _references(sides: Recordings) -> tuple[Recording, Recording]:
     return (sides.golden, sides.floor) if sides.two_libraries else (sides.floor, sides.golden)
 
 
-@dataclass(slots=True)
-class Upstream:
-    """What is known, at a place, of the taps that it is computed from."""
-
-    num_layers: int
-    failed: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # (sequence, tap) of this step, what inherits too
-    cached: set[tuple[int, str]] = field(default_factory=set)  # failed cache taps of earlier steps
-    ratios: dict[tuple[int, str], float] = field(default_factory=dict)  # of this step
-    step: int = -1
-
-    def enter(self, step: int) -> None:
-        """The places of another step follow."""
-        if step != self.step:
-            self.cached |= {(seq, tap) for seq, tap in self.failed if local_name(tap) in REMEMBERING}
-            self.failed, self.ratios, self.step = set(), {}, step
-
-    def has_failed(self, seq: int, tap: str) -> bool:
-        """Whether something that `tap` is computed from has failed."""
-        return (seq, tap) in self.cached or any((seq, name) in self.failed for name in self._inputs(tap))
-
-    def ratio(self, seq: int, tap: str) -> float:
-        """The largest error of its inputs, over their floors."""
-        return max((self.ratios.get((seq, name), 0.0) for name in self._inputs(tap)), default=0.0)
-
-    def note(self, verdict: TapVerdict, inherited: bool) -> None:
-        """Remember a tap's verdict. A tap without a counterpart hands on what it was given."""
-        if inherited or verdict.verdict == "fail":
-            self.failed.add((verdict.seq, verdict.tap))
-        known = verdict.verdict != "absent"
-        self.ratios[verdict.seq, verdict.tap] = (
-            verdict.ratio if known else self.ratio(verdict.seq, verdict.tap)
-        )
-
-    def _inputs(self, tap: str) -> tuple[str, ...]:
-        return inputs_of(tap, self.num_layers) if is_known(tap) else ()
-
-
 def _judge_taps(
-    sides: Recordings, measured: Sequence[MeasuredTap], limits: NoiseLimits
+    sides: Recordings, measured: Sequence[MeasuredTap], limits: NoiseLimits, facts: Facts | None
 ) -> Iterator[TapVerdict]:
-    upstream = Upstream(count_layers(tap.name for tap in sides.golden.session.taps))
+    layers = count_layers(tap.name for tap in sides.golden.session.taps)
+    upstream = Upstream(layers)
+    own = OwnInputs(
+        RecordedTaps(sides.engine, sides.golden),
+        facts or Facts.without_checkpoint(layers, sides.engine.dtype),
+    )
     for place in measured:
         upstream.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)
         verdict = verdict_of(place, limits)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
-            verdict = _reconsidered(sides, verdict, upstream.ratio(place.seq, place.tap))
+            verdict = _reconsidered(own, verdict, upstream.ratio(place.seq, place.tap))
         verdict = replace(verdict, inherited=inherited and verdict.verdict == "fail")
         upstream.note(verdict, inherited)
         yield verdict
@@ -207,31 +181,19 @@ def verdict_of(place: MeasuredTap, limits: NoiseLimits) -> TapVerdict:
     return replace(judged, verdict="suspect" if judged.ratio > PASS else "pass")
 
 
-def _reconsidered(sides: Recordings, failed: TapVerdict, strain: float) -> TapVerdict:
+def _reconsidered(own: OwnInputs, failed: TapVerdict, strain: float) -> TapVerdict:
     """A failure whose inputs have passed: is it the operation's, or the inputs' own noise, amplified?
 
-    The operation is judged on the inputs that the engine itself recorded. A linear layer cannot be (that takes its
-    weights), but hands an error on hardly larger than it came: `strain` times the floor.
+    The operation is judged on the inputs that the engine itself recorded. One that cannot be (most take the
+    checkpoint) is excused if its error is hardly larger than it came: `strain` times the floor.
     """
     if failed.ratio > AMPLIFIED:
         return failed
-    injected = _injected(sides.engine, sides.golden, failed)
-    if injected is None:
-        excused = failed.ratio <= PASS * strain
-    else:
-        own = _injected(sides.floor, sides.golden, failed) if sides.floor else None
-        excused = injected <= FAIL * max(own or 0.0, LEAST[sides.engine.dtype])
-    if not excused:
+    right = own.is_right(failed.tap, failed.step, failed.seq)
+    if not (failed.ratio <= PASS * strain if right is None else right):
         return failed
     reason = f"{failed.reason}, but right on its inputs, whose noise it amplifies"
     return replace(failed, verdict="suspect", reason=reason)
-
-
-def _injected(side: Recording, golden: Recording, at: TapVerdict) -> float | None:
-    """The relative L2 error of an operation on the inputs that `side` recorded itself."""
-    expected = recompute(side, golden, at.tap, at.step, at.seq)
-    seen = side.whole_or_none(at.tap, at.step, at.seq)
-    return None if expected is None or seen is None else metrics(seen, expected, side.dtype).rel_l2
 
 
 def _divergence(sides: Recordings, first: TapVerdict) -> Divergence:

@@ -1,4 +1,4 @@
-"""A checkpoint's weights for the signatures: of safetensors read without torch, of GGUF dequantised."""
+"""A checkpoint's weights as numpy reads them: of safetensors read without torch, of GGUF dequantised."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ _OF_NAME: Mapping[str, Remedy] = {
         "all-reduce the row-parallel output, and use the tensor that the collective wrote",
         ("NVIDIA/TensorRT-LLM#6850",),
     ),
-    "residual_repeated": Remedy(
+    "residual_in_sum": Remedy(
         "add the residual after the all-reduce, or on rank 0 alone",
         ("deepspeedai/DeepSpeed#2834", "mirage-project/mirage#722"),
     ),

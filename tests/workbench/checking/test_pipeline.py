@@ -94,7 +94,7 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert first is not None
     assert (first.tap, first.step) == FIRST[rule]
     assert (first.rank, first.ranks) == (None, (0, 1))
-    assert result.causes, "no signature fits"
+    assert result.causes, "no cause is named"
     assert CAUSE[rule] in result.causes[0].text
     (fault,) = faults_of({name: value})
     assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same

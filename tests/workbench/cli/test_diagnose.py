@@ -194,3 +194,10 @@ def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strange
     table = json.loads(capsys.readouterr().out)
     assert table["rows"][0][:2] == [Q, "fail"]
     assert run(["diff", str(strangers.right.engine), golden, "--bitwise"]) == 1
+
+
+def test_diff_says_what_it_needs_to_look_for_a_cause(strangers: Strangers, capsys: Any) -> None:
+    assert run(["diff", str(strangers.two.golden), str(strangers.two.engine)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no cause is looked for: which checkpoint" in said
+    assert "lockstep diagnose" in said

@@ -10,13 +10,14 @@ import torch
 
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import EngineConfig
+from engine.faults.fault import Fault
 from engine.faults.quantisation import FAULTS
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
-from workbench.diagnosis.explain import explain
-from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
+from workbench.diagnosis.diagnose import Explanation, diagnose
+from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.weights import checkpoint_misreadings
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL
@@ -55,10 +56,8 @@ def run(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield record
 
 
-@pytest.fixture(scope="module")
-def golden(run: Run) -> Session:
-    """What the engine computes that reads the file rightly."""
-    return run("golden")
+def explained(run: Run, path: Path, **rules: str) -> Explanation:
+    return diagnose(run("engine", **rules), Facts.of(path, "float32"))
 
 
 CAUSES = {
@@ -82,21 +81,19 @@ CAUSES = {
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if fault.id in CAUSES], ids=lambda fault: fault.id
 )
-def test_each_mistake_is_named(fault, path, run, golden):
+def test_each_mistake_is_named(fault: Fault, path: Path, run: Run) -> None:
     tap, name, how, words = CAUSES[fault.id]
-    engine = run("engine", **{fault.rule: fault.value})
-    first = judge(engine, golden).first_divergence
-    assert first is not None
-    assert first.tap == tap
-    readers = {"weights": checkpoint_weights(path), "misread": checkpoint_misreadings(path)}
-    causes = explain(engine, golden, first, **readers)
-    assert [(cause.name, cause.transform.get("how")) for cause in causes] == [(name, how)]
+    causes = explained(run, path, **{fault.rule: fault.value}).causes
+    assert (causes[0].tap, causes[0].name) == (tap, name)
+    assert how is None or causes[0].transform["how"] == how
     assert words in causes[0].text
+    assert {cause.name for cause in causes} == {name}
 
 
-def test_an_untouched_engine_is_not_accused(path, run, golden):
-    assert judge(run("engine"), golden).first_divergence is None
+def test_an_untouched_engine_is_not_accused(path: Path, run: Run) -> None:
+    found = explained(run, path)
+    assert (found.wrong, found.unjudged, found.harmless) == ((), (), ())
 
 
-def test_safetensors_have_no_misreadings(tmp_path):
+def test_safetensors_have_no_misreadings(tmp_path: Path) -> None:
     assert checkpoint_misreadings(tiny_checkpoint(tmp_path, "llama"))("model.embed_tokens.weight") == []

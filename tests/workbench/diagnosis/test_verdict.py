@@ -18,6 +18,7 @@ from sessions import IdsMismatch, SequenceStep, Session, SessionWriter
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.verdict import FAIL, judge
 from workbench.views.golden_event import plain
 
@@ -235,6 +236,38 @@ def test_noise_that_a_softmax_amplifies_is_no_divergence(case: Case, tmp_path: P
     assert (verdict.verdict, found.verdict) == ("suspect", "match")
     assert "right on its inputs, whose noise it amplifies" in verdict.reason
     assert first(judged(case, tmp_path, spoil={probs: spoil[probs]})) == (probs, 1, None)
+
+
+def test_a_product_that_is_right_on_its_inputs_is_no_divergence_where_the_checkpoint_is_at_hand(
+    case: Case, tmp_path: Path
+) -> None:
+    """The inputs are off within their limit, in the direction that moves the product most: that takes the weight to
+    tell. The same product of inputs that do not explain it is a fault."""
+    norm, tap, at = "layers.1.mlp_norm", "layers.1.mlp.gate", Place(1, 0)
+    facts = Facts.of(case.model_dir, "float32")
+    weight = facts.weight("model.layers.1.mlp.gate_proj.weight")
+    x, right = (case.floor.rebuilt(name, step=1, seq=0).array for name in (norm, tap))
+    assert weight is not None
+    assert x is not None
+    assert right is not None
+    floors = {t.tap: t.floor for t in judged(case, tmp_path).taps if (t.step, t.seq) == (1, 0)}
+    _, _, directions = np.linalg.svd(weight.astype(np.float64))
+    push = directions[0] * 2.8 * floors[norm] * np.linalg.norm(x)
+    moved = (x.astype(np.float64) + push).astype(np.float32)
+    product = moved.astype(np.float64) @ weight.astype(np.float64).T
+    if np.linalg.norm(product - right) <= FAIL * floors[tap] * np.linalg.norm(right):
+        pytest.fail("the product is within its limit: nothing is tried")
+    spoil: dict[str, Spoil] = {
+        norm: lambda y, here: moved if here == at else y,
+        tap: lambda y, here: product if here == at else y,
+    }
+    engine = synthetic(tmp_path / "a.session", case.floor, spoil=spoil)
+    found = judge(engine, case.golden, floor=case.floor, facts=facts)
+    (verdict,) = (t for t in found.taps if (t.tap, t.step, t.seq) == (tap, 1, 0))
+    assert verdict.verdict == "suspect"
+    assert "right on its inputs" in verdict.reason
+    wrong = synthetic(tmp_path / "b.session", case.floor, spoil={tap: spoil[tap]})
+    assert first(judge(wrong, case.golden, floor=case.floor, facts=facts)) == (tap, 1, None)
 
 
 def test_a_fault_of_one_sequence_of_the_batch_is_told_with_it(case: Case, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
 def test_the_front_stays_light() -> None:
     """Asking for a reference imports neither torch nor transformers."""
     code = (
-        "import sys, workbench.references.golden, workbench.diagnosis.verdict, workbench.diagnosis.explain,"
+        "import sys, workbench.references.golden, workbench.diagnosis.verdict, workbench.diagnosis.naming,"
         " workbench.diagnosis.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
         " sys.exit(', '.join(heavy) or None)"
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from sessions import Session
-from workbench.checking.naming import named
 from workbench.checking.recorded_run import checkpoint_of, supported
 from workbench.debugger.answers import JsonObject, TableResult
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reconciled
 from workbench.diagnosis.verdict import judge
@@ -63,13 +62,14 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTabl
 
     DiagnosisError or IdsMismatch where the two cannot be compared.
     """
-    judgement, causes = judge(engine, golden, branch=branch), list[Cause]()
-    with suppress(DiagnosisError):  # without its checkpoint the reference alone tells
-        checkpoint = checkpoint_of(engine)
-        facts = Facts.of(checkpoint, engine.meta.config.dtype or "float32")
+    facts, lacking = _facts(engine)
+    judgement, causes = judge(engine, golden, branch=branch, facts=facts), list[Cause]()
+    if facts is not None:
         found = diagnose(engine, facts, golden=golden, branch=branch)
         judgement = reconciled(judgement, found)
-        causes = named(found, engine, golden, judgement.first_divergence, checkpoint)
+        causes = named(found, engine, golden, judgement.first_divergence, facts, branch)
+    elif judgement.verdict == "diverged":
+        judgement = replace(judgement, notes=(*judgement.notes, f"no cause is looked for: {lacking}"))
     rests = None
     if engine.meta.foreign is not None:
         rests = coverage(engine, golden, branch=branch)
@@ -82,6 +82,14 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTabl
     title = "\n".join([title, *(f"cause: {cause.in_words()}" for cause in causes), *judgement.notes])
     empty = "every tap is within its noise" if judgement.verdict == "match" else "none is called right"
     return ComparisonTable(title, _COLUMNS, rows, empty, judgement.verdict, rests)
+
+
+def _facts(engine: Session) -> tuple[Facts | None, str]:
+    """Of the recording's checkpoint; or what is needed to find it."""
+    try:
+        return Facts.of(checkpoint_of(engine), engine.meta.config.dtype or "float32"), ""
+    except DiagnosisError as error:
+        return None, str(error)
 
 
 def _rows(judgement: Judgement) -> list[list[object]]:

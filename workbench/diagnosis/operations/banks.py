@@ -52,6 +52,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         matrices.single_weights,
         linear.other_input,
         linear.input_changed,
+        reduce.with_stream,
     ),
     "rope": (rotations, other_frequencies),
     "cache": (caches, cached_numbers),
@@ -60,7 +61,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "context": (contexts, merged_heads, value_heads),
     "weights": (fused,),
     "attention": (fused, merged_heads, value_heads),
-    "reduce": (reduce.summed, reduce.other_bias, moved.token_moved),
+    "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, moved.token_moved),
     "residual": (residuals,),
     "activation": (activations,),
     "head": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,19 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16"
 LARGEST = {"float64": 1.797e308, "float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504.0}
 SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float16": 2.0**-24}
 
+#: Operations that need nothing of the model: they can be judged without its checkpoint.
+MODEL_FREE = ("softmax", "context", "residual", "activation")
+_NO_MODEL = ModelConfig(
+    family="llama", hidden_size=0, intermediate_size=0, num_layers=0, num_heads=0, num_kv_heads=0, head_dim=0,
+    vocab_size=0, max_position=0, rms_eps=0.0, rope_theta=0.0,
+)  # fmt: skip
+
 
 class Facts:
     """A model in an engine of `dtype` (torch's name of it). Weights are read when they are asked for, and kept as far
-    as KEPT_BYTES allows."""
+    as KEPT_BYTES allows. `model_free`: there is no checkpoint, so that MODEL_FREE operations alone can be judged."""
+
+    model_free = False
 
     def __init__(
         self,
@@ -48,6 +58,13 @@ class Facts:
         source.close()
         return cls(model, dtype, checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint))
 
+    @classmethod
+    def without_checkpoint(cls, layers: int, dtype: str) -> Facts:
+        """Of a model of which only its number of layers is known."""
+        found = cls(replace(_NO_MODEL, num_layers=layers), dtype, lambda name: None)
+        found.model_free = True
+        return found
+
     @property
     def unit(self) -> float:
         """The most that one rounding of a result errs by, relative."""
@@ -57,10 +74,6 @@ class Facts:
     def sum_unit(self) -> float:
         """The same inside of sums, which 16-bit engines add up in float32."""
         return min(self.unit, UNIT["float32"])
-
-    def stored(self, name: str) -> NDArray[Any] | None:
-        """The weight as the checkpoint has it, in float32 or float64; None where it has none. Not kept."""
-        return self._read(name)
 
     def weight(self, name: str) -> NDArray[Any] | None:
         """The weight as the engine holds it: rounded to its dtype. In float32 (float64 of a float64 engine)."""

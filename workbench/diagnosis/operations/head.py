@@ -12,6 +12,7 @@ from workbench.diagnosis.nearest import nearest_columns
 from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.fits import wrong_rows
 from workbench.diagnosis.operations.linear import meaning
+from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.replay import cut
 from workbench.diagnosis.operations.shares import EMBEDDING
 from workbench.diagnosis.operations.site import Site
@@ -201,9 +202,15 @@ def not_the_head(site: Site) -> Iterator[Variant]:
         / max(np.linalg.norm(part.seen) * np.linalg.norm(part.expected), 1e-300)
     )
     spread = 5 / math.sqrt(part.seen.size)
-    std = 0.02
+    std = _initializer_range(site.taps)
     if abs(cosine) <= spread and abs(size / std - 1) <= spread:
         text = (
             f"the logits are noise of size {std:g} * |final_norm|: the output head is at its initial values"
         )
         yield Variant("head_untrained", "head", text, {"std": std, "cosine": cosine}, part.seen.copy())
+
+
+def _initializer_range(taps: RecordedTaps) -> float:
+    """The size of weights that were never filled, as the model's configuration has it."""
+    told = (side.session.meta.model.initializer_range for side in (taps.golden, taps.recording) if side)
+    return next(filter(None, told), 0.02)

@@ -112,8 +112,11 @@ def _statistics(site: Site, x: Array, weight: Array, eps: float) -> Iterator[Var
         ("norm_repeated", "the row is normalised twice, with the weight both times", normalised(x, eps) * weight),
     ]  # fmt: skip
     forms[-1] = (*forms[-1][:2], normalised(forms[-1][2], eps))
+    # The mean is rounded before it is subtracted: that counts where what is left is small.
+    slack = site.facts.unit * np.abs(x).mean(-1, keepdims=True) / root * np.abs(weight)
     for name, text, found in forms:
-        yield Variant(name, "norm", text, {}, found * weight)
+        noise = np.broadcast_to(slack, x.shape) if name == "norm_centred" else None
+        yield Variant(name, "norm", text, {}, found * weight, noise=noise)
     yield Variant("norm_skipped", "norm", "the norm is skipped: its input goes on as it is", {}, x)
     for parts in sorted({2, len(site.taps.ranks)}):
         if 1 < parts <= width // 2 and width % parts == 0:

@@ -11,6 +11,8 @@ from hashlib import blake2b
 import numpy as np
 
 from engine.taps.names import layer_of
+from sessions import layouts
+from sessions.errors import LayoutError
 from sessions.records import SequenceStep
 from workbench.diagnosis.recording import Array, Recording
 
@@ -95,16 +97,20 @@ class RecordedTaps:
 
     def whole(self, tap: str, passes: Sequence[int]) -> Array | None:
         """As `rows`, of the tensor that one rank alone would have had."""
-        found = []
-        if tap in self._replaced:
-            return self.rows(tap, 0, passes) if len(self.ranks) == 1 else None
-        for i in passes:
+        found = [whole for i in passes if (whole := self._whole(tap, i)) is not None]
+        if not found or len(found) < len(passes) or len({x.shape[1:] for x in found}) > 1:
+            return None
+        return np.concatenate(found)
+
+    def _whole(self, tap: str, i: int) -> Array | None:
+        if tap not in self._replaced:
             one = self.passes[i]
-            whole = self.recording.whole_or_none(tap, one.step, one.seq)
-            if whole is None:
-                return None
-            found.append(whole)
-        return np.concatenate(found) if found and len({x.shape[1:] for x in found}) == 1 else None
+            return self.recording.whole_or_none(tap, one.step, one.seq)
+        held = {rank: x for rank in self.ranks if (x := self.tensors(tap, rank)[i]) is not None}
+        try:
+            return layouts.rebuild(self.recording.layout(tap), held, len(self.ranks)).array
+        except LayoutError:
+            return None
 
     def replaced(self, tap: str, tensors: Mapping[int, Sequence[Array | None]]) -> RecordedTaps:
         """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks."""

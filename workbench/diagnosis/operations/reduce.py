@@ -114,6 +114,20 @@ def _names(site: Site, counts: list[float], bias: float) -> Iterator[tuple[str, 
         yield "rank_repeated", f"the partial of rank {', '.join(more)} counts twice in the sum{added}"
 
 
+def with_stream(site: Site) -> Iterator[Variant]:
+    """The residual stream is in the sum, so many times: added by ranks before they reduce, or before the block's end."""
+    part, deviation = site.parts[0], site.deviation
+    stream = site.rows_of(site.near("<" if site.kind == "attn.o_proj" else "attn_residual"))
+    if site.kind not in BEFORE or deviation is None or stream is None or stream.shape != part.seen.shape:
+        return
+    scope = deviation.scopes[0]
+    power = float((stream[scope] ** 2).sum())
+    times = round(float(((part.seen - part.expected)[scope] * stream[scope]).sum()) / power) if power else 0
+    if times:
+        text = f"the residual stream is in the sum over the ranks: {times} times"
+        yield Variant("residual_in_sum", "residual", text, {"times": times}, part.expected + times * stream)
+
+
 def stale(site: Site) -> Iterator[Variant]:
     """One rank's partial in the sum is that of another layer, or of tokens before."""
     part, deviation = site.parts[0], site.deviation

@@ -105,6 +105,18 @@ class Site:
         """Where it is wrong; None where it is right within rounding."""
         return locate(self.parts, self.token_axis, self.head_axis, self.head_columns)
 
+    @property
+    def wrong_passes(self) -> set[tuple[int, int]]:
+        """(step, sequence) of the passes in which it is wrong: a cache's rows are those of its keys, which other passes
+        have written."""
+        if self.deviation is None:
+            return set()
+        if len(self.parts) == len(self.passes):
+            pairs = zip(self.passes, self.deviation.scopes, strict=True)
+            chosen = [self.taps.passes[i] for i, scope in pairs if scope.any()]
+            return {(one.step, one.seq) for one in chosen}
+        return {(row.step, row.seq) for row in self.deviation.rows}
+
     def near(self, kind: str) -> str:
         """The tap of that kind in the same layer; `<` is the stream that enters the layer."""
         return near(kind, self.layer, self.facts.model.num_layers)

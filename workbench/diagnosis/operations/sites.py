@@ -12,7 +12,7 @@ from workbench.diagnosis.dataflow import is_known
 from workbench.diagnosis.operations.attention import BLOCKS, FUSED, AttentionPass, attended, settled
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
-from workbench.diagnosis.operations.facts import LARGEST, Facts
+from workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from workbench.diagnosis.operations.layers import missing_layers
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -208,5 +208,7 @@ def _there(x: Array | None) -> Array:
 
 def _operation(tap: str, rank: int, taps: RecordedTaps, facts: Facts) -> _RankOperation:
     operation, sources, missing = sources_of(tap, taps, facts)
+    if facts.model_free and operation not in MODEL_FREE:
+        missing = "that takes the model's checkpoint"
     span, columns = rank_spans(tap, operation, rank, taps, facts)
     return _RankOperation(tap, operation, rank, taps, facts, sources, missing, span, columns)

@@ -1,0 +1,96 @@
+"""All causes of a divergence from the golden reference.
+
+Operations are judged on their own recorded inputs. Where those of the first divergence were not recorded, the
+reference's stand in for them: nothing before it is wrong, so that they differ by no more than noise, which is granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from sessions import Session, layouts
+from sessions.errors import LayoutError
+from workbench.diagnosis.causes import Extent, causes_of
+from workbench.diagnosis.diagnose import Explanation
+from workbench.diagnosis.findings import survey
+from workbench.diagnosis.merging import groups
+from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.facts import Facts, rounded
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.site import Site, Unjudged
+from workbench.diagnosis.operations.sites import sites_of
+from workbench.diagnosis.operations.sources import sources_of
+from workbench.diagnosis.recording import Array, Recording
+from workbench.views.causes import UNNAMED, Cause
+from workbench.views.golden_event import Divergence
+from workbench.views.moved import ROUNDING
+
+_STAND_IN = "its own inputs were not recorded: the reference's stand in for them"
+
+
+def named(
+    found: Explanation,
+    engine: Session,
+    golden: Session,
+    first: Divergence | None,
+    facts: Facts,
+    branch: int = 0,
+) -> list[Cause]:
+    """The causes in the order in which they show. `first` is where the run leaves the golden reference."""
+    if first is None or first.tap not in {one.tap for one in found.unjudged}:
+        return list(found.causes)
+    taps = RecordedTaps(Recording(engine, branch), Recording(golden))
+    return [*_on_golden_inputs(first.tap, taps, facts), *found.causes]
+
+
+def _on_golden_inputs(tap: str, taps: RecordedTaps, facts: Facts) -> list[Cause]:
+    """What explains one operation, given the reference's tensors for those that it lacks."""
+    _, sources, _ = sources_of(tap, taps, facts)
+    completed = taps
+    for name in {name for source in sources.values() for name in source.taps}:
+        completed = _completed(name, completed, facts)
+    seen = survey(map(_tolerant, sites_of(tap, completed, facts)), taps)
+    causes = [cause for group in groups(seen.findings) for cause in causes_of(group, seen, Extent.of(taps))]
+    return [
+        msgspec.structs.replace(cause, evidence=(_STAND_IN, *cause.evidence))
+        for cause in causes
+        if cause.kind != UNNAMED
+    ]
+
+
+def _completed(tap: str, taps: RecordedTaps, facts: Facts) -> RecordedTaps:
+    """The recording with the golden tensors of a tap, rounded to its dtype, wherever it has none."""
+    if taps.golden is None or not taps.has(tap):
+        return taps
+    tensors: dict[int, list[Array | None]] = {rank: list(taps.tensors(tap, rank)) for rank in taps.ranks}
+    for i, one in enumerate(taps.passes):
+        lacking = [rank for rank in taps.ranks if tensors[rank][i] is None]
+        whole = taps.golden.whole_or_none(tap, one.step, one.seq) if lacking else None
+        if whole is None:
+            continue
+        try:
+            parts = layouts.cut(taps.recording.layout(tap), whole, len(taps.ranks))
+        except LayoutError:
+            continue
+        for rank in lacking:
+            tensors[rank][i] = rounded(parts[rank], facts.dtype).astype(np.float64)
+    return taps.replaced(tap, tensors)
+
+
+def _tolerant(site: Site | Unjudged) -> Site | Unjudged:
+    """The site with the noise of inputs that are not its own."""
+    if isinstance(site, Unjudged):
+        return site
+    slack = ROUNDING[site.facts.dtype]
+    return replace(
+        site, parts=tuple(replace(part, noise=part.noise + slack * _size(part)) for part in site.parts)
+    )
+
+
+def _size(part: Part) -> Array:
+    """Of each row: the root mean square of what was expected."""
+    finite = np.where(np.isfinite(part.expected), part.expected, 0.0)
+    return np.asarray(np.sqrt((finite**2).mean(-1, keepdims=True)))
