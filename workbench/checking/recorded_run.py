@@ -78,9 +78,7 @@ def diagnose_recording(
         if truth is None or not found.judged:
             judgement = _alone(session, branch, found)
         else:
-            judgement = reconciled(
-                judge(session, truth, floor=noise, branch=branch, facts=facts), found
-            )
+            judgement = reconciled(judge(session, truth, floor=noise, branch=branch, facts=facts), found)
             causes = named(found, session, truth, judgement.first_divergence, facts, branch)
         if session.meta.foreign is not None:
             lacking = "" if found.judged else f"no operation could be judged{_why(found)}"

@@ -1,4 +1,4 @@
-"""What the tensors of a GGUF file become where a loader reads them wrongly, to be tried in the operations that use them.
+"""What the tensors of a GGUF file become where a loader reads them wrongly, to be tried where it is used.
 
 The mistakes are those that loaders make again and again; each gives a whole tensor in the checkpoint's layout.
 """

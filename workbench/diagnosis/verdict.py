@@ -71,8 +71,8 @@ def judge(
     """Judge every tap of every step of the engine's `branch`.
 
     `golden` must cover those steps with the same ids; `floor` is the reference at the engine's dtype, without
-    which fixed tolerances serve. `facts` are of the checkpoint, where it is at hand. IdsMismatch where the ids differ; DiagnosisError where the golden session
-    does not stand up to itself or there is nothing to compare.
+    which fixed tolerances serve. `facts` are of the checkpoint, where it is at hand. IdsMismatch where the ids
+    differ; DiagnosisError where the golden session does not stand up to itself or there is nothing to compare.
     """
     sides = Recordings(
         Recording(engine, branch), Recording(golden), None if floor is None else Recording(floor)

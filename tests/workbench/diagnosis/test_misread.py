@@ -65,7 +65,12 @@ CAUSES = {
     "integers-as-weights": ("embed", "misread", "integers", "without their scales"),
     "nibbles-swapped": ("embed", "misread", "swapped_nibbles", "low and the high half of each packed byte"),
     "scale-and-offset-swapped": ("embed", "misread", "swapped_scales", "scale and offset of its blocks"),
-    "bias-bytes": ("layers.0.attn.q_proj", "misread", "bytes", "q_proj.bias is misread: its bytes are taken"),
+    "bias-bytes": (
+        "layers.0.attn.q_proj",
+        "misread",
+        "bytes",
+        "{q,k,v}_proj.bias is misread: its bytes are taken",
+    ),
     "rows-not-restored": ("layers.0.attn.q_proj", "misread", "rows_stored", "left in llama.cpp's order"),
     "rows-reordered-again": ("layers.0.attn.q_proj", "misread", "rows_again", "applied to its rows again"),
     "k-rows-by-query-heads": (
@@ -74,7 +79,7 @@ CAUSES = {
         "rows_by_query_heads",
         "number of query heads",
     ),
-    "transposed": ("layers.0.attn.q_proj", "transposed", None, "q_proj.weight is used transposed"),
+    "transposed": ("layers.0.attn.q_proj", "transposed", None, "{q,k,v}_proj.weight is used transposed"),
 }
 
 
@@ -87,7 +92,7 @@ def test_each_mistake_is_named(fault: Fault, path: Path, run: Run) -> None:
     assert (causes[0].tap, causes[0].name) == (tap, name)
     assert how is None or causes[0].transform["how"] == how
     assert words in causes[0].text
-    assert {cause.name for cause in causes} == {name}
+    assert not any(cause.alternative for cause in causes)
 
 
 def test_an_untouched_engine_is_not_accused(path: Path, run: Run) -> None:

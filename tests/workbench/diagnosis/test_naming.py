@@ -12,12 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sessions import Session
 from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic, tiny_case
+from workbench.diagnosis.causes import Extent, causes_of
 from workbench.diagnosis.diagnose import diagnose
+from workbench.diagnosis.findings import survey
+from workbench.diagnosis.merging import groups
 from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.reconcile import reconciled
+from workbench.diagnosis.operations.recorded import RecordedTaps
+from workbench.diagnosis.operations.sites import sites_of
+from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.verdict import judge
 from workbench.diagnosis.weights import checkpoint_weights
 from workbench.views.causes import UNNAMED, Cause
@@ -25,19 +29,13 @@ from workbench.views.causes import UNNAMED, Cause
 Q = "layers.1.attn.q_proj"
 
 
-def explained(case: Case, engine: Session) -> list[Cause]:
-    """The causes at the first divergence."""
-    facts = Facts.of(case.model_dir, "float32")
-    found = diagnose(engine, facts, golden=case.golden)
-    judged = reconciled(judge(engine, case.golden, floor=case.floor, facts=facts), found)
-    first = judged.first_divergence
-    assert first is not None
-    return [cause for cause in named(found, engine, case.golden, first, facts) if cause.tap == first.tap]
-
-
 def causes(case: Case, path: Path, spoil: dict[str, Any], **options: Any) -> list[Cause]:
-    """The causes of a spoilt session's first divergence."""
-    return explained(case, synthetic(path / "engine.session", case.floor, spoil=spoil, **options))
+    """The causes of what was spoilt, each on its own inputs: nothing follows from it here, so that it does no harm."""
+    engine = synthetic(path / "engine.session", case.floor, spoil=spoil, **options)
+    taps, facts = RecordedTaps(Recording(engine)), Facts.of(case.model_dir, "float32")
+    seen = survey((site for tap in spoil for site in sites_of(tap, taps, facts)), taps)
+    assert not seen.unjudged
+    return [cause for group in groups(seen.findings) for cause in causes_of(group, seen, Extent.of(taps))]
 
 
 def bias_of(case: Case, tap: str) -> np.ndarray:
@@ -158,7 +156,9 @@ def test_a_cache_row_that_is_stale(
         return spoilt
 
     (cause,) = causes(case, tmp_path, {"layers.2.attn.v_cache": spoil})
-    name, words = ("cache_rows_zero", "zero") if held is None else ("cache_rows_wrong", f"sequence 0's row {held}")
+    name, words = (
+        ("cache_rows_zero", "zero") if held is None else ("cache_rows_wrong", f"sequence 0's row {held}")
+    )
     assert (cause.name, cause.steps) == (name, (1,))
     assert words in cause.text
 
@@ -178,15 +178,26 @@ def test_random_damage_is_not_blamed_on_anything(case: Case, tmp_path: Path, tap
     assert {cause.kind for cause in causes(case, tmp_path, {tap: spoil}, tp=2)} == {UNNAMED}
 
 
-def lacking(*kinds: str) -> Callable[[str], bool]:
-    """Taps that were not recorded."""
-    return lambda tap: tap.endswith(kinds)
+def on_golden_inputs(
+    case: Case, path: Path, lacks: tuple[str, ...], spoil: dict[str, Any], tp: int
+) -> list[Cause]:
+    """The causes at the first divergence of a spoilt session in which no tap of those kinds was recorded."""
+    lacking = {"spoil": spoil, "tp": tp, "skip": lambda tap: tap.endswith(lacks)}
+    engine, facts = (
+        synthetic(path / "engine.session", case.floor, **lacking),
+        Facts.of(case.model_dir, "float32"),
+    )
+    first = judge(engine, case.golden, floor=case.floor, facts=facts).first_divergence
+    assert first is not None
+    assert first.tap in spoil
+    found = diagnose(engine, facts, golden=case.golden)
+    return [cause for cause in named(found, engine, case.golden, first, facts) if cause.tap == first.tap]
 
 
 STAND_INS = {
     # what was not recorded, tap, what is done to it, ranks, name
     "input of a projection": (("attn_norm",), "attn.q_proj", "bias", 2, "bias_dropped"),
-    "in features of all ranks": (("attn.context",), "attn.o_proj", "twice", 2, "reduce_repeated"),
+    "in features of all ranks": (("attn.context",), "attn.o_proj", "twice", 2, "factor"),
     "queries": (("attn.q_rope", "attn.q_proj"), "attn.scores", "twice", 1, "scores_scale"),
     "what was cached": (("attn.v_proj",), "attn.v_cache", "zero", 1, "cache_rows_zero"),
     "hidden state": (("final_norm",), "logits", "twice", 1, "factor"),
@@ -199,15 +210,17 @@ def test_golden_inputs_stand_in_for_those_that_were_not_recorded(
 ) -> None:
     tap = kind if kind == "logits" else f"layers.1.{kind}"
     changes = {"bias": lambda x: x - bias_of(case, tap), "twice": lambda x: 2 * x, "zero": lambda x: 0 * x}
-    found = causes(case, tmp_path, {tap: lambda x, at: changes[how](x)}, tp=tp, skip=lacking(*lacks))
+    found = on_golden_inputs(case, tmp_path, lacks, {tap: lambda x, at: changes[how](x)}, tp)
     assert found[0].name == name
     assert "its own inputs were not recorded" in found[0].evidence[0]
 
 
-def test_damage_to_an_operation_without_its_inputs_is_not_blamed_on_anything(case: Case, tmp_path: Path) -> None:
+def test_damage_to_an_operation_without_its_inputs_is_not_blamed_on_anything(
+    case: Case, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(1)
     spoil = {Q: lambda x, at: x + rng.normal(0, 1, x.shape)}
-    assert causes(case, tmp_path, spoil, skip=lacking("attn_norm")) == []
+    assert on_golden_inputs(case, tmp_path, ("attn_norm",), spoil, 1) == []
 
 
 def test_large_legitimate_biases_are_not_accused(tmp_path: Path) -> None:

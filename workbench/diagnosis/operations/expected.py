@@ -98,8 +98,13 @@ def norm(o: Operands) -> Result:
     x, weight = o.inputs["x"], o.weight().astype(np.float64)
     if x.shape[-1] != len(weight):
         x = x.reshape(len(x), -1, len(weight))
-    out = x / np.sqrt((x**2).mean(-1, keepdims=True) + o.facts.model.rms_eps) * weight
+    out = normalised(x, o.facts.model.rms_eps) * weight
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
+
+
+def normalised(x: Array, eps: float) -> Array:
+    """x over its root mean square along the last axis."""
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + eps))
 
 
 def rope(o: Operands) -> Result:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from engine.taps.names import layer_of, local_name
+from workbench.diagnosis.operations.attention import AttentionPass, attention
 from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.expected import heads_of, silu
+from workbench.diagnosis.operations.expected import heads_of, normalised, silu
 from workbench.diagnosis.operations.facts import LARGEST, Facts, product
 from workbench.diagnosis.operations.fits import apart, wrong_rows
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
@@ -48,9 +48,7 @@ def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...])
 def normalise(facts: Facts, name: str, x: Array) -> Array | None:
     """RMSNorm by a weight of the checkpoint."""
     weight = facts.vector(name)
-    return (
-        None if weight is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + facts.model.rms_eps) * weight
-    )
+    return None if weight is None else normalised(x, facts.model.rms_eps) * weight
 
 
 def _linear(facts: Facts, name: str, x: Array) -> Array | None:
@@ -76,17 +74,11 @@ def _attention(
         if normed[0] is None or normed[1] is None:
             return None
         q, k = normed[0], normed[1]
-    at = np.arange(len(x), dtype=np.float64)
+    at = np.arange(len(x))
     angles, factor = at[:, None, None] * frequencies(model, lengths_of(rows)), magnitude(model)
-    q, k = rotate(q, angles, factor), rotate(k, angles, factor)
-    k, v = (y.repeat(q.shape[1] // y.shape[1], axis=1) for y in (k, v))
-    scores = np.einsum("thd,khd->htk", q, k, optimize=True) / math.sqrt(model.head_dim)
-    distance = at[:, None] - at[None, :]
-    allowed = (distance >= 0) & (distance < (window or len(at)))
-    scores = np.where(allowed, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    context = np.einsum("htk,khd->thd", weights / weights.sum(-1, keepdims=True), v, optimize=True)
-    out = _linear(facts, f"{name}.self_attn.o_proj", context.reshape(len(x), -1))
+    inputs = {"q": rotate(q, angles, factor), "k": rotate(k, angles, factor), "v": v}
+    context, _ = attention(AttentionPass(facts, inputs, at, window))
+    out = _linear(facts, f"{name}.self_attn.o_proj", context)
     return None if out is None else stream + out
 
 

@@ -31,7 +31,6 @@ def transposed(site: Site) -> Iterator[Variant]:
         predicted = None if weight is None else linear.replay(weight=np.ascontiguousarray(weight))
         if predicted is not None:
             yield Variant("transposed", "weight", f"{name} is used transposed", {"weight": name}, predicted)
-            return
 
 
 def misread(site: Site) -> Iterator[Variant]:

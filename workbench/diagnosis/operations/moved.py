@@ -127,7 +127,8 @@ def _named(
     order = order_in_words(every, _global(site, 0), site.facts.model.head_dim)
     text = f"rows of {module} are in another order{order}: column {column} is row {row}"
     name = "rows_repeated" if len(set(every.tolist())) < width else "rows_permuted"
-    return Variant(name, "heads" if "head" in order else "weight", text, fitted, predicted)
+    kind = "heads" if "head" in order else "weight"
+    return Variant(name, kind, text, fitted, predicted, 1)  # a known order that gives the same is likelier
 
 
 def _offsets_of_all_ranks(

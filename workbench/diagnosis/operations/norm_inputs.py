@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from workbench.diagnosis.operations.expected import normalised
 from workbench.diagnosis.operations.fits import Mask, apart
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
-
-
-def normalised(x: Array, eps: float) -> Array:
-    """x over its root mean square along the last axis."""
-    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + eps))
 
 
 def input_variants(site: Site, weight: Array, eps: float, wrong: Mask) -> Iterator[Variant]:

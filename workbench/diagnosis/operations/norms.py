@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from workbench.diagnosis.operations.expected import normalised
 from workbench.diagnosis.operations.facts import rounded
 from workbench.diagnosis.operations.fits import (
     Mask,
@@ -17,7 +18,7 @@ from workbench.diagnosis.operations.fits import (
     simple,
     wrong_rows,
 )
-from workbench.diagnosis.operations.norm_inputs import input_variants, normalised
+from workbench.diagnosis.operations.norm_inputs import input_variants
 from workbench.diagnosis.operations.norm_weights import fitted_weight, weight_variants
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant

@@ -115,7 +115,7 @@ def _names(site: Site, counts: list[float], bias: float) -> Iterator[tuple[str, 
 
 
 def with_stream(site: Site) -> Iterator[Variant]:
-    """The residual stream is in the sum, so many times: added by ranks before they reduce, or before the block's end."""
+    """The residual stream is in the sum, so many times: ranks have added it before they reduced."""
     part, deviation = site.parts[0], site.deviation
     stream = site.rows_of(site.near("<" if site.kind == "attn.o_proj" else "attn_residual"))
     if site.kind not in BEFORE or deviation is None or stream is None or stream.shape != part.seen.shape:
@@ -155,6 +155,10 @@ def other_bias(site: Site) -> Iterator[Variant]:
     total = part.inputs["partial"].sum(0)
     own = site.weights.get("bias", "")
     model = site.facts.model
+    for (how, words), read in site.facts.misread(own) if own else ():
+        yield Variant(
+            "misread", "weight", f"{own} is misread: {words}", {"tensor": own, "how": how}, total + read
+        )
     for layer in range(model.num_layers):
         for module in ("self_attn.o_proj", "mlp.down_proj"):
             name = f"model.layers.{layer}.{module}.bias"

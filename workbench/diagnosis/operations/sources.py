@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.operations.expected import Lacking, heads_of
+from workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
 from workbench.diagnosis.operations.facts import UNIT, Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -135,8 +135,7 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
         weight = facts.vector(name)
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")
-        x = heads_of(x, facts.model.head_dim)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + facts.model.rms_eps) * weight
+        x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * weight
     if source.rotate:
         at = np.array([row.position for row in rows], dtype=np.float64)
         angles = at[:, None, None] * frequencies(facts.model, lengths_of(rows))
