@@ -16,21 +16,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workbench.attach.launch import CAPTURES, attach
+from workbench.attach.launch import Capture, Engine, TapRequest, attach
 from workbench.foreign.importing import import_run
 from workbench.foreign.readers.lockstep import LockstepDump
 from workbench.models.opening import open_model
 
-PROGRAMS = {
-    "torch": Path(__file__).parent / "with_transformers.py",
-    "vllm": Path(__file__).parent / "with_vllm.py",
-}
+PROGRAM = Path(__file__).parent / "engine_program.py"
+ENGINES: tuple[Engine, ...] = ("torch", "vllm")
+CAPTURES: tuple[Capture, ...] = ("stats", "full")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What attaching costs.")
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--engine", choices=sorted(PROGRAMS), default="torch")
+    parser.add_argument("--engine", choices=ENGINES, default="torch")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=32)
@@ -39,7 +38,7 @@ def main() -> None:
     model = open_model(asked.model).path
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "seconds"
-        program = [str(PROGRAMS[asked.engine]), str(model), str(asked.tp), str(asked.tokens), str(told)]
+        program = [str(PROGRAM), asked.engine, str(model), str(asked.tp), str(asked.tokens), str(told)]
         command = [asked.python, *program]
         seconds: dict[str, list[float]] = {"off": [], **{capture: [] for capture in CAPTURES}}
         sizes: dict[str, dict[str, float]] = {}
@@ -48,7 +47,7 @@ def main() -> None:
             seconds["off"].append(float(told.read_text()))
             for capture in CAPTURES:
                 dump = Path(folder) / f"{capture}{round}"
-                attach(command, dump, engine=asked.engine, capture=capture)
+                attach(command, dump, TapRequest(asked.engine, capture=capture))
                 seconds[capture].append(float(told.read_text()))
                 sizes[capture] = measured(dump, Path(folder) / f"{capture}{round}.session")
     fastest = {variant: min(found) for variant, found in seconds.items()}

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 
 import psutil
@@ -18,14 +19,22 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE, _GRACE = 10.0, 5.0
 
 
-def run_in_group(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end with our standard streams and return its exit code, -N where signal N ended it.
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """How a command ended: its exit code, -N where signal N ended it; and the signals that it was passed on."""
+
+    code: int
+    passed_on: tuple[int, ...] = ()
+
+
+def run_in_group(command: Sequence[str], environment: Mapping[str, str]) -> GroupEnd:
+    """Run a command to its end with our standard streams.
 
     OSError where it cannot be started. Where standard input is our terminal it is the command's for that while: ctrl+c
     and ctrl+z reach the command as without us.
     """
     child = subprocess.Popen(command, env=environment, process_group=0)
-    with _forwarding(child.pid), _terminal_of(child.pid):
+    with _forwarding(child.pid) as passed_on, _terminal_of(child.pid):
         while True:
             _, status = os.waitpid(child.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
@@ -40,7 +49,7 @@ def run_in_group(command: Sequence[str], environment: Mapping[str, str]) -> int:
             os.killpg(child.pid, signal.SIGCONT)
         child.returncode = os.waitstatus_to_exitcode(status)
         _end_leftovers(child.pid)
-    return child.returncode
+    return GroupEnd(child.returncode, tuple(passed_on))
 
 
 def _end_leftovers(group: int) -> None:
@@ -65,14 +74,17 @@ def _alive(group: int) -> bool:
 
 
 @contextmanager
-def _forwarding(group: int) -> Iterator[None]:
+def _forwarding(group: int) -> Iterator[list[int]]:
+    passed_on: list[int] = []
+
     def forward(number: int, _: FrameType | None) -> None:
+        passed_on.append(number)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        yield
+        yield passed_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -18,7 +18,8 @@ from workbench.attach.group import run_in_group
 INSIDE = Path(__file__).resolve().parent / "inside"
 
 Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
-Capture = Literal["full", "stats"]
+#: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids alone.
+Capture = Literal["full", "stats", "ids"]
 
 #: What is looked for in each engine, for whoever wonders why nothing was recorded.
 LOOKED_FOR: dict[Engine, str] = {
@@ -28,7 +29,11 @@ LOOKED_FOR: dict[Engine, str] = {
     "torch": "transformers (a causal language model that is called)",
 }
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-CAPTURES: tuple[Capture, ...] = get_args(Capture)
+#: What may be asked for by name.
+CAPTURES: tuple[Capture, ...] = ("full", "stats")
+
+#: Recorded whatever is asked for: by it rows are proved to be the same, and by that the end of a step is known.
+ALWAYS = ("embed", "logits")
 
 #: Lines of a process's report that are read: a process that fails in a loop must not fill our memory.
 _MOST_LINES = 1000
@@ -46,13 +51,27 @@ class Remark(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class TapRequest:
+    """What is to be recorded: of which `engine`, the taps that match `only` (none: all), no more than `steps` passes of
+    decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics."""
+
+    engine: Engine = "auto"
+    only: tuple[str, ...] = ()
+    steps: int | None = None
+    capture: Capture = "full"
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
-    """A command that was run under the tap: its exit code (-N: signal N ended it), and what it left in `dump`."""
+    """A command that was run under the tap: its exit code (-N: signal N ended it), and what it left in `dump`.
+    `stopped` is the signal by which somebody ended us, which the command was handed."""
 
     dump: Path
     code: int
     ranks: tuple[int, ...]
     remarks: tuple[Remark, ...]
+    stopped: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -72,30 +91,23 @@ class Attached:
         )
 
 
-def attach(
-    command: Sequence[str],
-    dump: Path,
-    *,
-    engine: Engine = "auto",
-    only: Sequence[str] = (),
-    steps: int | None = None,
-    capture: Capture = "full",
-) -> Attached:
+def attach(command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
     """Run `command` to its end; every rank of the engine in it writes DUMP/rankN.
 
     AttachError where it cannot be started, or where no rank wrote a pass.
     """
-    environment = _environment(os.environ, dump, engine, only, steps, capture)
+    environment = _environment(os.environ, dump, asked)
     try:
-        code = run_in_group(command, environment)
+        ended = run_in_group(command, environment)
     except OSError as error:
         raise AttachError(
             f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
         ) from error
     ranks = tuple(sorted(_rank(log.parent) for log in dump.glob("rank*/passes.jsonl") if log.stat().st_size))
-    attached = Attached(dump, code, ranks, _remarks(dump))
+    stopped = next((signal.Signals(one).name for one in ended.passed_on if one != signal.SIGINT), "")
+    attached = Attached(dump, ended.code, ranks, _remarks(dump), stopped)
     if not ranks:
-        raise AttachError(_nothing(attached, engine))
+        raise AttachError(_nothing(attached, asked.engine))
     return attached
 
 
@@ -106,22 +118,16 @@ def how_it_ended(code: int) -> str:
     return f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
 
 
-def _environment(
-    base: Mapping[str, str],
-    dump: Path,
-    engine: Engine,
-    only: Sequence[str],
-    steps: int | None,
-    capture: Capture,
-) -> dict[str, str]:
+def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict[str, str]:
     path = [str(INSIDE), *filter(None, [base.get("PYTHONPATH")])]
     told = {
         "PYTHONPATH": os.pathsep.join(path),
         "LOCKSTEP_TAP": str(dump.resolve()),
-        "LOCKSTEP_TAP_ENGINE": engine,
-        "LOCKSTEP_TAP_CAPTURE": capture,
-        "LOCKSTEP_TAP_ONLY": "\n".join(only),
-        "LOCKSTEP_TAP_STEPS": "" if steps is None else str(steps),
+        "LOCKSTEP_TAP_ENGINE": asked.engine,
+        "LOCKSTEP_TAP_CAPTURE": asked.capture,
+        "LOCKSTEP_TAP_ONLY": "\n".join((*asked.only, *ALWAYS) if asked.only else ()),
+        "LOCKSTEP_TAP_TENSORS": "\n".join(asked.tensors),
+        "LOCKSTEP_TAP_STEPS": "" if asked.steps is None else str(asked.steps),
     }
     return {**base, **told}
 

@@ -27,6 +27,7 @@ from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
 from workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
 from workbench.checking.verdicts import summary, verdict_rows
+from workbench.diagnosis.by_statistics import MovedTap
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
@@ -99,6 +100,7 @@ class CheckResult:
     engine_session: Path
     golden_session: Path | None
     lost: str = ""  # why the run, or what was found, could not be recorded
+    moved: MovedTap | None = None  # of a recording with statistics: where these leave the reference
 
     @property
     def matches(self) -> bool:

@@ -22,7 +22,7 @@ from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.verdicts import summary
 from workbench.demo.checkpoints import demo_path
-from workbench.diagnosis.by_statistics import first_moved
+from workbench.diagnosis.by_statistics import MovedTap, first_moved
 from workbench.diagnosis.diagnose import Explanation, diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from workbench.diagnosis.naming import named
@@ -34,6 +34,7 @@ from workbench.inferior.identity import checkpoint_digest
 from workbench.references.golden import record_golden, record_pair
 from workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
 from workbench.views.coverage import Coverage, coverage
+from workbench.views.golden_event import Divergence
 from workbench.views.plain_text import plural
 
 #: Where to find out which checkpoint a recording is of.
@@ -74,7 +75,7 @@ def diagnose_recording(
                 f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "
                 "`--capture full`"
             )
-        causes = list(found.causes)
+        causes, moved = list(found.causes), None
         if truth is None or not found.judged:
             judgement = _alone(session, branch, found)
         else:
@@ -86,17 +87,17 @@ def diagnose_recording(
                 lacking = lacking or "without `embed` nothing proves whose rows these are"
             judgement = supported(judgement, rests, lacking)
             causes = causes if judgement.verdict == "diverged" else []
-            if session.meta.foreign.statistics_only and truth is not None:
+            if (rests.by_statistics or rests.statistics_only) and truth is not None:
                 moved = first_moved(
                     Recording(session, branch), Recording(truth), None if noise is None else Recording(noise)
                 )
-                notes = [] if moved is None else [moved.in_words()]
-                judgement = replace(judgement, notes=(*judgement.notes, *notes))
+                if moved is not None and not _before(session, judgement.first_divergence, moved):
+                    judgement = supported(judgement, rests, moved.in_words())
     name = "" if golden is None else golden.name
     rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
     event = summary(judgement, None, causes, len(session.steps(branch)), rules, name)
     event = msgspec.structs.replace(event, coverage=rests)
-    return CheckResult(judgement, event, session.path, golden)
+    return CheckResult(judgement, event, session.path, golden, moved=moved)
 
 
 def checkpoint_of(session: Session) -> Path:
@@ -170,12 +171,21 @@ def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], in
 def supported(judgement: Judgement, rests: Coverage, lacking: str = "") -> Judgement:
     """The judgement of a foreign run as far as what it rests on carries it: "inconclusive" where rows are not proved to
     be the same ones, and where nothing wrong was found in what is not all of the run."""
+    if lacking:
+        judgement = replace(judgement, notes=(*judgement.notes, lacking))
     if rests.misplaced:
         return replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
     if (rests.lacking or lacking) and judgement.verdict != "diverged":
-        notes = (*judgement.notes, lacking) if lacking else judgement.notes
-        return replace(judgement, verdict="inconclusive", notes=notes)
+        return replace(judgement, verdict="inconclusive")
     return judgement
+
+
+def _before(session: Session, first: Divergence | None, moved: MovedTap) -> bool:
+    """Whether what is known to be wrong comes before what its statistics show."""
+    if first is None:
+        return False
+    known, shown = ((at.step, session.tap(at.tap).index) for at in (first, moved))
+    return known <= shown
 
 
 def _why(found: Explanation) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,26 +9,20 @@ import typer
 from rich.console import Console
 
 from engine.scratch import ScratchFolder
-from sessions.text import clean
-from workbench.attach.launch import CAPTURES, ENGINES, Attached, attach, how_it_ended
+from workbench.checking.verdicts import store_judgement, verdict_rows
 from workbench.cli import options
+from workbench.cli.attach_options import EngineName, Only, Passes, tap_request
+from workbench.cli.attach_passes import AttachedRuns, RepeatedCommand
 from workbench.cli.check import code_of
-from workbench.cli.import_dump import ImportedRun, import_as
-from workbench.cli.progress import Status
-from workbench.cli.recordings import judged_recording
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.diagnosis_text import render_diagnosis
 from workbench.export.json import dumps
-from workbench.foreign.readers.lockstep import LockstepDump
 from workbench.inferior.destination import may_write
-from workbench.models.opening import OpenedModel, open_model
+from workbench.models.opening import open_model
 from workbench.paths import new_session_path
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
-
-#: Recorded whatever --only says: by it rows are proved to be the same, and by that the end of a step is known.
-ALWAYS = ("embed", "logits")
 
 
 @app.command("attach")
@@ -38,38 +30,36 @@ def attach_to(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD", help="The engine's own command.", show_default=False)
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="RUN.session", help="Where the session goes.", show_default=False),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine", metavar="auto|vllm|sglang|nano|torch",
-            help="What to look for in its processes; torch: a model of transformers in any program.",
-        ),
-    ] = "auto",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="GLOB", help="Record these taps alone, as layers.3.*; repeatable.", show_default=False
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps", metavar="N", min=0, help="Record no more after N passes of decode; the command goes on.",
-            show_default=False,
-        ),
-    ] = None,
-    capture: Annotated[
-        str,
-        typer.Option("--capture", metavar="full|stats", help="Tensors; or of each row statistics and a hash."),
-    ] = "full",
+    output: options.Output = None,
+    engine: EngineName = "auto",
     model: Annotated[
         str | None,
         typer.Option(
             "--model", metavar="MODEL", help="Its checkpoint: then the recording is judged, and its bugs are named.",
+            show_default=False,
+        ),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="Run CMD once, with all tensors. Else with --model it is run for statistics, and again for the "
+            "tensors around the first place where these leave the reference.",
+        ),
+    ] = False,
+    compare_text: Annotated[
+        bool,
+        typer.Option(
+            "--compare-text",
+            help="Run CMD without the tap first, as it starts, and say whether its tokens are the recorded ones.",
+        ),
+    ] = False,
+    only: Only = None,
+    steps: Passes = None,
+    capture: Annotated[
+        str | None,
+        typer.Option(
+            "--capture", metavar="full|stats", help="One run, with tensors, or of each row statistics and a hash.",
             show_default=False,
         ),
     ] = None,
@@ -85,59 +75,44 @@ def attach_to(
     set in the engine for that (eager mode, no prefix cache) is told. An engine that dies leaves what it did.
 
     Exit code: the command's own where it is not 0. 3: no rank wrote anything. With --model as of `diagnose`: 1 where
-    something is wrong, 6 where the recording cannot tell.
+    something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate different texts.
     """
-    chosen = next((one for one in ENGINES if one == engine), None)
-    kept = next((one for one in CAPTURES if one == capture), None)
-    if chosen is None:
-        raise UsageError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
-    if kept is None:
-        raise UsageError(f"--capture is {' or '.join(CAPTURES)}, not {capture!r}")
+    asked = tap_request(engine, only, steps, capture or "full")
     target = new_session_path("attach") if output is None else may_write(output)
     if keep_dump is not None and keep_dump.exists() and (not keep_dump.is_dir() or any(keep_dump.iterdir())):
         raise UsageError(f"--keep-dump: {keep_dump} is there already: name a new folder")
     opened = None if model is None else open_model(model)
-    with ExitStack() as stack:
-        if keep_dump is None:
-            scratch = stack.enter_context(ScratchFolder.make("attach", target.absolute().parent))
-            dump = scratch.path / "dump"
-        else:
-            dump = keep_dump
-        attached = attach(
-            command, dump, engine=chosen,
-            only=(*only, *ALWAYS) if only else (), steps=steps,
-            capture=kept,
-        )  # fmt: skip
-        with Status() as status:
-            imported = import_attached(attached, target, opened, status)
-    result = None if model is None else judged_recording(target, model, None, True, 0, "cpu")
+    several = model is not None and not once and capture is None and not only
+    with ScratchFolder.make("attach", target.absolute().parent) as scratch:
+        dumps_folder = scratch.path / "dump" if keep_dump is None else keep_dump
+        runner = RepeatedCommand(command, target, dumps_folder, scratch.path, model, opened)
+        as_started = runner.as_started(asked) if compare_text else None
+        runs = runner.closer(asked) if several else runner.once(asked)
+        if as_started is not None:
+            runs = runner.compared(runs, as_started)
+    if runs.result is not None:
+        judged = runs.result
+        store_judgement(target, 0, verdict_rows(judged.judgement.taps), judged.event)
+    _report(runs, command, as_json)
+    code = Exit.OK if runs.result is None else code_of(runs.result.event)
+    raise typer.Exit(runs.attached.exit_code or code or (Exit.INCONCLUSIVE if runs.other_text else Exit.OK))
+
+
+def _report(runs: AttachedRuns, command: list[str], as_json: bool) -> None:
+    """What came of it: for people on stderr, as stdout is the command's."""
+    imported, result, changed = runs.imported, runs.result, runs.attached.changed
     if as_json:
         judged = {} if result is None else {"judged": result.to_json()}
-        print(dumps(imported.to_json() | {"command": list(command), "code": attached.code} | judged))
-    else:
-        if result is None:
-            tell(imported.coverage.in_words())
-        imported.tell_rest()
-        if result is not None:
-            render_diagnosis(result.event, Console(highlight=False, soft_wrap=True, stderr=True))
-    if ended := how_it_ended(attached.code):
-        tell(f"the command {ended}; what it did until then is recorded")
-    raise typer.Exit(attached.exit_code or (Exit.OK if result is None else code_of(result.event)))
-
-
-def import_attached(
-    attached: Attached, target: Path, opened: OpenedModel | None, status: Status
-) -> ImportedRun:
-    """What a command left, as the session `target`."""
-    run = LockstepDump.open(attached.dump)
-    run = replace(run, facts=replace(run.facts, notes=(*run.facts.notes, *_notes(attached))))
-    return import_as(run, "lockstep", target, opened, status)
-
-
-def _notes(attached: Attached) -> list[str]:
-    """What the session says of how it was recorded."""
-    notes = [f"changed for the recording: {clean(text, limit=200)}" for text in attached.changed]
-    notes += [f"not recorded: {clean(text, limit=500)}" for text in attached.failures]
-    if ended := how_it_ended(attached.code):
-        notes.append(f"the command {ended}")
-    return notes
+        told = {"command": list(command), "code": runs.attached.code}
+        print(dumps(imported.to_json() | told | runs.to_json() | judged))
+        return
+    if result is None:
+        tell(imported.coverage.in_words())
+        tell("one run, not judged: there is no --model to hold it against")
+    imported.tell_rest()
+    if runs.text:
+        tell(runs.text)
+    elif changed:
+        tell("whether the command generates the same without the tap was not tried (--compare-text)")
+    if result is not None:
+        render_diagnosis(result.event, Console(highlight=False, soft_wrap=True, stderr=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, TextIO
@@ -21,6 +20,7 @@ from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.invariants import check_invariants
 from workbench.cli.progress import Status
 from workbench.cli.recordings import judged_recording
+from workbench.cli.reports import write_report
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit, UsageError
 from workbench.export import csv, junit
@@ -115,9 +115,7 @@ def check(
     ] = None,
     branch: Annotated[int, typer.Option("--branch", metavar="N", help="Of a recording: which branch.")] = 0,
     save: options.Save = None,
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
-    ] = None,
+    junit_file: options.JUnit = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write every judgement.", show_default=False)
     ] = None,
@@ -170,16 +168,6 @@ def code_of(event: GoldenEvent) -> Exit:
     return told.get(event.verdict, Exit.OK)
 
 
-def _written(file: Path, write: Callable[[TextIO], object]) -> list[str]:
-    """Write a report; what is to be said where that is not possible."""
-    try:
-        with file.open("w", encoding="utf-8", newline="") as out:
-            write(out)
-    except OSError as error:
-        return [f"{file} is not written: {error.strerror}"]
-    return []
-
-
 def _csv(out: TextIO, result: CheckResult) -> None:
     csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
 
@@ -202,11 +190,9 @@ def _of_model(
             print(clean(asked.in_words()))
             render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
         lost = [f"{place} lacks {result.lost}"] if result.lost else []
-        if junit_file is not None:
-            title = f"lockstep check {opened.name} --tp {tp}"
-            lost += _written(junit_file, lambda out: out.write(_junit(title, result, result.engine_session)))
-        if csv_file is not None:
-            lost += _written(csv_file, lambda out: _csv(out, result))
+        title = f"lockstep check {opened.name} --tp {tp}"
+        lost += write_report(junit_file, lambda out: out.write(_junit(title, result, result.engine_session)))
+        lost += write_report(csv_file, lambda out: _csv(out, result))
     if save is None and not result.lost:
         prune(sessions_directory(), keep=place, limit=UNNAMED_BYTES, names="check-*.session")
     for words in lost:
@@ -228,15 +214,14 @@ def _of_recording(
         print(dumps(result.to_json()))
     else:
         render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
-    lost = [] if csv_file is None else _written(csv_file, lambda out: _csv(out, result))
+    lost = write_report(csv_file, lambda out: _csv(out, result))
     if save is not None or junit_file is not None:
         with TemporaryDirectory(prefix="lockstep-check-") as scratch:
             judged = save or Path(scratch) / "judged.session"
             copy(path, judged, overwrite=True)
             store_judgement(judged, branch, verdict_rows(result.judgement.taps, branch), result.event)
-            if junit_file is not None:
-                title = f"lockstep check {path.name}"
-                lost += _written(junit_file, lambda out: out.write(_junit(title, result, judged)))
+            title = f"lockstep check {path.name}"
+            lost += write_report(junit_file, lambda out: out.write(_junit(title, result, judged)))
     for words in lost:
         tell(f"error: {words}")
     if save is not None and not as_json:

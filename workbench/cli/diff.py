@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sessions import Session
+from workbench.cli import options
 from workbench.debugger.commands.diff import compare_sessions
 from workbench.debugger.commands.judged_diff import golden_of, judged_diff
 from workbench.debugger.commands.row_diff import row_diff
@@ -31,7 +32,7 @@ def diff(
             "--bitwise", help="Bit by bit, unjudged, even where one of the two is a golden reference."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Which taps differ between two sessions, and the first operation that has equal inputs and an unequal output.
 

@@ -11,6 +11,7 @@ import typer
 
 from sessions import Session
 from sessions.meta import ForeignMeta, ModelMeta
+from workbench.cli import options
 from workbench.cli.progress import Status
 from workbench.cli.terminal import tell
 from workbench.exit_codes import UsageError
@@ -33,10 +34,7 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 def import_dump(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was dumped into.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="RUN.session", help="Where the session goes.", show_default=False),
-    ] = None,
+    output: options.Output = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +49,7 @@ def import_dump(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Make a session of a dump that another engine wrote: `check`, `diff`, `diagnose` and the screens read it.
 

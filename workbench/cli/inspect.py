@@ -19,6 +19,7 @@ from engine.config import EngineConfig, check_fit
 from engine.parallel import shards
 from engine.text import bytes_text
 from sessions.text import clean
+from workbench.cli import options
 from workbench.cli.gguf_head import head_lines, metadata_told
 from workbench.cli.inspect_pair import inspect_pair
 from workbench.exit_codes import Exit, UsageError
@@ -48,7 +49,7 @@ def inspect(
         int, typer.Option("--tp", metavar="N", min=1, help="Show each rank's part at this parallelism.")
     ] = 1,
     statistics: Annotated[bool, typer.Option(help="Read the tensors, not only the headers.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Names, shapes, dtypes, ranks' parts, statistics and outliers of a checkpoint's tensors.
 

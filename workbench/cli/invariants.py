@@ -12,6 +12,7 @@ from sessions.text import clean
 from workbench.checking.invariants.invariant import Invariant
 from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.progress import Status
+from workbench.cli.reports import write_report
 from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit
 from workbench.export import junit
@@ -33,13 +34,10 @@ def check_invariants(asked: ModelToCheck, junit_file: Path | None, as_json: bool
         print(dumps({"verdict": verdict, "invariants": [msgspec.to_builtins(one) for one in found]}))
     else:
         _render(asked, found)
-    if junit_file is not None:
-        try:
-            junit_file.write_text(_junit(asked, found), encoding="utf-8")
-        except OSError as error:
-            tell(f"error: {junit_file} is not written: {error.strerror}")
-            return Exit.DIVERGED if broken else Exit.NOT_SAVED
-    return Exit.DIVERGED if broken else Exit.OK
+    lost = write_report(junit_file, lambda out: out.write(_junit(asked, found)))
+    for words in lost:
+        tell(f"error: {words}")
+    return Exit.DIVERGED if broken else Exit.NOT_SAVED if lost else Exit.OK
 
 
 def _render(asked: ModelToCheck, found: Sequence[Invariant]) -> None:

@@ -91,6 +91,13 @@ Save = Annotated[
     Path | None,
     typer.Option("--save", metavar="FILE.session", help="Record the run there.", show_default=False),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="RUN.session", help="Where the session goes.", show_default=False),
+]
+JUnit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Reference = Annotated[
     str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +10,15 @@ import typer
 from engine.scratch import ScratchFolder
 from sessions import Session
 from sessions.text import clean
-from workbench.attach.launch import CAPTURES, ENGINES, attach, how_it_ended
+from workbench.attach.launch import TapRequest, attach, how_it_ended
 from workbench.checking.regression import Regression, regression
 from workbench.cli import options
-from workbench.cli.attach import ALWAYS, import_attached
+from workbench.cli.attach_options import EngineName, Only, Passes, import_attached, tap_request
 from workbench.cli.progress import Status
+from workbench.cli.reports import write_report
 from workbench.cli.terminal import tell
 from workbench.debugger.commands.row_diff import difference_rows, in_words
-from workbench.exit_codes import Exit, UsageError
+from workbench.exit_codes import Exit
 from workbench.export.json import dumps
 from workbench.export.regression import junit_of, sarif_of
 from workbench.inferior.destination import may_write
@@ -48,27 +48,14 @@ def regress(
         bool,
         typer.Option("--bisect", help="For `git bisect run`: exit 125 (skip) where there is no verdict."),
     ] = False,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="auto|vllm|sglang|nano|torch", help="What to look for.")
-    ] = "auto",
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="GLOB", help="Record these taps alone; repeatable.", show_default=False),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="N", min=0, help="Record no more after N passes.", show_default=False),
-    ] = None,
+    engine: EngineName = "auto",
+    only: Only = None,
+    steps: Passes = None,
     capture: Annotated[
         str, typer.Option("--capture", metavar="full|stats", help="As that of the baseline.")
     ] = "full",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="RUN.session", help="Where the new recording goes.", show_default=False),
-    ] = None,
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.", show_default=False)
-    ] = None,
+    output: options.Output = None,
+    junit_file: options.JUnit = None,
     sarif_file: Annotated[
         Path | None, typer.Option("--sarif", metavar="FILE", help="Write SARIF 2.1.0.", show_default=False)
     ] = None,
@@ -80,39 +67,26 @@ def regress(
     output is named. 6: inconclusive, as where other tokens were read or the command failed.
     """
     try:
-        told, session = _run(command, baseline, bitwise, engine, only, steps, capture, output)
-        _report(told, session, baseline, junit_file, sarif_file, as_json)
+        asked = tap_request(engine, only, steps, capture)
+        target = new_session_path("regress") if output is None else may_write(output)
+        told = _run(command, find_session(baseline), bitwise, asked, target)
+        lost = _report(told, target, baseline, junit_file, sarif_file, as_json)
     except Exception as error:
         if not bisect:
             raise
         tell(f"skipped: {clean(str(error), limit=500)}")
         raise typer.Exit(SKIP) from error
     code = _CODES[told.verdict]
-    raise typer.Exit(SKIP if bisect and code == Exit.INCONCLUSIVE else code)
+    if bisect:  # a commit is good or bad whatever was written of it
+        raise typer.Exit(SKIP if code == Exit.INCONCLUSIVE else code)
+    raise typer.Exit(code or (Exit.NOT_SAVED if lost else Exit.OK))
 
 
-def _run(
-    command: list[str],
-    baseline: Path,
-    bitwise: bool,
-    engine: str,
-    only: list[str] | None,
-    steps: int | None,
-    capture: str,
-    output: Path | None,
-) -> tuple[Regression, Path]:
-    chosen = next((one for one in ENGINES if one == engine), None)
-    kept = next((one for one in CAPTURES if one == capture), None)
-    if chosen is None or kept is None:
-        raise UsageError(f"--engine is one of {', '.join(ENGINES)}, --capture one of {', '.join(CAPTURES)}")
-    target = new_session_path("regress") if output is None else may_write(output)
+def _run(command: list[str], baseline: Path, bitwise: bool, asked: TapRequest, target: Path) -> Regression:
     limits = session_limits()
-    with Session.open(find_session(baseline), limits) as good:
+    with Session.open(baseline, limits) as good:
         with ScratchFolder.make("regress", target.absolute().parent) as scratch:
-            attached = attach(
-                command, scratch.path / "dump", engine=chosen, only=(*only, *ALWAYS) if only else (), steps=steps,
-                capture=kept,
-            )  # fmt: skip
+            attached = attach(command, scratch.path / "dump", asked)
             with Status() as status:
                 imported = import_attached(attached, target, None, status)
         for line in imported.lines():
@@ -120,13 +94,13 @@ def _run(
         if ended := how_it_ended(attached.code):
             tell(f"the command {ended}; what it did until then is compared")
         with Session.open(target, limits) as run, run.walk(good):
-            return regression(run, good, bitwise=bitwise), target
+            return regression(run, good, bitwise=bitwise)
 
 
 def _report(
     told: Regression, session: Path, baseline: Path, junit_file: Path | None, sarif_file: Path | None, as_json: bool
-) -> None:  # fmt: skip
-    """What came of it, on stdout and in the files that were asked for."""
+) -> list[str]:  # fmt: skip
+    """What came of it, on stdout and in the files that were asked for; which of these could not be written."""
     if as_json:
         print(dumps({"session": str(session), "baseline": str(baseline), **plain(told)}))
     else:
@@ -136,10 +110,8 @@ def _report(
         if told.comparison.differing:
             print(difference_rows(told.comparison).to_text())
         tell(f"recorded in {session}; compare again with: lockstep diff {baseline} {session} --bitwise")
-    reports: list[tuple[Path | None, Callable[[], str]]] = [
-        (junit_file, lambda: junit_of(told)),
-        (sarif_file, lambda: sarif_of(told, session.name)),
-    ]
-    for file, made in reports:
-        if file is not None:
-            file.write_text(made(), encoding="utf-8")
+    lost = write_report(junit_file, lambda out: out.write(junit_of(told)))
+    lost += write_report(sarif_file, lambda out: out.write(sarif_of(told, session.name)))
+    for words in lost:
+        tell(f"error: {words}")
+    return lost

@@ -24,7 +24,8 @@ from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
 from workbench.paths import find_session, sessions_directory
 from workbench.settings import session_limits
-from workbench.views.identity import engine_name, model_name
+from workbench.views.branches import engine_name
+from workbench.views.identity import model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -136,7 +137,9 @@ def _row(path: Path) -> list[Any]:
     except SessionError as error:
         return [path.stem, "unreadable", clean(str(error), limit=60), *[None] * 4, _size(path), when]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
-    rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
+    rules = (
+        " ".join(f"{name}={value}" for name, value in told["rules"].items()) or told["engine"] or "correct"
+    )
     return [
         path.stem,
         told["state"],
@@ -183,7 +186,7 @@ def _text(told: dict[str, Any]) -> str:
     origin = f"recorded from {told['engine']}" if told["engine"] else f"rules {rules}"
     rows = [
         [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
-         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items()), limit=200) or "correct"]
+         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items()), limit=200) or told["engine"] or "correct"]
         for b in told["branches"]
     ]  # fmt: skip
     table = TableResult("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)

@@ -9,6 +9,7 @@ import typer
 
 from sessions.text import clean
 from workbench.attach.tap_file import NAME, SOURCE, tap_file, tap_version
+from workbench.cli import options
 from workbench.exit_codes import UsageError
 from workbench.export.json import dumps
 
@@ -30,7 +31,7 @@ def tap(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """The one file that records what an engine of your own computes, rank by rank, for `lockstep import`.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Required, TypedDict, Unpack
 
 from engine.scratch import ScratchFolder
 from sessions import SessionWriteError
@@ -48,18 +49,18 @@ FORMATS: dict[str, DumpFormat] = {
 }
 
 
-def import_run(
-    run: ForeignRun,
-    path: Path,
-    *,
-    form: str,
-    model: ModelMeta | None = None,
-    token: TokenText = lambda token: None,
-    progress: Counted = lambda done, of: None,
-) -> SessionMeta:
+class ImportOptions(TypedDict, total=False):
+    """What `write_session` is told beside the run."""
+
+    form: Required[str]
+    model: ModelMeta | None
+    token: TokenText
+    progress: Counted
+
+
+def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> SessionMeta:
     """Write `run` as a session at `path`, in place of one that is there: what is in it. A run that cannot be imported
-    leaves what was there. `model` counts more than what the dump tells of it. ForeignDumpError, SessionWriteError,
-    SessionBusy."""
+    leaves what was there. ForeignDumpError, SessionWriteError, SessionBusy; and see `write_session`."""
     from workbench.foreign.session import (
         write_session,
     )  # statistics are torch's, which help need not wait for
@@ -67,7 +68,7 @@ def import_run(
     try:
         with WriterLock.take(path), ScratchFolder.make("import", path.absolute().parent) as folder:
             fresh = folder.path / "run.session"
-            meta = write_session(run, fresh, form=form, model=model, token=token, progress=progress)
+            meta = write_session(run, fresh, **told)
             put_in_place(fresh, path)
             return meta
     except OSError as error:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from sessions import Session
 from sessions.text import clean
+from workbench.views.plain_text import said
 
 
 @dataclass(frozen=True, slots=True)
 class BranchLine:
-    """One branch. It shares the first `fork_step` of its `steps` with its parent; `rules` are (name, value)."""
+    """One branch. It shares the first `fork_step` of its `steps` with its parent; `rules` are (name, value).
+    `engine` is the other engine that was recorded, "" for ours: of its rules nothing is known."""
 
     id: int
     name: str
@@ -19,15 +21,21 @@ class BranchLine:
     fork_step: int = 0
     steps: int = 0
     rules: tuple[tuple[str, str], ...] = ()
+    engine: str = ""
 
     @property
     def rule_texts(self) -> tuple[str, ...]:
         """The rules as NAME=VALUE."""
         return tuple(f"{name}={value}" for name, value in self.rules)
 
+    def told(self, correct: str) -> str:
+        """Its rules in words: "NAME=VALUE, …", else the engine that is not ours, else `correct`."""
+        return ", ".join(self.rule_texts) or self.engine or correct
+
 
 def branch_lines(session: Session) -> tuple[BranchLine, ...]:
     """Every branch, main first."""
+    engine = engine_name(session)
     names = {branch.id: clean(branch.name, limit=60) for branch in session.branches()}
     return tuple(
         BranchLine(
@@ -38,6 +46,18 @@ def branch_lines(session: Session) -> tuple[BranchLine, ...]:
             branch.fork_step,
             len(session.steps(branch.id)),
             tuple((clean(str(k), limit=40), clean(str(v), limit=40)) for k, v in branch.rules.items()),
+            engine,
         )
         for branch in session.branches()
     )
+
+
+def engine_name(session: Session) -> str:
+    """The other engine that this is a recording of, how it ran, and what is not there; "" for ours."""
+    meta, foreign = session.meta, session.meta.foreign
+    if foreign is None:
+        return ""
+    ranks = f"{len(foreign.ranks)} of {session.ranks} ranks" if 0 < len(foreign.ranks) < session.ranks else ""
+    only = "statistics only" if foreign.statistics_only else ""
+    told = (meta.source or "another engine", foreign.mode, ranks, only)
+    return ", ".join(said(text, 60) for text in told if text)

@@ -19,7 +19,7 @@ from engine.taps.names import layer_of, layer_taps, local_name
 from sessions import Session
 from sessions.dtypes import rounded
 from sessions.errors import LayoutError
-from sessions.meta import PASS_STATISTICS, ROW_STATISTICS, ForeignMeta
+from sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS, ForeignMeta
 from sessions.text import clean
 from workbench.views.plain_text import plural
 
@@ -31,8 +31,8 @@ _SCALED = 1e-2
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared. `rows` have tokens on both sides (of one recording alone: all), `aligned` of them have the
     same embedding; None: not proved, `alignment` says why, or what else there is to know. Of the `of_taps` taps that a
-    layer has `taps` were recorded, in `layers` layers. `misplaced` is why no verdict can be given at all, `lacking` why
-    nothing can be called right."""
+    layer has `taps` were recorded, in `layers` layers, of which `by_statistics` left statistics of some alone.
+    `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right."""
 
     rows: int = 0
     aligned: int | None = None
@@ -40,6 +40,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     taps: int = 0
     of_taps: int = 0
     layers: int = 0
+    by_statistics: int = 0
     ranks: int = 1
     of_ranks: int = 1
     mode: str = ""
@@ -59,9 +60,13 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.alignment:
             rows += f" ({self.alignment})"
+        layers = plural(self.layers, "layer")
+        if self.by_statistics and not self.statistics_only:
+            some = "" if self.by_statistics == self.layers else f", {self.by_statistics} of them"
+            layers += f"{some} by statistics"
         parts = [
             rows,
-            f"{self.taps} of {plural(self.of_taps, 'tap')} × {plural(self.layers, 'layer')}",
+            f"{self.taps} of {plural(self.of_taps, 'tap')} × {layers}",
             f"{self.ranks}/{plural(self.of_ranks, 'rank')}",
             *([f"recorded {self.mode}"] if self.mode else []),
             *(["statistics only"] if self.statistics_only else []),
@@ -84,15 +89,18 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Endings of taps that hold statistics of the tap without them.
 _STATISTICS = (ROW_STATISTICS, PASS_STATISTICS)
+_ENDINGS = (*_STATISTICS, ROW_HASHES)
 #: Of inferred layouts so many are listed.
 _SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """What one session has: the taps of which there is anything, the ranks that left it, and what it lacks."""
+    """What one session has: the taps of which there is anything, those of them that left tensors, the ranks that did,
+    and what it lacks."""
 
     taps: set[str]
+    tensors: set[str]
     ranks: tuple[int, ...]
     lacking: str
     foreign: ForeignMeta
@@ -100,16 +108,17 @@ class _Recorded:
     @classmethod
     def of(cls, session: Session, branch: int) -> _Recorded:
         foreign = session.meta.foreign or ForeignMeta(ranks=tuple(range(session.ranks)))
-        taps = session.captured_taps(branch)
-        if foreign.statistics_only:
-            taps |= {name.removesuffix(end) for name in taps for end in _STATISTICS if name.endswith(end)}
+        captured = session.captured_taps(branch)
+        measured = {name.removesuffix(end) for name in captured for end in _STATISTICS if name.endswith(end)}
+        tensors = {name for name in captured if not name.endswith(_ENDINGS)}
         missing = sorted(set(range(session.ranks)) - set(foreign.ranks))
         lacking = ""
         if missing:
             lacking = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no pass"
         elif foreign.statistics_only:
             lacking = "the recording has statistics only: record the tensors (`--capture full`)"
-        return cls(taps - set(session.meta.absent), foreign.ranks, lacking, foreign)
+        taps = (tensors | measured) - set(session.meta.absent)
+        return cls(taps, taps & tensors, foreign.ranks, lacking, foreign)
 
 
 def coverage(
@@ -123,6 +132,7 @@ def coverage(
         sides.append(_Recorded.of(reference, other))
     seen = set.intersection(*(side.taps for side in sides))
     layers = {layer for tap in seen if (layer := layer_of(tap)) is not None}
+    whole: set[str] = set.intersection(*(side.tensors for side in sides))
     local = {local_name(tap) for tap in seen if layer_of(tap) is not None}
     normed = bool(local & {"attn.q_norm", "attn.k_norm"})
     names = layer_taps(qk_norm=normed, kv_replicas=1)
@@ -137,6 +147,7 @@ def coverage(
         taps=len(set(wanted) & local),
         of_taps=len(wanted),
         layers=len(layers),
+        by_statistics=len(layers & {layer_of(tap) for tap in seen - whole if not tap.endswith(_ENDINGS)}),
         ranks=len(mine.ranks),
         of_ranks=session.ranks,
         mode=clean(

@@ -95,17 +95,6 @@ def model_name(session: Session) -> str:
     return said(session.path.stem, 60)
 
 
-def engine_name(session: Session) -> str:
-    """The other engine that this is a recording of, how it ran, and what is not there; "" for ours."""
-    meta, foreign = session.meta, session.meta.foreign
-    if foreign is None:
-        return ""
-    ranks = f"{len(foreign.ranks)} of {session.ranks} ranks" if 0 < len(foreign.ranks) < session.ranks else ""
-    only = "statistics only" if foreign.statistics_only else ""
-    told = (meta.source or "another engine", foreign.mode, ranks, only)
-    return ", ".join(said(text, 60) for text in told if text)
-
-
 def device_name(session: Session) -> str:
     """Where the ranks ran, and that they shared GPUs where they did: their sums then passed through the host."""
     config = session.meta.config

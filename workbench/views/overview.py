@@ -13,9 +13,10 @@ from sessions.errors import SessionDamaged
 from sessions.records import SequenceStep, StepInFlight, StepRecord
 from sessions.state import State, state_of
 from sessions.text import clean
-from workbench.views.branches import BranchLine, branch_lines
+from workbench.views.branches import BranchLine, branch_lines, engine_name
 from workbench.views.candidates import emitted_probability
-from workbench.views.identity import device_name, dtype_name, engine_name, file_name, model_name
+from workbench.views.golden_event import last_golden_event
+from workbench.views.identity import device_name, dtype_name, file_name, model_name
 from workbench.views.sentinels import NAMES, alarm
 from workbench.views.sequences import Sequences
 from workbench.views.source import SessionSource
@@ -68,6 +69,7 @@ class Present:
     entropy: float | None
     verdict: str | None  # the worst of this step; None: nothing judged
     first_wrong: str | None
+    inconclusive: bool = False  # nothing is wrong, and the run as a whole carries no verdict
     stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
     absent: str = ""  # why the step did not feed the chosen sequence
     damage: str = ""  # why nothing else is known of it
@@ -126,10 +128,16 @@ def present(source: SessionSource, where: Where) -> Present | None:
         entropy=sequence.entropy if sequence else None,
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
+        inconclusive=bool(judged) and wrong is None and _inconclusive(source, where.branch),
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
         alarm=(alarmed := _recorded_alarm(source, where, record))[1],
         alarm_name=alarmed[0],
     )
+
+
+def _inconclusive(source: SessionSource, branch: int) -> bool:
+    event = last_golden_event(source.session, branch)
+    return event is not None and event.verdict == "inconclusive"
 
 
 def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> tuple[str, str]:

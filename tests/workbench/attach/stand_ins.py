@@ -191,6 +191,13 @@ class NanoSequence:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getitem__(self, key: int) -> int:
+        return self.ids[key]
+
+    @property
+    def last_token(self) -> int:
+        return self.ids[-1]
+
 
 class NanoRunner:
     def __init__(self, config: Any, rank: int) -> None:

@@ -178,3 +178,42 @@ def test_runs_of_nano_vllm_are_passes(dump: Path) -> None:
     assert (first["ids"], first["requests"]) == ([4, 5, 7], ["5", "5", "6"])
     assert (second["ids"], second["requests"]) == ([5, 7], ["5", "6"])
     assert taps(first) == taps(second) == TAPS
+
+
+def test_sequences_that_nano_vllm_sent_to_another_rank_have_no_number(dump: Path) -> None:
+    kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
+    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    runner = kind(SimpleNamespace(enforce_eager=True, hf_config={"num_key_value_heads": 1}, model="toy"), 0)
+    one = NanoSequence(5, [3, 4, 5])
+    del one.seq_id
+    runner.run([one], True)
+    (only,) = passes(dump)
+    assert (only["ids"], only["requests"]) == ([3, 4, 5], None)
+
+
+def test_ids_alone_leave_engines_as_they_are(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_TAP_CAPTURE", "ids")
+    args = type("EngineArgs", (stand_ins.EngineArgs,), {})
+    importlib.import_module("lockstep_vllm").vllm_arguments(SimpleNamespace(EngineArgs=args))
+    args().create_engine_config()
+    assert remarks(dump) == []
+    worker = stand_ins.WorkerV1(stand_ins.ToyModel())
+    vllm(monkeypatch, worker).execute_model(Rows({"a": [3, 4], "b": [5]}))
+    (only,) = passes(dump)
+    assert (only["ids"], only["requests"], only["taps"]) == ([5, 3, 4], ["b", "a", "a"], [])
+
+
+def test_ids_alone_of_nano_vllm_are_those_of_its_batches(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CUDA graph runs, nothing calls the model."""
+    monkeypatch.setenv("LOCKSTEP_TAP_CAPTURE", "ids")
+    kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
+    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    config = SimpleNamespace(enforce_eager=False, hf_config={"num_key_value_heads": 1}, model="toy")
+    runner = kind(config, 0)
+    one, two = NanoSequence(5, [3, 4, 5], num_cached_tokens=1), NanoSequence(6, [7])
+    runner.run([one, two], True)
+    runner.run([one, two], False)
+    assert not config.enforce_eager
+    first, second = passes(dump)
+    assert (first["ids"], first["positions"], first["requests"]) == ([4, 5, 7], [1, 2, 0], ["5", "5", "6"])
+    assert (second["ids"], second["positions"], second["taps"]) == ([5, 7], [2, 0], [])

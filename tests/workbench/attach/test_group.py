@@ -20,7 +20,7 @@ from workbench.attach.group import run_in_group
 RUN = """
 import os, sys
 from workbench.attach.group import run_in_group
-print("ended", run_in_group(sys.argv[1:], os.environ))
+print("ended", run_in_group(sys.argv[1:], os.environ).code)
 """
 WAIT = """
 import signal, sys, time
@@ -31,14 +31,14 @@ time.sleep(60)
 
 
 def test_the_exit_code_is_the_commands() -> None:
-    assert run_in_group(["sh", "-c", "exit 3"], os.environ) == 3
-    assert run_in_group(["sh", "-c", "kill -TERM $$"], os.environ) == -signal.SIGTERM
+    assert run_in_group(["sh", "-c", "exit 3"], os.environ).code == 3
+    assert run_in_group(["sh", "-c", "kill -TERM $$"], os.environ).code == -signal.SIGTERM
     with pytest.raises(FileNotFoundError):
         run_in_group(["/no/such/command"], os.environ)
 
 
 def test_streams_and_environment_are_the_commands(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_in_group(["sh", "-c", "echo $ONE; echo two >&2"], {**os.environ, "ONE": "1"}) == 0
+    assert run_in_group(["sh", "-c", "echo $ONE; echo two >&2"], {**os.environ, "ONE": "1"}).code == 0
     assert capfd.readouterr() == ("1\n", "two\n")
 
 
@@ -80,7 +80,7 @@ def test_what_outlives_the_command_is_ended(tmp_path: Path, monkeypatch: pytest.
         f'"{sys.executable}" -c "{stubborn}" >/dev/null 2>&1 & echo $! > {tmp_path}/pid; sleep 60 & sleep 0.3'
     )
     began = time.monotonic()
-    assert run_in_group(["sh", "-c", script], os.environ) == 0
+    assert run_in_group(["sh", "-c", script], os.environ).code == 0
     assert time.monotonic() - began < 30
     left = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE

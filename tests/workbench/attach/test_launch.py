@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.launch import Attached, AttachError, attach, how_it_ended
+from workbench.attach.launch import Attached, AttachError, TapRequest, attach, how_it_ended
 from workbench.foreign.readers.lockstep import LockstepDump
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
@@ -25,7 +25,7 @@ def transformers_run(tmp_path_factory: pytest.TempPathFactory) -> Attached:
     """A program that generates with transformers, attached to."""
     model = tiny_checkpoint(tmp_path_factory.mktemp("model"), "qwen2")
     command = [sys.executable, str(PROGRAM), str(model), "1,2,3"]
-    return attach(command, tmp_path_factory.mktemp("attached") / "dump", steps=2)
+    return attach(command, tmp_path_factory.mktemp("attached") / "dump", TapRequest(steps=2))
 
 
 def test_a_run_of_transformers_is_recorded(
@@ -54,7 +54,7 @@ def test_a_run_of_transformers_is_recorded(
 )  # fmt: skip
 def test_where_nothing_was_recorded_it_is_said_why(command: list[str], told: str, tmp_path: Path) -> None:
     with pytest.raises(AttachError) as error:
-        attach(command, tmp_path / "dump")
+        attach(command, tmp_path / "dump", TapRequest())
     assert told in str(error.value)
     assert "Traceback" not in str(error.value)
 

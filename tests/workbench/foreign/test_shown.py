@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from sessions import Session
+from sessions import Session, SessionWriter, Verdict
 from tests.workbench.foreign.readers.tape_dump import dump
 from workbench.cli.main import run
 from workbench.foreign.importing import import_run
 from workbench.foreign.readers.lockstep import LockstepDump
 from workbench.tui.screens.status import status_facts
-from workbench.views.overview import overview
+from workbench.views.branches import branch_lines
+from workbench.views.golden_event import KIND, GoldenEvent, plain
+from workbench.views.overview import overview, present
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -41,3 +44,42 @@ def test_sessions_show_names_the_engine(session: Path, capsys: pytest.CaptureFix
     assert "rules correct" not in shown
     assert run(["sessions", "show", str(session), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["engine"] == "mine␛ 0.1, eager"
+
+
+def test_no_list_calls_its_rules_correct(
+    session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.cli.sessions.sessions_directory", lambda: session.parent)
+    replay = ["replay", str(session), "--batch", "--ex", "where", "--ex", "branches"]
+    for words in (["sessions", "list"], ["sessions", "show", str(session)], replay):
+        assert run(words) == 0
+        shown = capsys.readouterr().out
+        assert "mine␛ 0.1" in shown
+        assert "correct" not in shown
+    with Session.open(session) as opened:
+        (line,) = branch_lines(opened)
+    assert line.told("all correct") == "mine␛ 0.1, eager"
+
+
+def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> None:
+    """Each of its taps may be right, as where a rank left nothing."""
+    for verdict, shown in (("match", "golden: ✓ match"), ("inconclusive", "golden: inconclusive")):
+        event = msgspec.convert({"verdict": verdict}, GoldenEvent)
+        with SessionWriter.reopen(session) as writer:
+            writer.verdicts([Verdict(0, 0, "embed", "pass", {})])
+            writer.event(0, 0, KIND, verdict, plain(event))
+        with Session.open(session) as opened:
+            source, here = SessionSource(opened), Where(0, 0)
+            _, (_, right) = status_facts(overview(source), here, present(source, here), None)
+        assert right[0].text == shown
+
+
+def test_the_debugger_compares_row_by_row(
+    session: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `lockstep diff` does: the passes of the two need not be the same."""
+    assert run(["diff", str(session), str(session)]) == 0
+    told = capsys.readouterr().out
+    assert "read the same tokens" in told
+    assert run(["replay", str(session), "--batch", "--ex", f"diff 0 {session}"]) == 0
+    assert told.strip() in capsys.readouterr().out

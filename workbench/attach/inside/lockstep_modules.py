@@ -83,8 +83,11 @@ Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Any] | None
 def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     """Tap the parts of `module` that `names` lists, and under their own names (`…[out]`) the leaves that it does not.
 
-    `names` None: TRANSFORMERS or FUSED, whichever fits. `tape.close()` takes all hooks away again.
+    `names` None: TRANSFORMERS or FUSED, whichever fits. `tape.close()` takes all hooks away again. Of a tape that keeps
+    ids alone the module is left as it is.
     """
+    if tape.facts["capture"] == "ids":
+        return
     parts = list(module.named_modules(remove_duplicate=False))
     paths, times = dict(parts), Counter(id(part) for _, part in parts)
     if names is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import lockstep_report
 from lockstep_modules import FUSED, attach, follow
-from lockstep_recorder import guarded, open_tape
+from lockstep_recorder import guarded, ids_alone, open_tape
 from lockstep_tap import Tape
 
 
@@ -18,7 +18,7 @@ def nano_runner(module: Any) -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if not config.enforce_eager:
+        if not config.enforce_eager and not ids_alone():
             config.enforce_eager = True
             lockstep_report.changed("nano-vllm runs with enforce_eager=True")
         init(self, config, *args, **kwargs)
@@ -38,10 +38,7 @@ def nano_runner(module: Any) -> None:
         tape: Tape | None = vars(self).get("lockstep")
         if tape is None:
             return run(self, seqs, is_prefill)
-        rows = [len(seq) - seq.num_cached_tokens if is_prefill else 1 for seq in seqs]
-        self.lockstep_requests = [
-            str(seq.seq_id) for seq, count in zip(seqs, rows, strict=True) for _ in range(count)
-        ]
+        guarded("a batch of nano-vllm", _scheduled, tape)(self, tape, seqs, is_prefill)
         try:
             return run(self, seqs, is_prefill)
         finally:
@@ -53,7 +50,22 @@ def nano_runner(module: Any) -> None:
 
 def _tapped(runner: Any) -> Tape:
     config = runner.config
-    tape = open_tape("nano-vllm", runner.rank, runner.world_size, config=config.hf_config, model=config.model)
-    attach(runner.model, tape, FUSED)
-    follow(runner.model, tape, lambda args, kwargs: (args[0], args[1], runner.lockstep_requests))
+    tape = open_tape(
+        "nano-vllm", runner.rank, runner.world_size, config=config.hf_config, model=config.model,
+        mode="eager" if config.enforce_eager else "compiled",
+    )  # fmt: skip
+    if not ids_alone():
+        attach(runner.model, tape, FUSED)
+        follow(runner.model, tape, lambda args, kwargs: (args[0], args[1], runner.lockstep_requests))
     return tape
+
+
+def _scheduled(runner: Any, tape: Tape, seqs: Any, is_prefill: bool) -> None:
+    """Note whose rows the batch has. Sequences that were sent to another rank have lost their numbers there."""
+    spans = [range(seq.num_cached_tokens if is_prefill else len(seq) - 1, len(seq)) for seq in seqs]
+    rows = [(seq, at) for seq, span in zip(seqs, spans, strict=True) for at in span]
+    known = all(hasattr(seq, "seq_id") for seq in seqs)
+    runner.lockstep_requests = [str(seq.seq_id) for seq, _ in rows] if known else None
+    if ids_alone():  # a CUDA graph does not call the model
+        ids = [seq[at] if is_prefill else seq.last_token for seq, at in rows]
+        tape.step(ids, [at for _, at in rows], runner.lockstep_requests)

@@ -24,11 +24,16 @@ def open_tape(
     tape = Tape(
         os.environ["LOCKSTEP_TAP"], rank, size, engine=f"{engine} {version(engine)}".strip(), config=config,
         model=model, mode=mode, capture=os.environ.get("LOCKSTEP_TAP_CAPTURE") or "full",
-        only=only.split("\n") if only else "*",
+        only=only.split("\n") if only else "*", tensors=os.environ.get("LOCKSTEP_TAP_TENSORS", "").split("\n"),
     )  # fmt: skip
     if steps:
         tape.step = counted(tape, int(steps))
     return tape
+
+
+def ids_alone() -> bool:
+    """Whether token ids alone are recorded, of the engine as it is: nothing is changed in it, and nothing tapped."""
+    return os.environ.get("LOCKSTEP_TAP_CAPTURE") == "ids"
 
 
 def version(package: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import lockstep_report
 from lockstep_modules import FUSED, attach
-from lockstep_recorder import guarded, open_tape
+from lockstep_recorder import guarded, ids_alone, open_tape
 from lockstep_tap import Tape
 
 #: Set in every server: graphs run no hooks, what the radix cache holds is not computed, the warm-up is no request.
@@ -29,7 +29,7 @@ def sglang_arguments(module: Any) -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name, value in ARGUMENTS.items():
+        for name, value in ({} if ids_alone() else ARGUMENTS).items():
             if name in type(self).__dataclass_fields__ and kwargs.get(name) != value:
                 kwargs[name] = value
                 lockstep_report.changed(f"SGLang runs with {name}={value}")
@@ -70,7 +70,10 @@ def _tapped(runner: Any) -> Tape | None:
         raise RuntimeError("pipeline parallelism is not recorded: use tensor parallelism alone")
     config = runner.model_config
     rank, size = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    tape = open_tape("sglang", rank, size, config=config.hf_text_config, model=config.model_path)
+    tape = open_tape(
+        "sglang", rank, size, config=config.hf_text_config, model=config.model_path,
+        mode="as started" if ids_alone() else "eager",
+    )  # fmt: skip
     attach(runner.model, tape, FUSED)
     return tape
 

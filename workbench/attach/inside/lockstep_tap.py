@@ -43,17 +43,20 @@ class Tape:
     """The recording of one rank of `size`, in `folder`/rank`rank`, which must be new.
 
     `config`: the model's Hugging Face config (a mapping, or what has `to_dict`). `mode`: "eager", "compiled".
-    `capture` "stats" keeps eight statistics and a hash of each row in place of its numbers. `only`: globs of the
-    taps to record. After `passes` passes the tape closes itself.
+    `capture` "stats" keeps eight statistics and a hash of each row in place of its numbers, except of the taps that
+    `tensors`, globs, match; "ids" keeps no tap at all. `only`: globs of the taps to record. After `passes` passes the
+    tape closes itself.
     """
 
     def __init__(
         self, folder: str | Path, rank: int = 0, size: int = 1, *, engine: str = "", model: str = "",
         config: Any = None, mode: str = "eager", capture: str = "full", only: str | Iterable[str] = "*",
-        passes: float = math.inf,
+        tensors: str | Iterable[str] = (), passes: float = math.inf,
     ) -> None:  # fmt: skip
-        if not 0 <= rank < size or capture not in ("full", "stats"):
-            raise ValueError(f"rank {rank} of {size} (the first is 0), capture {capture!r} (full or stats)")
+        if not 0 <= rank < size or capture not in ("full", "stats", "ids"):
+            raise ValueError(
+                f"rank {rank} of {size} (the first is 0), capture {capture!r} (full, stats, ids)"
+            )
         config = config.to_dict() if hasattr(config, "to_dict") else config or {}
         config = json.dumps(config, default=str, skipkeys=True)
         self.facts: dict[str, Any] = {
@@ -69,8 +72,10 @@ class Tape:
         self._tensors: dict[str, Tensor] = {}
         self._waiting: dict[tuple[int, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
         self._awaited: set[str] = set()
-        self._globs = [only] if isinstance(only, str) else list(only)
-        self._wanted: dict[str, bool] = {}
+        self._only, self._whole = (
+            _Globs(() if capture == "ids" else only),
+            _Globs("*" if capture == "full" else tensors),
+        )
         try:
             self.folder.mkdir(parents=True)
         except FileExistsError:
@@ -97,7 +102,8 @@ class Tape:
                 requests = [requests] * n if isinstance(requests, str) else [str(one) for one in requests]
                 if len(requests) != n:
                     raise ValueError(f"{len(requests)} requests for {n} tokens")
-            self.shape, self._awaited = tuple(ids.shape), {"logits", "return"}
+            self.shape = tuple(ids.shape)
+            self._awaited = {"return"} if self.facts["capture"] == "ids" else {"logits", "return"}
             self._tensors, self._waiting = {}, {}
             self.line = {
                 "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
@@ -114,9 +120,7 @@ class Tape:
         """
         if self.line is None or torch.compiler.is_compiling():
             return
-        if name not in self._wanted:
-            self._wanted[name] = any(fnmatchcase(name, glob) for glob in self._globs)
-        if not self._wanted[name]:
+        if name not in self._only:
             return
         try:
             x = torch.as_tensor(x).detach()
@@ -130,7 +134,7 @@ class Tape:
                 raise RuntimeError("a CUDA graph is being captured: run the engine eager")
             key, dtype = str(len(self.line["taps"])), str(x.dtype).removeprefix("torch.")
             x = x.half() if dtype in ("float8_e4m3fn", "float8_e5m2") else x  # the same numbers
-            if self.facts["capture"] == "full":
+            if name in self._whole:
                 self._tensors[key] = x.to("cpu", copy=True)
             else:
                 x = x if x.device.type in ("cpu", "cuda", "xpu") else x.cpu()  # others lack 64-bit numbers
@@ -206,6 +210,18 @@ class Tape:
         new = self.folder / "tape.json.new"
         new.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
         os.replace(new, self.folder / "tape.json")
+
+
+class _Globs:
+    """The names that match one of several globs."""
+
+    def __init__(self, globs: str | Iterable[str]) -> None:
+        self.globs, self.known = [globs] if isinstance(globs, str) else list(globs), dict[str, bool]()
+
+    def __contains__(self, name: str) -> bool:
+        if name not in self.known:
+            self.known[name] = any(fnmatchcase(name, glob) for glob in self.globs)
+        return self.known[name]
 
 
 def statistics(rows: Tensor) -> Tensor:

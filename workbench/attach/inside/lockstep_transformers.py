@@ -10,7 +10,7 @@ import lockstep_report
 import torch
 import torch.distributed as dist
 from lockstep_modules import TRANSFORMERS, attach, follow
-from lockstep_recorder import guarded, open_tape
+from lockstep_recorder import guarded, ids_alone, open_tape
 
 #: What a rank of several puts into the all-reduces.
 PARTIALS = {
@@ -35,9 +35,8 @@ def transformers_models(module: Any) -> None:
         return call(self, *args, **kwargs)
 
     module.PreTrainedModel.__call__ = __call__
-    if (
-        not {"vllm", "sglang"} & sys.modules.keys()
-    ):  # which import this module, and are told to run eager by themselves
+    # vLLM and SGLang import this module, and are told to run eager by themselves.
+    if not ids_alone() and not {"vllm", "sglang"} & sys.modules.keys():
         torch.compiler.set_stance("force_eager")
         lockstep_report.changed("torch.compile is switched off")
 
@@ -48,7 +47,8 @@ def _tap(model: Any) -> None:
         return  # every rank holds the whole model
     rank = dist.get_rank() % size if size > 1 else 0
     tape = open_tape(
-        "transformers", rank, size, config=model.config.get_text_config(), model=model.name_or_path
-    )
+        "transformers", rank, size, config=model.config.get_text_config(), model=model.name_or_path,
+        mode="as started" if ids_alone() else "eager",
+    )  # fmt: skip
     attach(model, tape, TRANSFORMERS | (PARTIALS if size > 1 else {}))
     follow(model, tape)

@@ -13,7 +13,7 @@ from typing import Any
 
 import lockstep_report
 from lockstep_modules import FUSED, attach
-from lockstep_recorder import guarded, open_tape
+from lockstep_recorder import guarded, ids_alone, open_tape
 from lockstep_tap import Tape
 
 #: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
@@ -26,7 +26,7 @@ def vllm_arguments(module: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, value in ARGUMENTS.items():
+        for name, value in ({} if ids_alone() else ARGUMENTS).items():
             if getattr(self, name, value) != value:
                 setattr(self, name, value)
                 lockstep_report.changed(f"vLLM runs with {name}={value}")

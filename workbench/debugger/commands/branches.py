@@ -10,6 +10,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import Argument, command
 from workbench.debugger.core.settings import Checkpoint
 from workbench.debugger.errors import CommandError
+from workbench.views.branches import engine_name
 
 
 @command(
@@ -54,10 +55,11 @@ def extend(debugger: Debugger, name: str, count: int) -> Message:
 @command("branches", group="changing", help="every branch: where it forked, its rules, how far it went")
 def branches(debugger: Debugger) -> Result:
     """The tree as a table."""
+    engine = engine_name(debugger.session) or "correct"
     rows = [
         [("→ " if line.id == debugger.position.branch else "") + str(line.id), clean(line.name), line.parent,
          line.fork_step if line.forked_at is None else line.forked_at, line.steps,
-         " ".join(f"{k}={v}" for k, v in line.rules.items()) or "correct"]
+         " ".join(f"{k}={v}" for k, v in line.rules.items()) or engine]
         for line in debugger.timeline.lines.values()
     ]  # fmt: skip
     return TableResult("", ["branch", "name", "parent", "forked at", "steps", "rules"], rows)

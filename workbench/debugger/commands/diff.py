@@ -18,6 +18,7 @@ from workbench.debugger.commands.judged_diff import (
     golden_of,
     judged_diff,
 )
+from workbench.debugger.commands.row_diff import row_diff
 from workbench.debugger.core.backwards import land
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.golden_reference import golden_session
@@ -38,7 +39,8 @@ from workbench.views.plain_text import plural
     ),
     group="checking", help="two branches, two sessions, or one and its golden, tap by tap",
     details="A tap a row, the first that differs on top, over the steps that read the same tokens. Tensors are compared"
-    " where both sides hold them, otherwise checksums, and the statistic that has moved most is shown.",
+    " where both sides hold them, otherwise checksums, and the statistic that has moved most is shown. The run of"
+    " another engine is compared row by row, a row being a token of a sequence at its position.",
 )  # fmt: skip
 def diff(debugger: Debugger, a: str, b: str) -> Result:
     """What differs, and the first of it."""
@@ -48,6 +50,10 @@ def diff(debugger: Debugger, a: str, b: str) -> Result:
         if golden is not None:
             engine, branch = first if golden is second[0] else second
             return judged_diff(engine, branch, golden)
+        if first[0].meta.foreign is not None or second[0].meta.foreign is not None:
+            rows = row_diff(*first, *second)
+            if rows is not None:
+                return rows
         return compare_sessions(*first, *second)
 
 

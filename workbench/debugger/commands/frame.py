@@ -15,6 +15,7 @@ from workbench.debugger.core.step_tokens import sequences_at
 from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
 from workbench.debugger.errors import CommandError
 from workbench.views.attention import row_figures
+from workbench.views.branches import engine_name
 from workbench.views.candidates import candidates
 from workbench.views.numbers import cell, scalar
 from workbench.views.plain_text import plural
@@ -42,11 +43,12 @@ def where(debugger: Debugger) -> Result:
     if stop.token is not None:
         tokens += f', emits "{stop.token}"'
     rules = clean(" ".join(f"{name}={value}" for name, value in line.rules.items())) or "correct"
+    engine = engine_name(debugger.session)
     mode = "live" if debugger.live else "replay" if debugger.executor is None else "engine lost"
     text = [
         f"{state}{f', at {clean(stop.tap)}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
         tokens,
-        f"rules {rules}; {mode}",
+        f"{f'recorded from {engine}' if engine else f'rules {rules}'}; {mode}",
     ]
     return Message("\n".join(text), {
         "branch": at.branch, "step": at.step, "sequence": debugger.sequence, "tap": stop.tap or None, "last": last,

@@ -50,7 +50,7 @@ class TapeFacts(Struct, kw_only=True):
     tap: Text = ""
     stopped: str = ""
     unrecorded: Count = 0
-    capture: Literal["full", "stats"] = "full"
+    capture: Literal["full", "stats", "ids"] = "full"
     config: dict[str, object] = {}
 
 

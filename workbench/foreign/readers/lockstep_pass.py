@@ -79,7 +79,7 @@ class PassTensors(Sequence[ForeignTensor]):
             return [self[i] for i in range(*index.indices(len(self)))]
         tap = self._taps[index]
         rows = None if tap.rows is None else tuple(tap.rows)
-        if self._full:
+        if tap.key in self._entries:
             entry = self._entries[tap.key]
             return ForeignTensor(tap.name, tap.layout, entry.dtype, array=self._read(entry), rows=rows)
         statistics, hashes = (self._read(self._entries[f"{tap.key}.{one}"]) for one in ("stats", "hash"))
@@ -107,14 +107,15 @@ class PassTensors(Sequence[ForeignTensor]):
                 parse(tap.layout)
         except LayoutError as error:
             raise wrong(printable(error, 200)) from error
-        keys = [tap.key] if self._full else [f"{tap.key}.stats", f"{tap.key}.hash"]
+        whole = self._full or tap.key in self._entries  # of statistics some taps may be tensors all the same
+        keys = [tap.key] if whole else [f"{tap.key}.stats", f"{tap.key}.hash"]
         if absent := [key for key in keys if key not in self._entries]:
             raise wrong(f"{self._path.name} holds no {printable(absent[0])!r}")
         first = self._entries[keys[0]]
         if first.dtype not in STORED_AS or not first.shape:
             raise wrong(f"{first.dtype} {first.shape} is no tensor of rows")
         rows = first.shape[0]
-        if not self._full:
+        if not whole:
             found = [(self._entries[key].dtype, self._entries[key].shape) for key in keys]
             if found != [("float32", (rows, len(STATISTICS))), ("int64", (rows,))]:
                 raise wrong(f"statistics of {found}")

@@ -90,7 +90,7 @@ the script that makes this session again.
             (stem + line.name, "strong" if here else "text"),
             (f"step {line.fork_step}" if node.depth else "", "quiet"),
             (str(line.steps), "quiet"),
-            (", ".join(line.rule_texts) or "all correct", "wrong" if line.rules else "quiet"),
+            (line.told("all correct"), "wrong" if line.rules else "quiet"),
             (node.last_tokens, "quiet"),
         ]
 

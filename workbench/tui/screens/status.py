@@ -55,6 +55,8 @@ def _golden(present: Present | None) -> Fact:
         return Fact("golden: not compared", "quiet", drop=1)
     if present.first_wrong is not None:
         return Fact(f"golden: ✗ {present.first_wrong}", "wrong", drop=1)
+    if present.inconclusive:
+        return Fact("golden: inconclusive", "wrong", drop=1)
     # Suspect taps lie above the rounding that was measured, but not by enough to call the step wrong.
     rest = "" if present.verdict == "pass" else f", some {present.verdict}"
     return Fact(f"golden: ✓ match{rest}", "text", drop=1)

@@ -139,6 +139,31 @@ def test_hashes_of_rounding_noise_do_not_collide() -> None:
     assert len(set(hashes(rows).tolist())) == len({tuple(row) for row in rows.view(torch.int16).tolist()})
 
 
+def test_tensors_of_some_taps_and_statistics_of_the_others(tmp_path: Path) -> None:
+    tape = Tape(tmp_path, capture="stats", tensors=["embed", "layers.1.*"])
+    x = torch.arange(6.0).reshape(2, 3)
+    tape.step([3, 4], 0)
+    for name in ("embed", "layers.0.attn_norm", "layers.1.attn_norm", "layers.10.attn_norm"):
+        tape.tap(name, x, "replicate")
+    tape.close()
+    (read,) = LockstepDump.open(tmp_path).passes(0)
+    kept = {one.tap: one.array is not None for one in read.tensors}
+    assert kept == {
+        "embed": True, "layers.0.attn_norm": False, "layers.1.attn_norm": True, "layers.10.attn_norm": False
+    }  # fmt: skip
+    assert all((one.array is None) == (one.statistics is not None) for one in read.tensors)
+
+
+def test_ids_alone(tmp_path: Path) -> None:
+    tape = Tape(tmp_path, capture="ids", tensors="*")
+    tape.step([3, 4], 0, "a")
+    tape.tap("embed", torch.ones(2, 3))
+    tape.reached("return")
+    assert tape.line is None  # no logits are awaited
+    (read,) = LockstepDump.open(tmp_path).passes(0)
+    assert (read.ids, read.positions, read.requests, list(read.tensors)) == ((3, 4), (0, 1), ("a", "a"), [])
+
+
 def test_only_some_taps_and_passes(tmp_path: Path) -> None:
     tape = Tape(tmp_path, only=["layers.1.*", "embed"], passes=2)
     for _ in range(3):

@@ -165,7 +165,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "escapes in a file's name": (line(file="\x1b[2J"), r"rank0/\?\[2J: cannot be read"),
     "no such file": (line(file="pass9.safetensors"), "pass9.safetensors: cannot be read"),
     "no such key": (tap(key="7"), "embed: pass00000.safetensors holds no '7'"),
-    "no statistics": (facts(capture="stats"), "holds no '0.stats'"),
+    "no statistics": (
+        lambda home: (facts(capture="stats")(home), tap(key="7")(home)),
+        "embed: pass00000.safetensors holds no '7.stats'",
+    ),
     "no such layout": (tap(layout="shard(9999)"), "is no layout"),
     "escapes in a name": (tap(name="\x1b]0;x\x07", key="7"), r"passes.jsonl:1: \?\]0;x\?: "),
     "an endless name": (tap(name="a" * 10_000), "not what"),

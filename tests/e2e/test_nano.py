@@ -1,0 +1,60 @@
+"""nano-vllm itself, attached to on a CPU: its own code, with stand-ins for what needs a GPU (see nano_program.py).
+
+pip install --no-deps --target .nano nano-vllm-fork==20260210
+LOCKSTEP_NANO=.nano pytest tests/e2e/test_nano.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import tiny_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests" / "workbench" / "attach" / "nano_program.py"
+NANO = Path(os.environ.get("LOCKSTEP_NANO") or ROOT / ".nano").absolute()
+IDS = "1,2,3,4,5,6,7,8,9,10,11,12;100,20,30,40,50"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not (NANO / "nanovllm").is_dir(), reason="nano-vllm is not installed"),
+]
+
+
+def attached(
+    tmp_path: Path, tp: int, dtype: torch.dtype, *words: str, code: int = 0
+) -> tuple[dict[str, Any], str]:
+    model = tiny_checkpoint(tmp_path, "qwen3", dtype=dtype, vocab_size=132, attention_bias=True)
+    command = ["attach", "-o", str(tmp_path / "run.session"), "--model", str(model), "--json", *words]
+    program = [sys.executable, str(PROGRAM), str(model), str(tp), IDS]
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *command, "--", *program],
+        env={**os.environ, "PYTHONPATH": str(NANO)}, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_nano_vllm_is_right_in_bfloat16(tp: int, tmp_path: Path) -> None:
+    told, _ = attached(tmp_path, tp, torch.bfloat16)
+    rests = told["judged"]["coverage"]
+    assert told["judged"]["verdict"] == "match"
+    assert (rests["aligned"], rests["rows"], rests["ranks"], rests["mode"]) == (27, 27, tp, "eager")
+
+
+def test_its_first_residual_in_float32_is_found(tmp_path: Path) -> None:
+    """A bug of its own: `x.float()` of its norm is x itself in float32, so `mul_` changes the residual stream too."""
+    told, _ = attached(tmp_path, 1, torch.float32, code=1)
+    judged = told["judged"]
+    assert judged["first_divergence"]["tap"] == "layers.0.attn_residual"
+    assert [one["kept"][:10] for one in told["passes"]] == ["statistics", "layers 0 t"]

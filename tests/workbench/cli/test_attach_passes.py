@@ -1,0 +1,268 @@
+"""`lockstep attach --model`: a run for statistics, then one for the tensors around the place; one without the tap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.taps.names import layer_of
+from sessions import Session
+from sessions.meta import ROW_STATISTICS
+from tests.checkpoints import tiny_checkpoint
+from tests.workbench.checking.test_foreign_verdict import edited
+from tests.workbench.diagnosis.synthetic import STEPS, Case, tiny_case
+from tests.workbench.foreign.packed import PackedRun, Rows, packed
+from workbench.attach.inside.lockstep_tap import Tape
+from workbench.attach.launch import Attached, AttachError, Remark, TapRequest
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.recorded_run import diagnose_recording
+from workbench.cli import attach_passes
+from workbench.cli.main import run
+from workbench.references.golden import forced_onto
+from workbench.references.request import GoldenRequest
+from workbench.references.transformers_recorder import record
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return tiny_case(tmp_path_factory.mktemp("passes"), num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def bugged(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """The run of an engine that takes the fourth layer's up_proj for something else."""
+    folder = tmp_path_factory.mktemp("bugged")
+    model = tiny_checkpoint(folder, "qwen2", num_hidden_layers=LAYERS)
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.3.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    forced = forced_onto(case.floor.path)
+    record(GoldenRequest(str(model), forced, STEPS, "float32"), folder / "run.session")
+    with Session.open(folder / "run.session") as session:
+        return Rows.of(session)
+
+
+@dataclass
+class Engine:
+    """Stands in for the process: each run of the command writes `runs[n]`, the last for all that follow."""
+
+    config: dict[str, Any]
+    runs: list[PackedRun] = field(default_factory=list)
+    asked: list[TapRequest] = field(default_factory=list)
+    changed: tuple[Remark, ...] = ()
+    stopped: str = ""
+
+    def attach(self, command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
+        told = self.runs[min(len(self.asked), len(self.runs) - 1)]
+        self.asked.append(asked)
+        if not told.by_rank:
+            raise AttachError("no rank wrote a pass")
+        for rank, passes in told.by_rank.items():
+            mode = "compiled" if asked.capture == "ids" else "eager"
+            tape = Tape(
+                dump, rank, told.facts.ranks, engine="an engine 1.0", config=self.config, mode=mode,
+                capture=asked.capture, tensors=asked.tensors,
+            )  # fmt: skip
+            for one in passes:
+                tape.step(torch.tensor(one.ids), torch.tensor(one.positions), one.requests)
+                for x in one.tensors:
+                    tape.tap(x.tap, torch.from_numpy(x.array.copy()), x.layout, x.rows)
+            tape.close()
+        return Attached(dump, 0, tuple(told.by_rank), self.changed, self.stopped)
+
+
+@pytest.fixture
+def engine(case: Case, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine(json.loads((case.model_dir / "config.json").read_text()))
+
+    def judged(path: Path, *_: object) -> CheckResult:
+        with Session.open(path) as session:
+            return diagnose_recording(session, case.model_dir, golden=case.golden.path, floor=case.floor.path)
+
+    monkeypatch.setattr(attach_passes, "attach", made.attach)
+    monkeypatch.setattr(attach_passes, "judged_recording", judged)
+    return made
+
+
+Attach = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def attach(engine: Engine, case: Case, tmp_path: Path, capsys: Any) -> Attach:
+    def call(*words: str, code: int = 0) -> tuple[dict[str, Any], str]:
+        given = [
+            "attach",
+            "-o",
+            str(tmp_path / "run.session"),
+            "--model",
+            str(case.model_dir),
+            "--json",
+            *words,
+        ]
+        assert run([*given, "--", "an-engine"]) == code
+        told = capsys.readouterr()
+        return json.loads(told.out), told.err
+
+    return call
+
+
+def rows(source: Rows, tp: int = 2) -> PackedRun:
+    return packed(source, source.decoding(), tp=tp)
+
+
+def with_another_end(told: PackedRun) -> PackedRun:
+    """The last token of each sequence is another."""
+    for passes in told.by_rank.values():
+        passes[-1] = replace(passes[-1], ids=tuple(token + 1 for token in passes[-1].ids))
+    return told
+
+
+def tensors(path: Path) -> set[int | None]:
+    """The layers of which the session has tensors of MLPs."""
+    with Session.open(path) as session:
+        return {layer_of(tap) for tap in session.captured_taps() if tap.endswith(".mlp.up")}
+
+
+def test_a_right_run_takes_one_pass_and_says_by_what_it_matches(
+    engine: Engine, attach: Attach, case: Case, tmp_path: Path
+) -> None:
+    engine.runs = [rows(Rows.of(case.floor))]
+    told, err = attach()
+    assert [(one.capture, one.tensors) for one in engine.asked] == [("stats", ("embed", "logits"))]
+    assert told["judged"]["verdict"] == "match"
+    assert (told["coverage"]["layers"], told["coverage"]["by_statistics"]) == (LAYERS, LAYERS)
+    assert told["passes"] == [
+        {
+            "kept": "statistics of everything",
+            "found": "the logits are right, and no row's statistics leave the reference",
+        }
+    ]
+    assert "pass 1: the logits are right" in err
+    assert not tensors(tmp_path / "run.session")
+
+
+def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
+    engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
+) -> None:
+    engine.runs = [rows(bugged)]
+    told, err = attach(code=1)
+    assert [one.capture for one in engine.asked] == ["stats", "stats"]
+    assert tensors(tmp_path / "run.session") == {2, 3, 4}
+    judged = told["judged"]
+    assert judged["first_divergence"]["tap"] == "layers.3.mlp.up"
+    assert "1.5" in judged["causes"][0]["text"]
+    assert (judged["coverage"]["layers"], judged["coverage"]["by_statistics"]) == (LAYERS, LAYERS - 3)
+    first, second = told["passes"]
+    assert "first leaves the reference at layers.3.mlp.up, step 0" in first["found"]
+    assert second["kept"].startswith("layers 2 to 4")
+    assert second["found"].startswith("first wrong: layers.3.mlp.up at step 0")
+    assert "pass 2 keeps layers 2 to 4" in err
+    assert "a server needs the same requests as before" in err
+    assert "pass 2: the same tokens in 21 of 21 rows, and the same bits in" in err
+
+
+def test_what_statistics_do_not_show_takes_a_third_pass(engine: Engine, attach: Attach, bugged: Rows) -> None:
+    engine.runs = [edited(rows(bugged), "layers.1.mlp_residual", lambda x: x[:, ::-1].copy())]
+    told, _ = attach(code=1)
+    assert [one["kept"][:12] for one in told["passes"]] == ["statistics o", "layers 2 to ", "layers 0 to "]
+    assert "wrong already, by what statistics do not show" in told["passes"][1]["found"]
+    assert told["judged"]["first_divergence"]["tap"] == "layers.1.mlp_residual"
+
+
+def test_once_keeps_everything_in_one_run(
+    engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
+) -> None:
+    engine.runs = [rows(bugged)]
+    told, _ = attach("--once", code=1)
+    assert [one.capture for one in engine.asked] == ["full"]
+    assert "passes" not in told
+    assert tensors(tmp_path / "run.session") == set(range(LAYERS))
+
+
+@pytest.mark.parametrize("words", [["--capture", "stats"], ["--only", "layers.3.*"]])
+def test_what_is_asked_for_by_name_is_one_run(
+    words: list[str], engine: Engine, attach: Attach, bugged: Rows
+) -> None:
+    engine.runs = [rows(bugged)]
+    run_code = 6 if words[0] == "--capture" else 1
+    attach(*words, code=run_code)
+    assert len(engine.asked) == 1
+
+
+def test_runs_of_other_tokens_are_inconclusive(
+    engine: Engine, attach: Attach, bugged: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = attach_passes.judged_recording
+    verdicts: list[CheckResult] = []  # the reference is of the first run's tokens
+
+    def first_verdict(path: Path, *_: object) -> CheckResult:
+        verdicts.append(verdicts[0] if verdicts else found(path, "", None, True, 0, "cpu"))
+        return verdicts[-1]
+
+    monkeypatch.setattr(attach_passes, "judged_recording", first_verdict)
+    engine.runs = [rows(bugged), with_another_end(rows(bugged))]
+    told, _ = attach(code=6)
+    assert told["judged"]["verdict"] == "inconclusive"
+    assert "the runs of the command read other tokens: sequence 0 goes on" in told["judged"]["notes"][-1]
+    assert "the runs of the command read other tokens" in told["passes"][1]["found"]
+
+
+def test_a_second_run_that_leaves_nothing_leaves_the_first(
+    engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
+) -> None:
+    engine.runs = [rows(bugged), replace(rows(bugged), by_rank={})]
+    told, err = attach(code=1)
+    assert "pass 2: no rank wrote a pass; what pass 1 recorded is kept" in err
+    assert len(told["passes"]) == 1
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.has_tap("layers.3.mlp.up" + ROW_STATISTICS)
+
+
+def test_who_ends_us_is_not_given_another_run(engine: Engine, attach: Attach, bugged: Rows) -> None:
+    engine.runs, engine.stopped = [rows(bugged)], "SIGTERM"
+    _, err = attach(code=1)
+    assert "the command is not run again: SIGTERM ended it" in err
+    assert len(engine.asked) == 1
+
+
+def test_the_text_without_the_tap_is_compared_first(engine: Engine, attach: Attach, case: Case) -> None:
+    engine.runs = [rows(Rows.of(case.floor))]
+    told, err = attach("--compare-text")
+    assert [one.capture for one in engine.asked] == ["ids", "stats"]
+    assert told["text"] == "without the tap (compiled) the same tokens in 21 of 21 rows"
+    assert err.index("first without the tap") < err.index("pass 1 keeps")
+
+
+def test_another_text_without_the_tap_leaves_no_match(engine: Engine, attach: Attach, case: Case) -> None:
+    """The engine is right as it was recorded; as it is started it goes on with another token."""
+    right = Rows.of(case.floor)
+    engine.runs, engine.changed = (
+        [with_another_end(rows(right)), rows(right)],
+        (Remark("changed", "it runs with eager=True"),),
+    )
+    told, _ = attach("--compare-text", code=6)
+    assert told["judged"]["verdict"] == "inconclusive"
+    assert told["text"].startswith(
+        "without the tap (compiled) the command generates another text: sequence 0 goes on"
+    )
+    assert told["text"].endswith("with the tap: it runs with eager=True")
+
+
+def test_that_the_text_was_not_compared_is_said(
+    engine: Engine, case: Case, tmp_path: Path, capsys: Any
+) -> None:
+    engine.runs, engine.changed = [rows(Rows.of(case.floor))], (Remark("changed", "it runs with eager=True"),)
+    assert run(["attach", "-o", str(tmp_path / "run.session"), "--", "an-engine"]) == 0
+    err = capsys.readouterr().err
+    assert [one.capture for one in engine.asked] == ["full"]
+    assert "one run, not judged: there is no --model to hold it against" in err
+    assert "whether the command generates the same without the tap was not tried (--compare-text)" in err

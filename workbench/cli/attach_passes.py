@@ -1,0 +1,178 @@
+"""The runs of a command that `attach` makes: one, or one for statistics and then closer ones; one without a tap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from sessions import Session
+from sessions.copy import copy
+from sessions.records import JSON
+from workbench.attach.launch import ALWAYS, Attached, AttachError, TapRequest, attach, how_it_ended
+from workbench.checking.closer_look import first_look, further_look
+from workbench.checking.pipeline import CheckResult
+from workbench.checking.same_run import SameRun, same_run
+from workbench.cli.attach_options import import_attached
+from workbench.cli.import_dump import ImportedRun
+from workbench.cli.progress import Status
+from workbench.cli.recordings import judged_recording
+from workbench.cli.terminal import tell
+from workbench.foreign.passes import ForeignDumpError
+from workbench.models.opening import OpenedModel
+from workbench.settings import session_limits
+
+_AGAIN = "the command is run again (a server needs the same requests as before, and is ended as before, as by ctrl+c)"
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """One run of the command: what was kept of it, and what that showed."""
+
+    kept: str
+    found: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedRuns:
+    """What came of the runs: the last that left something, what its session holds, and (with a model) its verdict.
+    `text` says whether the tokens are those of the command without a tap, `other_text` that they are not."""
+
+    attached: Attached
+    imported: ImportedRun
+    result: CheckResult | None
+    passes: tuple[PassReport, ...] = ()
+    text: str = ""
+    other_text: bool = False
+
+    @property
+    def judged(self) -> CheckResult:
+        """The verdict, where there is a model."""
+        assert self.result is not None, "there is a model to compare with"
+        return self.result
+
+    def noted(self, found: str) -> AttachedRuns:
+        """With what the last pass showed, which is told."""
+        *before, last = self.passes
+        tell(f"pass {len(self.passes)}: {found}")
+        return replace(self, passes=(*before, replace(last, found=found)))
+
+    def unsure(self, why: str, *, whatever: bool) -> AttachedRuns:
+        """With a verdict that is not given, or, unless `whatever` it is, only where nothing wrong was found."""
+        if self.result is None:
+            return self
+        event = self.result.event
+        verdict = "inconclusive" if whatever or event.verdict == "match" else event.verdict
+        event = msgspec.structs.replace(event, verdict=verdict, notes=(*event.notes, why))
+        return replace(self, result=replace(self.result, event=event))
+
+    def to_json(self) -> dict[str, JSON]:
+        """The passes and the text, for `--json`."""
+        told: dict[str, JSON] = {"text": self.text} if self.text else {}
+        passes: list[JSON] = [{"kept": one.kept, "found": one.found} for one in self.passes]
+        return {**told, "passes": passes} if passes else told
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCommand:
+    """Runs `command` as often as it takes. The last run's session is `target`; `dumps` is where ranks write, `scratch`
+    holds what is needed for a while. `model` is the checkpoint that runs are held against."""
+
+    command: Sequence[str]
+    target: Path
+    dumps: Path
+    scratch: Path
+    model: str | None = None
+    opened: OpenedModel | None = None
+
+    def once(self, asked: TapRequest) -> AttachedRuns:
+        """One run, judged if there is a model."""
+        return self._run(asked, self.dumps)
+
+    def closer(self, asked: TapRequest) -> AttachedRuns:
+        """A run that keeps statistics of every row. Where these leave the reference, another that keeps the tensors
+        around that place as well; and where the place turns out to be before these, a last one."""
+        tell(
+            "pass 1 keeps statistics and a hash of every row; where they leave the reference, the command is run again "
+            "for the tensors around that place (--once: one run that keeps all tensors)"
+        )
+        runs = self._pass(1, asked, (), "statistics of everything")
+        look = first_look(runs.judged, self._layers())
+        for number in (2, 3):
+            runs = runs.noted(look.why)
+            if not look.tensors:
+                return runs
+            if runs.attached.stopped:
+                tell(f"the command is not run again: {runs.attached.stopped} ended it")
+                return runs
+            tell(f"pass {number} keeps {look.told}: {_AGAIN}")
+            earlier = self.scratch / f"pass{number - 1}.session"
+            copy(self.target, earlier)
+            try:
+                again = self._pass(number, asked, look.tensors, look.told)
+            except (AttachError, ForeignDumpError) as error:
+                tell(f"pass {number}: {error}; what pass {number - 1} recorded is kept")
+                return runs
+            runs = replace(again, passes=(*runs.passes, *again.passes))
+            same = self._same(earlier)
+            tell(f"pass {number}: {same.in_words()}")
+            if same.other_tokens:
+                why = f"the runs of the command read other tokens: {same.other_tokens}"
+                return runs.noted(why).unsure(why, whatever=True)
+            look = further_look(runs.judged, look)
+        return runs.noted(look.why)
+
+    def as_started(self, asked: TapRequest) -> Path | None:
+        """A run of the engine as it is: a session of the tokens that it read. None where none are seen."""
+        tell("first without the tap, as the command starts it: its tokens alone are noted")
+        path = self.scratch / "as-started.session"
+        try:
+            attached = attach(
+                self.command, self.scratch / "as-started", replace(asked, capture="ids", only=())
+            )
+            with Status() as status:
+                import_attached(attached, path, None, status)
+        except (AttachError, ForeignDumpError) as error:
+            tell(f"its tokens are not compared: {error}")
+            return None
+        tell(f"and now with the tap: {_AGAIN}")
+        return path
+
+    def compared(self, runs: AttachedRuns, as_started: Path) -> AttachedRuns:
+        """The runs with a word on whether the engine generates the same without a tap. Where it does not, what was
+        recorded may lack what is wrong."""
+        same = self._same(as_started)
+        with Session.open(as_started, session_limits()) as session:
+            mode = session.meta.foreign.mode if session.meta.foreign is not None else ""
+        without = f"without the tap ({mode or 'as started'})"
+        if not same.other_tokens:
+            return replace(runs, text=f"{without} {same.in_words()}")
+        changed = "; ".join(runs.attached.changed) or "nothing of the engine was changed for the recording"
+        why = f"{without} the command generates another text: {same.other_tokens}; with the tap: {changed}"
+        return replace(runs, text=why, other_text=True).unsure(why, whatever=False)
+
+    def _pass(self, number: int, asked: TapRequest, tensors: tuple[str, ...], told: str) -> AttachedRuns:
+        request = replace(asked, capture="stats", tensors=(*ALWAYS, *tensors))
+        return replace(self._run(request, self.dumps / f"pass{number}"), passes=(PassReport(told),))
+
+    def _run(self, asked: TapRequest, dump: Path) -> AttachedRuns:
+        attached = attach(self.command, dump, asked)
+        with Status() as status:
+            imported = import_attached(attached, self.target, self.opened, status)
+        if ended := how_it_ended(attached.code):
+            tell(f"the command {ended}; what it did until then is recorded")
+        result = (
+            None if self.model is None else judged_recording(self.target, self.model, None, True, 0, "cpu")
+        )
+        return AttachedRuns(attached, imported, result)
+
+    def _same(self, earlier: Path) -> SameRun:
+        limits = session_limits()
+        with Session.open(earlier, limits) as first, Session.open(self.target, limits) as run:
+            return same_run(first, run)
+
+    def _layers(self) -> int:
+        with Session.open(self.target, session_limits()) as session:
+            return session.meta.model.num_layers or 0
