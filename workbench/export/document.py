@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from sessions.meta import WeightShare
 from workbench.views.attention import LayerAttention
 from workbench.views.biases import Bias
+from workbench.views.branch_sentinel import BranchSentinel
 from workbench.views.branches import BranchLine
 from workbench.views.golden_event import plain
 from workbench.views.journal import JournalEntry
 from workbench.views.rank_weights import shape_text
-from workbench.views.sentinel_scan import Sentinel
 from workbench.views.series import STATISTIC, TapSeries
 from workbench.views.story import Story
 from workbench.views.verdicts import BranchJudgement
@@ -63,7 +63,7 @@ def _judgement(one: BranchJudgement) -> dict[str, object]:
     return asdict(replace(one, causes=())) | {"causes": plain(one.causes)}
 
 
-def _sentinel(one: Sentinel) -> dict[str, object]:
+def _sentinel(one: BranchSentinel) -> dict[str, object]:
     return {
         "branch": one.branch,
         "name": one.name,

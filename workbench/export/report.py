@@ -24,12 +24,12 @@ from workbench.export.plots import depth_plot, told
 from workbench.export.svg import STYLE
 from workbench.export.token_blocks import blocks_of
 from workbench.export.token_view import token_class, token_data, token_title
+from workbench.views.branch_sentinel import BranchSentinel
 from workbench.views.causes import Cause, cause_lines
 from workbench.views.numbers import chance, number
 from workbench.views.plain_text import plural
 from workbench.views.rank_weights import shape_text
 from workbench.views.request import Limits
-from workbench.views.sentinel_scan import Sentinel
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged, State, StepVerdict
 
@@ -123,9 +123,9 @@ def _contents(story: Story) -> list[tuple[str, str]]:
     return [*sections, ("statistics", "Statistics"), ("journal", "Journal")]
 
 
-def _quiet(story: Story) -> list[tuple[str, list[Sentinel]]]:
+def _quiet(story: Story) -> list[tuple[str, list[BranchSentinel]]]:
     """By branch, what was looked for and not found."""
-    found: dict[int, list[Sentinel]] = {}
+    found: dict[int, list[BranchSentinel]] = {}
     for one in story.sentinels:
         if one.step is None:
             found.setdefault(one.branch, []).append(one)

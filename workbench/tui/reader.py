@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from sessions.session import Session
 from workbench.settings import session_limits
-from workbench.views.sentinel_watch import SentinelScan
+from workbench.views.sentinel_watch import SentinelWatch
 from workbench.views.source import SessionSource
 
 Answer = TypeVar("Answer")
@@ -25,7 +25,8 @@ class Reader:
 
     def __init__(self, source: SessionSource) -> None:
         self.source = source
-        self.scan = SentinelScan()  # asked by whoever shows sentinels: what one has looked at the other knows
+        # Asked by whoever shows sentinels: what one has looked at the other knows.
+        self.sentinels = SentinelWatch()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-reader")
 
     @classmethod

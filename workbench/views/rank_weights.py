@@ -1,4 +1,5 @@
-"""What the ranks hold of the weights, as `info weights` leaves it in a session, by branch (torch-free)."""
+"""What the ranks hold of the weights, as `info weights` leaves it in a session, by branch; and shapes and shares in
+words (torch-free)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from engine.parallel.shards import Shard
 from sessions.meta import SessionMeta, WeightShare
 from sessions.records import STATISTICS
 from sessions.text import clean
@@ -35,3 +37,12 @@ def rank_shares(meta: SessionMeta, branch: int) -> dict[str, dict[int, WeightSha
 def shape_text(shape: Sequence[int]) -> str:
     """ "2003×256"."""
     return clean("×".join(map(str, shape)), limit=40)
+
+
+def share_text(shard: Shard) -> str:
+    """A rank's part in words."""
+    return (
+        "whole"
+        if shard.dim is None
+        else f"{'rows' if shard.dim == 0 else 'cols'} {shard.span.start}:{shard.span.stop}"
+    )

@@ -10,42 +10,11 @@ import numpy as np
 
 from engine.taps.names import local_name
 from sessions import Session, Tap
-from sessions.text import clean
 from workbench.views import sentinels
+from workbench.views.branch_sentinel import BranchSentinel, fired_at
 from workbench.views.plain_text import plural
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from workbench.views.trail import Trail
-from workbench.views.verdicts import first_failed, judged_of
-
-
-@dataclass(frozen=True, slots=True)
-class Sentinel:
-    """One sentinel over a branch. `step` is where it first fired (None: nowhere in what was `looked` at), `what`
-    says what was found, `ranks` are those that are wrong (empty: none in particular)."""
-
-    kind: SentinelKind
-    name: str
-    branch: int
-    step: int | None = None
-    what: str = ""
-    looked: str = ""
-    tap: str = ""
-    ranks: tuple[int, ...] = ()
-
-
-def fired_at(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
-           name: str = "") -> Sentinel:  # fmt: skip
-    tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
-    return Sentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
-
-
-def left_golden(session: Session, branch: int) -> Sentinel | None:
-    """Where a branch first left the golden reference."""
-    judged = judged_of(session, branch)
-    first, found = first_failed(judged), sentinels.left_golden(session, judged)
-    if first is None or found is None:
-        return None
-    return fired_at(session, "golden", branch, first.step, found, "every judged step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +28,12 @@ class _Steps:
     label: Callable[[int], str]
     budget: int
 
-    def clear(self, kind: SentinelKind, looked: str, name: str = "") -> Sentinel:
-        return Sentinel(kind, name or NAMES[kind], self.branch, looked=looked)
+    def clear(self, kind: SentinelKind, looked: str, name: str = "") -> BranchSentinel:
+        return BranchSentinel(kind, name or NAMES[kind], self.branch, looked=looked)
 
     def fired(
         self, kind: SentinelKind, step: int, found: SentinelFinding, looked: str, name: str = ""
-    ) -> Sentinel:
+    ) -> BranchSentinel:
         return fired_at(self.session, kind, self.branch, step, found, looked, name)
 
 
@@ -76,7 +45,7 @@ def scan_steps(
     seqs: Sequence[int],
     label: Callable[[int], str],
     budget: int,
-) -> list[Sentinel]:
+) -> list[BranchSentinel]:
     """Every sentinel over `steps` of one branch. `budget`: statistics values (taps × ranks × steps) to be read."""
     chosen = _Steps(session, trail, branch, steps, label, budget)
     return [
@@ -88,7 +57,7 @@ def scan_steps(
     ]
 
 
-def _not_finite(chosen: _Steps, kind: Literal["nan", "inf"]) -> Sentinel:
+def _not_finite(chosen: _Steps, kind: Literal["nan", "inf"]) -> BranchSentinel:
     session, branch, steps = chosen.session, chosen.branch, chosen.steps
     whole = len(steps) * len(session.taps) * session.ranks <= chosen.budget
     if whole:
@@ -126,7 +95,7 @@ def _first_in_series(chosen: _Steps, tap: str, statistic: str) -> int | None:
     return min(first, default=None)
 
 
-def _desync(chosen: _Steps) -> Sentinel:
+def _desync(chosen: _Steps) -> BranchSentinel:
     """Replicas must be the same bits: their checksums say so."""
     session, steps = chosen.session, chosen.steps
     if not any(session.replicas.groups):
@@ -153,7 +122,7 @@ def _told(chosen: _Steps) -> str:
     return f"{plural(number, 'step')}{rest}"
 
 
-def _misaligned(chosen: _Steps) -> Sentinel:
+def _misaligned(chosen: _Steps) -> BranchSentinel:
     looked = f"every sequence and rank at {_told(chosen)}"
     for step in chosen.steps:
         found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
@@ -163,7 +132,7 @@ def _misaligned(chosen: _Steps) -> Sentinel:
     return chosen.clear("cache", looked if ours else "no cached lengths were recorded")
 
 
-def _repetition(chosen: _Steps, seq: int, several: bool) -> Sentinel:
+def _repetition(chosen: _Steps, seq: int, several: bool) -> BranchSentinel:
     name = f"{NAMES['repetition']}, sequence {seq}" if several else ""
     looked = f"emitted tokens at {_told(chosen)}"
     tokens: list[int] = []

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sessions import SequenceStep, Session
 from sessions.text import clean
 from workbench.views import sentinels
-from workbench.views.sentinel_scan import Sentinel, fired_at, left_golden
+from workbench.views.branch_sentinel import BranchSentinel, fired_at, left_golden
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import judged_of
@@ -34,7 +34,7 @@ class SentinelHistory:
 class Watch:
     """All sentinels of a branch after `scanned` of `total` steps."""
 
-    sentinels: tuple[Sentinel, ...]
+    sentinels: tuple[BranchSentinel, ...]
     scanned: int
     total: int
     histories: Mapping[SentinelKind, SentinelHistory]
@@ -44,7 +44,7 @@ class Watch:
 class _Scan:
     next_step: int = 0
     tails: dict[int, list[int]] = field(default_factory=dict)  # by sequence
-    fired: dict[SentinelKind, Sentinel] = field(default_factory=dict)
+    fired: dict[SentinelKind, BranchSentinel] = field(default_factory=dict)
     steps: dict[SentinelKind, bytearray] = field(default_factory=dict)
     ranks: dict[SentinelKind, set[int]] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class _Scan:
         return SentinelHistory(steps.ljust(total, b"\0")[:total], tuple(sorted(self.ranks.get(kind, ()))))
 
 
-class SentinelScan:
+class SentinelWatch:
     """Scans all sequences of a branch; one that grew is scanned on from where it was left."""
 
     def __init__(self) -> None:
@@ -140,12 +140,14 @@ class SentinelScan:
             for stop in sentinels.stops(session, where.branch):
                 if stop.step in steps:
                     scan.add("stop", stop.step, ())
-        every = tuple(scan.fired.get(kind) or Sentinel(kind, NAMES[kind], where.branch) for kind in NAMES)
+        every = tuple(
+            scan.fired.get(kind) or BranchSentinel(kind, NAMES[kind], where.branch) for kind in NAMES
+        )
         histories = {kind: scan.history(kind, steps.stop) for kind in NAMES}
         return Watch(every, scan.next_step, steps.stop, histories)
 
 
-def _noted(session: Session, branch: int) -> Iterable[Sentinel]:
+def _noted(session: Session, branch: int) -> Iterable[BranchSentinel]:
     """What others wrote into the session: verdicts and stops."""
     golden = left_golden(session, branch)
     if golden is not None:

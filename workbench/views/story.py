@@ -9,12 +9,13 @@ from engine.errors import RequestError
 from sessions import Session, SessionError
 from workbench.views.attention import LayerAttention, attention
 from workbench.views.biases import Bias, biases
+from workbench.views.branch_sentinel import BranchSentinel, left_golden
 from workbench.views.branches import BranchLine, branch_lines
 from workbench.views.identity import Identity, KnownRule, file_name, identify
 from workbench.views.journal import JournalEntry, journal_entries
 from workbench.views.plain_text import plural
 from workbench.views.request import Request
-from workbench.views.sentinel_scan import Sentinel, left_golden, scan_steps
+from workbench.views.sentinel_scan import scan_steps
 from workbench.views.sequence_tokens import SequenceTokens, tokens_of
 from workbench.views.series import TapSeries, choose, history
 from workbench.views.source import SessionSource
@@ -36,7 +37,7 @@ class Story:
     branches: tuple[BranchLine, ...]
     tokens: tuple[SequenceTokens, ...]
     judgement: BranchJudgement
-    sentinels: tuple[Sentinel, ...]
+    sentinels: tuple[BranchSentinel, ...]
     histories: tuple[TapSeries, ...]
     attention: tuple[LayerAttention, ...]
     biases: tuple[tuple[int, tuple[Bias, ...]], ...]
@@ -98,7 +99,7 @@ class _Teller:
             cut=(*self.session.losses, *list(self.trail.damaged.values())[:_MOST_DAMAGE], *self.cut),
         )
 
-    def _sentinels(self, branch: BranchLine) -> list[Sentinel]:
+    def _sentinels(self, branch: BranchLine) -> list[BranchSentinel]:
         """Over the branch's own steps; those of a parent that is not looked at itself count as its own."""
         shared = branch.parent in {line.id for line in self.shown}
         steps = range(branch.fork_step if shared else 0, branch.steps)

@@ -13,9 +13,9 @@ from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.axes import by_head, parameter_axes
+from workbench.views.rank_weights import share_text
 from workbench.views.source import SessionSource
 from workbench.views.tensor import DIFFERENCE, Tensor
-from workbench.views.weights import share_text
 from workbench.views.where import Where
 
 #: The view of a parameter that is no rank's.

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.errors import CheckpointError, EngineError
-from engine.parallel.shards import Shard
 from sessions.meta import WeightShare
 from sessions.text import clean
-from workbench.views.rank_weights import rank_shares, shape_text
+from workbench.views.rank_weights import rank_shares, shape_text, share_text
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -79,12 +78,3 @@ def _surveyed(source: SessionSource) -> list[Parameter]:
             )
             for item in survey(checkpoint, model, tp=source.session.ranks, statistics=False)
         ]
-
-
-def share_text(shard: Shard) -> str:
-    """A rank's part in words."""
-    return (
-        "whole"
-        if shard.dim is None
-        else f"{'rows' if shard.dim == 0 else 'cols'} {shard.span.start}:{shard.span.stop}"
-    )

@@ -24,13 +24,13 @@ from workbench.debugger.host.replay import open_replay
 from workbench.export.document import document
 from workbench.export.json import dumps
 from workbench.export.report import render
+from workbench.views.branch_sentinel import BranchSentinel
 from workbench.views.golden_event import last_golden_event
 from workbench.views.journal import journal
 from workbench.views.operations import operations
 from workbench.views.overview import overview, present
 from workbench.views.request import Request
-from workbench.views.sentinel_scan import Sentinel
-from workbench.views.sentinel_watch import SentinelScan
+from workbench.views.sentinel_watch import SentinelWatch
 from workbench.views.source import SessionSource
 from workbench.views.step_verdicts import judged_step
 from workbench.views.story import Story, tell
@@ -67,9 +67,9 @@ class Told:
         found: dict[str, Any] = json.loads(dumps(document(self.stories[branch])))
         return found
 
-    def watch(self, branch: int) -> dict[str, Sentinel]:
+    def watch(self, branch: int) -> dict[str, BranchSentinel]:
         """What the Sentinels pane shows when it has looked at every step."""
-        scan = SentinelScan()
+        scan = SentinelWatch()
         while (watch := scan.watch(self.source, Where(branch))).scanned < watch.total:
             pass
         return {one.kind: one for one in watch.sentinels}

@@ -15,18 +15,18 @@ from tests.workbench.export import made
 from workbench.debugger.core import sentinels as catching
 from workbench.debugger.core.timeline import open_timeline
 from workbench.views import sentinels
+from workbench.views.branch_sentinel import BranchSentinel
 from workbench.views.operations import operations
 from workbench.views.request import Request
-from workbench.views.sentinel_scan import Sentinel
-from workbench.views.sentinel_watch import SentinelScan
+from workbench.views.sentinel_watch import SentinelWatch
 from workbench.views.source import SessionSource
 from workbench.views.story import tell
 from workbench.views.where import Where
 
 
-def _watched(path: Path, branch: int = 0) -> dict[str, Sentinel]:
+def _watched(path: Path, branch: int = 0) -> dict[str, BranchSentinel]:
     """What the Sentinels pane shows, once it has looked at every step."""
-    source, scan = SessionSource(Session.open(path)), SentinelScan()
+    source, scan = SessionSource(Session.open(path)), SentinelWatch()
     try:
         while (watch := scan.watch(source, Where(branch=branch))).scanned < watch.total:
             pass
@@ -35,7 +35,7 @@ def _watched(path: Path, branch: int = 0) -> dict[str, Sentinel]:
     return {one.kind: one for one in watch.sentinels if one.step is not None}
 
 
-def _told(path: Path) -> dict[str, Sentinel]:
+def _told(path: Path) -> dict[str, BranchSentinel]:
     """What the report tells."""
     with Session.open(path) as session:
         return {one.kind: one for one in tell(session, Request()).sentinels if one.step is not None}
@@ -137,7 +137,7 @@ def _nan_at(path: Path, q_absmax: float) -> Path:
 
 def test_the_history_has_every_step_and_every_rank(tmp_path: Path) -> None:
     with Session.open(_nan_at(tmp_path / "a.session", 2.0)) as session:
-        watch = SentinelScan().watch(SessionSource(session), Where())
+        watch = SentinelWatch().watch(SessionSource(session), Where())
     assert watch.scanned == watch.total == 5
     assert (list(watch.histories["nan"].steps), watch.histories["nan"].ranks) == ([0, 1, 0, 1, 0], (0, 1))
     assert not any(watch.histories["desync"].steps)
@@ -161,7 +161,7 @@ def test_the_step_under_way_is_watched_and_counts_once_when_it_is_over(tmp_path:
     try:
         writer.in_flight(0, StepInFlight(5, 2, [SequenceStep(0, [5], [5], ())], stats))
         with Session.open(path) as session:
-            source, scan = SessionSource(session), SentinelScan()
+            source, scan = SessionSource(session), SentinelWatch()
             watch = scan.watch(source, Where(step=5))
             assert (watch.scanned, watch.total) == (6, 6)
             assert list(watch.histories["nan"].steps) == [0, 1, 0, 1, 0, 1]

@@ -14,8 +14,8 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.branch_sentinel import BranchSentinel
 from workbench.views.plain_text import plural
-from workbench.views.sentinel_scan import Sentinel
 from workbench.views.sentinel_watch import Watch
 
 
@@ -55,7 +55,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
 
     def question(self) -> tuple[Callable[..., Watch], Sequence[object]]:
         """Go on looking."""
-        return self.reader.scan.watch, ()
+        return self.reader.sentinels.watch, ()
 
     def answer(self, snapshot: Watch) -> None:
         """Show what was found; go on while there are steps that were not looked at."""
@@ -89,7 +89,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         self.query_one("#histories", TextBlock).show(lines)
         self.query_one("#found", TextBlock).show(self._found(snapshot.sentinels[self.query_one(Grid).cursor]))
 
-    def _found(self, sentinel: Sentinel) -> list[TextLine]:
+    def _found(self, sentinel: BranchSentinel) -> list[TextLine]:
         """All that one sentinel found, nothing cut."""
         assert self.snapshot is not None
         if sentinel.step is None:
@@ -139,7 +139,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         if found.step is not None:
             self.post_message(self.Go(step=found.step, tap=self._tap(found), move=True))
 
-    def _tap(self, sentinel: Sentinel) -> int | None:
+    def _tap(self, sentinel: BranchSentinel) -> int | None:
         taps = self.overview.taps if self.overview else ()
         return taps.index(sentinel.tap) if sentinel.tap in taps else None
 

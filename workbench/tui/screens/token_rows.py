@@ -107,7 +107,7 @@ class TokenRows:
         if not self.timeline.display:
             return None
         try:
-            return await self.reader.ask(self.reader.scan.watch, where)
+            return await self.reader.ask(self.reader.sentinels.watch, where)
         except SessionError:
             return None
 

@@ -1,0 +1,42 @@
+"""What one sentinel found on a whole branch: for the report, the Sentinels pane and the timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessions import Session
+from sessions.text import clean
+from workbench.views import sentinels
+from workbench.views.sentinels import NAMES, SentinelFinding, SentinelKind
+from workbench.views.verdicts import first_failed, judged_of
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSentinel:
+    """One sentinel over a branch. `step` is where it first fired (None: nowhere in what was `looked` at), `what`
+    says what was found, `ranks` are those that are wrong (empty: none in particular)."""
+
+    kind: SentinelKind
+    name: str
+    branch: int
+    step: int | None = None
+    what: str = ""
+    looked: str = ""
+    tap: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+def fired_at(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
+             name: str = "") -> BranchSentinel:  # fmt: skip
+    """The sentinel that fired at `step` as `found` says."""
+    tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
+    return BranchSentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
+
+
+def left_golden(session: Session, branch: int) -> BranchSentinel | None:
+    """Where a branch first left the golden reference."""
+    judged = judged_of(session, branch)
+    first, found = first_failed(judged), sentinels.left_golden(session, judged)
+    if first is None or found is None:
+        return None
+    return fired_at(session, "golden", branch, first.step, found, "every judged step")
