@@ -10,8 +10,8 @@ from msgspec import structs
 from engine.scratch import ScratchFolder
 from sessions import Session
 from sessions.limits import UNLIMITED
-from workbench.checking.forced_run import ForcedRun, Progress
-from workbench.checking.pipeline import CheckResult, Reference
+from workbench.checking.forced_run import ForcedRun
+from workbench.checking.pipeline import CheckResult, Progress, Reference
 from workbench.checking.search import smallest_restoring
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.operations.facts import Facts

@@ -22,13 +22,14 @@ from sessions.copy import copy
 from sessions.errors import RecordingLost
 from sessions.meta import ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
-from workbench.checking.pipeline import CheckResult, Reference, check_run
+from workbench.checking.pipeline import CheckResult, Progress, Reference, check_run, recording_name
 from workbench.checking.verdicts import store_judgement
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL, Capture
 from workbench.models.opening import OpenedModel
 from workbench.references.golden import (
+    Options,
     Wanted,
     forced_onto,
     need_readable,
@@ -38,9 +39,6 @@ from workbench.references.golden import (
 )
 from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
 from workbench.views.golden_event import GoldenEvent
-
-#: `progress(what, done, of)`: which recording, and how many of its forward passes are over.
-Progress = Callable[[str, int, int], None]
 
 
 def record_reference(
@@ -54,10 +52,11 @@ def record_reference(
     device: str = "cpu",
     progress: Progress = lambda what, done, of: None,
     warn: Callable[[str], None] = lambda text: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
     Runs are forced onto what the truth emits, greedily, or onto the tokens of a `GoldenSequence`. With llama.cpp:
-    `_record_llamacpp`.
+    `_record_llamacpp`. `waiting` is called now and then meanwhile; what it raises ends the recording.
 
     ReferenceFailure and CheckpointError say why there is none.
     """
@@ -66,24 +65,19 @@ def record_reference(
     def count(done: int, of: int) -> None:
         progress("golden reference", done, of)
 
+    how: Options = {"progress": count, "warn": warn, "waiting": waiting}
     if reference == "llama.cpp":
-        return _record_llamacpp(model, sequences, steps, dtype, floor, count, warn)
+        return _record_llamacpp(model, sequences, steps, dtype, floor, how)
     noise = None
     if floor:
-        golden, noise = record_pair(model, sequences, steps, dtype, device=device, progress=count, warn=warn)
+        golden, noise = record_pair(model, sequences, steps, dtype, device=device, **how)
     else:
-        golden = record_golden(model, sequences, steps, "float64", device=device, progress=count, warn=warn)
+        golden = record_golden(model, sequences, steps, "float64", device=device, **how)
     return Reference(forced_onto(golden), steps, golden, noise)
 
 
 def _record_llamacpp(
-    model: Path,
-    sequences: Sequence[GoldenSequence],
-    steps: int,
-    dtype: DType,
-    floor: bool,
-    count: Callable[[int, int], None],
-    warn: Callable[[str], None],
+    model: Path, sequences: list[GoldenSequence], steps: int, dtype: DType, floor: bool, how: Options
 ) -> Reference:
     """llama.cpp on the weights dequantised is golden; on the blocks as stored, where there are any, it shows what
     quantisation costs; transformers at the engine's dtype shows the noise between two right implementations."""
@@ -94,13 +88,13 @@ def _record_llamacpp(
     noise = None
     try:
         noisy = [Wanted(dtype)] if floor else []
-        golden, *others = record_all(model, sequences, steps, [*wanted, *noisy], progress=count, warn=warn)
+        golden, *others = record_all(model, sequences, steps, [*wanted, *noisy], **how)
         noise = others.pop() if floor else None
     except ReferenceFailure as error:
         if not floor:
             raise
-        golden, *others = record_all(model, sequences, steps, wanted, progress=count, warn=warn)
-        warn(f"no noise floor, so that fixed tolerances judge: {error}")
+        golden, *others = record_all(model, sequences, steps, wanted, **how)
+        how["warn"](f"no noise floor, so that fixed tolerances judge: {error}")
     return Reference(forced_onto(golden), steps, golden, noise, others[0] if quantised else None)
 
 
@@ -166,9 +160,7 @@ class ForcedRun:
         inferior, reference = self.inferior, self.reference
         self._start_over()
         inferior.watch(capture)
-        inputs = "" if corrected is None else " on golden inputs"
-        inputs += "" if capture == FULL else " without taps"
-        what = f"engine{inputs}, {inferior.config.dtype}, tp={inferior.config.tp}"
+        what = recording_name(inferior.config.dtype, inferior.config.tp, corrected, capture)
         named = ModelMeta(name="" if self.model is None or path != self.path else self.model.name)
         told = SessionMeta(source="lockstep check", model=named)
         with create_session(inferior, path, told, overwrite=True), ExitStack() as stack:

@@ -13,7 +13,7 @@ recorder of its own, the engine in its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,9 @@ from workbench.models.capture import FULL, Capture
 from workbench.references.request import GoldenSequence
 from workbench.views.causes import Cause
 from workbench.views.golden_event import GoldenEvent, plain
+
+#: `progress(what, done, of)`: what is done, and how many of its forward passes are over (`of` 0: it makes none).
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class CheckedRun(Protocol):
     @property
     def rules(self) -> Mapping[str, str]:
         """Those in force."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Takes how far the comparison has come; what it raises ends it."""
         ...
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
@@ -137,7 +145,9 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
+        run.progress("judging every tap", 0, 0)
         judgement = judge(engine, golden, floor=floor, facts=facts)
+        run.progress("naming causes", 0, 0)
         found = diagnose(engine, facts, golden=golden)
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
         untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
@@ -157,6 +167,13 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation)
     run.store(verdict_rows([*judgement.taps, *failure_of(untapped)], run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
+
+
+def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:
+    """What a recording of a run is called while it is made: "engine on golden inputs, float32, tp=2"."""
+    inputs = "" if corrected is None else " on golden inputs"
+    taps = "" if capture == FULL else " without taps"
+    return f"engine{inputs}{taps}, {dtype}, tp={tp}"
 
 
 @contextmanager

@@ -35,8 +35,8 @@ class Status:
         tell(f"warning: {text}")
 
     def count(self, what: str, done: int, of: int) -> None:
-        """Show how far a recording has come."""
-        self.say(f"{what}: {done} of {of}")
+        """Show how far a recording has come; `of` 0: it is not counted."""
+        self.say(f"{what}: {done} of {of}" if of else what)
 
     def _write(self, text: str) -> None:
         if self._shown:

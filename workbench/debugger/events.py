@@ -1,4 +1,5 @@
-"""What a debugger tells unasked, while a command still runs: a pass is done, everything has stopped, a rank is lost."""
+"""What a debugger tells unasked, while a command still runs: a pass is done, how far a comparison has come, everything
+has stopped, a rank is lost."""
 
 from __future__ import annotations
 
@@ -12,6 +13,14 @@ class StepEvent(Struct, frozen=True, tag="step"):
 
     branch: int
     step: int
+
+
+class ProgressEvent(Struct, frozen=True, tag="progress"):
+    """What a long command does now: `done` of `of` passes are over; `of` 0: it is not counted."""
+
+    what: str
+    done: int
+    of: int
 
 
 class StoppedEvent(Struct, frozen=True, tag="stopped"):
@@ -32,5 +41,5 @@ class RankLostEvent(Struct, frozen=True, tag="rankLost"):
     message: str
 
 
-DebuggerEvent = StepEvent | StoppedEvent | RankLostEvent
+DebuggerEvent = StepEvent | ProgressEvent | StoppedEvent | RankLostEvent
 OnEvent = Callable[[DebuggerEvent], None]

@@ -6,9 +6,12 @@ ends the recorder alone, and its memory goes back when it ends.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +42,9 @@ from workbench.references.request import (
     model_path,
 )
 
+#: Seconds between two looks at whoever waits for a recorder.
+_LOOK_SECONDS = 0.1
+
 Progress = Callable[[int, int], None]
 
 _MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
@@ -46,13 +52,15 @@ _MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
 
 class Options(TypedDict, total=False):
     """`threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
-    passes and is called from another thread; `warn` is told of a damaged entry of the cache."""
+    passes and is called from another thread; `warn` is told of a damaged entry of the cache; `waiting` is called now
+    and then while the recorder works, and what it raises ends it."""
 
     device: str
     threads: int | None
     timeout: float | None
     progress: Progress | None
     warn: Warn
+    waiting: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,7 @@ def record_all(
                 folder.path,
                 options.get("timeout"),
                 options.get("progress"),
+                options.get("waiting"),
             )
             if first is None:
                 requests[1:] = _forced(requests[1:], recorded[0])
@@ -209,6 +218,7 @@ def _run(
     folder: Path,
     timeout: float | None,
     progress: Progress | None,
+    waiting: Callable[[], None] | None,
 ) -> list[Path]:
     """Record the requests in `folder`, in one subprocess; each after the first is forced onto the first's tokens."""
     outputs = [folder / f"{number}.session" for number in range(len(requests))]
@@ -227,11 +237,11 @@ def _run(
     finally:
         lifeline.handed_over()
     with process:
+        if progress:
+            progress(0, sum(request.steps + 1 for request in requests))
         listener = _Listener(process, progress)
         try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise ReferenceFailure(f"no golden reference within {timeout:g} s: allow more time", 4) from None
+            code = _wait(process, timeout, waiting)
         finally:
             if process.poll() is None:  # timed out or interrupted
                 process.kill()
@@ -240,6 +250,19 @@ def _run(
     if code != 0:
         raise listener.failure(code)
     return outputs
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float | None, waiting: Callable[[], None] | None) -> int:
+    """The recorder's exit code."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    while (code := process.poll()) is None:
+        if time.monotonic() >= deadline:
+            raise ReferenceFailure(f"no golden reference within {timeout:g} s: allow more time", 4)
+        if waiting:
+            waiting()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_LOOK_SECONDS, deadline - time.monotonic()))
+    return code
 
 
 def _settings(threads: int) -> dict[str, str]:

@@ -142,6 +142,22 @@ def test_too_slow_is_a_timeout(model_dir: Path, own_cache: Path) -> None:
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
 
 
+def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache: Path) -> None:
+    counted: list[tuple[int, int]] = []
+
+    def give_up() -> None:
+        raise InterruptedError("enough")
+
+    with pytest.raises(InterruptedError, match="enough"):
+        record_pair(
+            model_dir, [PROMPT], 3, "float32", threads=1, waiting=give_up,
+            progress=lambda done, of: counted.append((done, of)),
+        )  # fmt: skip
+    assert counted == [(0, 8)], "of a prefill and three steps, twice; the recorder was ended before the first"
+    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
+    assert not [one for one in psutil.Process().children() if "workbench.references.record" in one.cmdline()]
+
+
 def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suicide = [
         sys.executable,

@@ -54,6 +54,15 @@ async def press(pilot: Pilot[int], *keys: str) -> None:
         await settle(pilot)
 
 
+async def until(condition: Callable[[], bool], pilot: Pilot[int], seconds: float = 60) -> None:
+    """Wait for what no worker of the screen brings about: its own ticks, an engine."""
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("\n".join(text_of(pilot)))
+
+
 async def enter(pilot: Pilot[int], opener: str, text: str) -> None:
     """Open a line of text with a key, paste into it (typing takes a twentieth of a second a letter), and enter it."""
     await press(pilot, opener)

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from engine.faults.catalogue import FAULTS
 from sessions.records import STATISTICS
 from tests.checkpoints import tiny_checkpoint
-from tests.workbench.tui.conftest import enter, press, settle, text_of
+from tests.workbench.tui.conftest import enter, press, settle, text_of, until
 from workbench.debugger.host import client
 from workbench.tui import routes
 from workbench.tui.app import LockstepApp
@@ -54,19 +54,9 @@ async def running(
     words = [str(model), "--tp", str(tp), "--ids", "1,5,9,12", "--session", str(directory / "live.session")]
     app = LockstepApp(routes.running(words, "tiny"), chosen)
     async with app.run_test(size=(120, 40)) as pilot:
-        await _until(
-            lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot
-        )
+        await until(lambda: isinstance(app.screen, WorkbenchScreen) and app.screen.present is not None, pilot)
         await settle(pilot)
         yield pilot
-
-
-async def _until(condition, pilot: Pilot[int], seconds: float = 60) -> None:
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        await pilot.pause(0.05)
-    raise AssertionError("\n".join(text_of(pilot)))
 
 
 def _driver(pilot: Pilot[int]) -> LiveDriver:
@@ -107,7 +97,7 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
         await press(pilot, "x")
         assert isinstance(pilot.app.screen, TogglesScreen)
         await press(pilot, *["down"] * BIASES, "enter")
-        await _until(lambda: _screen(pilot).where.branch == 1 and _driver(pilot).running is None, pilot)
+        await until(lambda: _screen(pilot).where.branch == 1 and _driver(pilot).running is None, pilot)
         await settle(pilot)
         lines = text_of(pilot)
         told = next(found for line in lines if (found := _DIFFERS.search(line)))
@@ -190,7 +180,7 @@ async def test_commands_wait_for_their_turn_and_are_taken_back(roomy: Path, tmp_
 async def _keys_that_are_typed_ahead_all_act(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     await pilot.press("n", "n", "n", "n")  # faster than the engine
-    await _until(lambda: screen.where.step == 4 and screen.driver.running is None, pilot)
+    await until(lambda: screen.where.step == 4 and screen.driver.running is None, pilot)
     await settle(pilot)
     assert screen.where.step == 4
     assert screen.runner.waiting == 0
@@ -199,9 +189,9 @@ async def _keys_that_are_typed_ahead_all_act(pilot: Pilot[int]) -> None:
 async def _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     screen.commands.run("toggle load_bias false")  # reads weights again: longer than a step
-    await _until(lambda: screen.driver.running is not None and screen.runner.elapsed > 0.01, pilot)
+    await until(lambda: screen.driver.running is not None and screen.runner.elapsed > 0.01, pilot)
     await pilot.press("n", "n")
-    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+    await until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
     await settle(pilot)
     first = int(re.search(r"first difference at step (\d+)", "\n".join(text_of(pilot)))[1])
     assert (screen.where.branch, screen.where.step) == (1, first + 2)
@@ -210,23 +200,23 @@ async def _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot: Pilo
 async def _more_keys_than_can_wait_are_told_of(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     screen.commands.run("next 3000")
-    await _until(lambda: screen.driver.running == "next 3000", pilot)
+    await until(lambda: screen.driver.running == "next 3000", pilot)
     await pilot.press(*"nnnnnnnnn")
-    await _until(lambda: screen.runner.waiting == 8, pilot)
-    await _until(
+    await until(lambda: screen.runner.waiting == 8, pilot)
+    await until(
         lambda: any("8 commands waiting (no more are taken)" in line for line in text_of(pilot)), pilot
     )
     await pilot.press("ctrl+c")
-    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+    await until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
 
 
 async def _ctrl_c_takes_back_what_waits(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     screen.commands.run("next 3000")
     screen.commands.run("next")
-    await _until(lambda: screen.driver.running == "next 3000" and screen.runner.waiting == 1, pilot)
+    await until(lambda: screen.driver.running == "next 3000" and screen.runner.waiting == 1, pilot)
     await pilot.press("ctrl+c")
-    await _until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
+    await until(lambda: screen.driver.running is None and screen.runner.waiting == 0, pilot)
     await settle(pilot)
     stopped = screen.where.step
     await pilot.pause(0.3)
@@ -236,13 +226,13 @@ async def _ctrl_c_takes_back_what_waits(pilot: Pilot[int]) -> None:
 async def _what_is_cancelled_while_it_waits_waits_no_more(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     screen.commands.run("next 3000")
-    await _until(lambda: screen.driver.running == "next 3000", pilot)
+    await until(lambda: screen.driver.running == "next 3000", pilot)
     waits = asyncio.create_task(screen.runner.run("next"))
-    await _until(lambda: screen.runner.waiting == 1, pilot)
+    await until(lambda: screen.runner.waiting == 1, pilot)
     waits.cancel()
-    await _until(lambda: screen.runner.waiting == 0, pilot)
+    await until(lambda: screen.runner.waiting == 0, pilot)
     await pilot.press("ctrl+c")
-    await _until(lambda: screen.driver.running is None, pilot)
+    await until(lambda: screen.driver.running is None, pilot)
     await press(pilot, "n")
     assert screen.driver.running is None
 
@@ -250,11 +240,11 @@ async def _what_is_cancelled_while_it_waits_waits_no_more(pilot: Pilot[int]) -> 
 async def _an_interrupt_stops_a_long_run(pilot: Pilot[int]) -> None:
     await pilot.press("colon", *"next", "space", *"3000", "enter")
     screen = _screen(pilot)
-    await _until(lambda: screen.where.step > 3, pilot)
+    await until(lambda: screen.where.step > 3, pilot)
     await pilot.press("2")
     assert screen.pane == 2, "the screen answers while the engine runs"
     await pilot.press("ctrl+c")
-    await _until(lambda: screen.driver.running is None, pilot)
+    await until(lambda: screen.driver.running is None, pilot)
     await settle(pilot)
     assert screen.where.step < 3000
 
@@ -263,11 +253,11 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
     async with running(model, tmp_path, tp=2) as pilot:
         screen = _screen(pilot)
         os.kill(_driver(pilot).rank_pids[1], signal.SIGKILL)
-        await _until(lambda: "● rank lost" in text_of(pilot)[0], pilot)  # while nothing runs
+        await until(lambda: "● rank lost" in text_of(pilot)[0], pilot)  # while nothing runs
         assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
         await enter(pilot, "colon", "restart")
         await press(pilot, "n", "n")
-        await _until(lambda: screen.where.step >= 1, pilot)
+        await until(lambda: screen.where.step >= 1, pilot)
 
 
 async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,12 +277,12 @@ async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: 
 async def _a_stopped_host_is_told_until_it_answers_again(pilot: Pilot[int]) -> None:
     os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
     try:
-        await _until(lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot)
+        await until(lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot)
         assert "● host does not answer" in text_of(pilot)[0]
         assert any("state T" in line for line in text_of(pilot))
     finally:
         os.kill(_driver(pilot).host_pid, signal.SIGCONT)
-    await _until(lambda: any("the host answers again" in line for line in text_of(pilot)), pilot)
+    await until(lambda: any("the host answers again" in line for line in text_of(pilot)), pilot)
     assert "● stopped" in text_of(pilot)[0]
     await press(pilot, "n")
     assert _screen(pilot).where.step == 1
@@ -324,7 +314,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, folder: st
     model.mkdir()
     app = LockstepApp(routes.running([str(model), "--ids", "1"], "nothing"))
     async with app.run_test(size=(100, 30)) as pilot:
-        await _until(lambda: any("config.json" in line for line in text_of(pilot)), pilot)
+        await until(lambda: any("config.json" in line for line in text_of(pilot)), pilot)
         assert isinstance(app.screen, StartingScreen)
         await press(pilot, "escape")
     assert app.return_value == 3
@@ -343,8 +333,8 @@ async def test_while_ranks_are_awaited_strangers_are_told_of(
         where = server.getsockname()
     app = LockstepApp(routes.running([str(model), "--ids", "1", "--listen", f"127.0.0.1:{where[1]}"], "tiny"))
     async with app.run_test(size=(100, 30)) as pilot:
-        await _until(lambda: _knocks(where), pilot)
-        await _until(lambda: "from 127.0.0.1 and did not prove" in "\n".join(text_of(pilot)), pilot)
+        await until(lambda: _knocks(where), pilot)
+        await until(lambda: "from 127.0.0.1 and did not prove" in "\n".join(text_of(pilot)), pilot)
         assert isinstance(app.screen, StartingScreen)
         await press(pilot, "escape")
     assert app.return_value == 130

@@ -124,43 +124,6 @@ async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
         assert _screen(pilot).where.step == 6
 
 
-async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
-    async with bench() as pilot:
-        await press(pilot, "{", "7")
-        lines = text_of(pilot)
-        assert any("first wrong: layers.0.attn.scores" in line for line in lines)
-        assert any("attn.scores █" in line for line in lines)
-        assert any("attn.probs ▒" in line for line in lines)
-        row = next(line for line in lines if "◆" in line)
-        await press(pilot, "down")
-        assert next(line for line in text_of(pilot) if "◆" in line) != row, "the cursor is seen on every mark"
-        legend = next(line for line in lines if "▫ suspect" in line)
-        assert "▪ right   ▫ suspect   █ wrong   ▒ wrong input   · not compared" in legend
-        told = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
-        assert re.search(r"\d+ right  \d+ wrong", told)
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
-    bench: Bench, size: tuple[int, int]
-) -> None:
-    async with bench(size, RECORDED / "load_bias-false.session") as pilot:
-        await enter(pilot, "colon", "goto 0")
-        await press(pilot, "7")
-        lines = text_of(pilot)
-        head = next(i for i, line in enumerate(lines) if "error of each tap" in line)
-        assert "noise floor" in lines[head]
-        drawn = "".join(lines[head + 1 : head + 13])
-        assert set("⠉⠒⠤⣀") & set(drawn)
-        assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
-
-
-async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
-    async with bench() as pilot:
-        await press(pilot, "7")
-        assert any("was not compared with a golden reference" in line for line in text_of(pilot))
-
-
 async def test_what_was_said_goes_with_the_pane(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "2", "m")

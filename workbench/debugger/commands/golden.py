@@ -11,13 +11,14 @@ from sessions import SessionWriter, Verdict
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from workbench.checking.corrections import Corrections
 from workbench.checking.forced_run import record_reference
-from workbench.checking.pipeline import Reference, check_run
+from workbench.checking.pipeline import Reference, check_run, recording_name
 from workbench.debugger.answers import Result
 from workbench.debugger.commands.diagnose import GoldenResult
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.judgements import last_judgement
 from workbench.debugger.core.registry import Argument, Key, command
 from workbench.debugger.errors import DebuggerError, NotCaptured
+from workbench.debugger.events import ProgressEvent
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.inferior.step_record import taps_of
 from workbench.models.capture import FULL, Capture
@@ -77,7 +78,9 @@ def _record(debugger: Debugger, branch: int, last: int, reference: ReferenceName
         last,
         inferior.config.dtype,
         reference=reference,
+        progress=lambda what, done, of: debugger.events(ProgressEvent(what, done, of)),
         warn=inferior.recorder.on_warning,
+        waiting=debugger.interrupts.check,
     )
 
 
@@ -100,6 +103,11 @@ class BranchRun:
         """The branch's."""
         return self.debugger.timeline.line(self.branch).rules
 
+    def progress(self, what: str, done: int, of: int) -> None:
+        """Tell it; the comparison ends here where that is wanted."""
+        self.debugger.interrupts.check()
+        self.debugger.events(ProgressEvent(what, done, of))
+
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
         """What `capture` says, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
@@ -107,17 +115,19 @@ class BranchRun:
             model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)
         )
         taps = taps_of(engine.inferior.specs)
+        what, passes = recording_name(config.dtype, config.tp, corrected, capture), self.last + 1
         with SessionWriter.create(path, taps=taps, ranks=config.tp, meta=meta) as writer:
             engine.reach(self.branch, 0)
             with engine.capturing(capture):
-                for step in range(self.last + 1):
-                    self.debugger.interrupts.check()
+                for step in range(passes):
+                    self.progress(what, step, passes)
                     if corrected is None and capture == FULL:
                         record = engine.rerun(self.branch, step)
                     else:  # other numbers than those of the branch: nothing to verify
                         patches = () if corrected is None else corrected(step)
                         record = engine.rerun_corrected(self.branch, step, patches)
                     writer.step(0, record)
+                self.progress(what, passes, passes)
 
     def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
         """Into the debugger's session. A step that an ancestor ran is judged as part of this branch all the same."""

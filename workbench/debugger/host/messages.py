@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from engine.ranks.wire import WireArray
 from workbench.debugger.answers import JsonObject
 from workbench.debugger.core.registry import Command
-from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
+from workbench.debugger.events import DebuggerEvent
 
 #: How often a host shows that it lives.
 HEARTBEAT_SECONDS = 1.0
@@ -226,6 +226,6 @@ class ClosedEvent(Struct, frozen=True, tag="closed"):
     message: str
 
 
-_SentEvent = ReadyEvent | StartFailedEvent | StepEvent | StoppedEvent | OutputEvent | RankLostEvent
+_SentEvent = ReadyEvent | StartFailedEvent | OutputEvent | DebuggerEvent
 HostFrame = AnswerFrame | HeartbeatEvent | _SentEvent
 HostEvent = _SentEvent | ClosedEvent

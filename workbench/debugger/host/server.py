@@ -22,7 +22,7 @@ from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.registry import commands
 from workbench.debugger.core.tensors import weight_of
 from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.events import DebuggerEvent, StepEvent
+from workbench.debugger.events import DebuggerEvent, ProgressEvent, StepEvent
 from workbench.debugger.failures import exit_code, explain
 from workbench.debugger.host.messages import (
     HEARTBEAT_SECONDS,
@@ -60,7 +60,7 @@ from workbench.inferior.session import fold_recordings
 _GRACE, _LAST_GRACE = 5.0, 10.0
 #: Seconds between two looks at the ranks while there is nothing to do.
 _LOOK_SECONDS = 0.25
-#: Least seconds between two "step" events: a screen draws no faster.
+#: Least seconds between two events of steps or of progress: a screen draws no faster.
 _STEP_INTERVAL = 1 / 30
 
 Start = Callable[[Callable[[str], None]], Debugger]
@@ -210,7 +210,8 @@ class Host:
         self._send(OutputEvent(text))
 
     def _debugger_event(self, event: DebuggerEvent) -> None:
-        if isinstance(event, StepEvent):
+        counted = isinstance(event, ProgressEvent) and 0 < event.done < event.of
+        if counted or isinstance(event, StepEvent):
             now = time.monotonic()
             if now - self._last_step < _STEP_INTERVAL:
                 return

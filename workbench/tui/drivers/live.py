@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,11 +19,11 @@ from textual.message_pump import MessagePump
 
 from sessions.text import clean
 from workbench.debugger.core.registry import Command
-from workbench.debugger.events import RankLostEvent, StepEvent
+from workbench.debugger.events import ProgressEvent, RankLostEvent, StepEvent
 from workbench.debugger.host.client import HostClient
 from workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
 from workbench.debugger.host.pending import HostError
-from workbench.tui.drivers.port import CLOSING, CommandFailed, Progressed, Reply, Said
+from workbench.tui.drivers.port import CLOSING, CommandFailed, Progressed, Reply, Said, Stage
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
@@ -49,6 +50,7 @@ class LiveDriver:
         self.warning = ""  # what the host said last while it was starting
         self.host_pid = 0
         self.rank_pids: Sequence[int] = ()
+        self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and what was told of it last
         self._started: HostClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -90,6 +92,15 @@ class LiveDriver:
         """A rank may be lost."""
         return "a rank was lost: :restart first" if self.lost else ""
 
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What was told of the command that runs."""
+        ends = [*(began for began, _ in self._stages[1:]), time.monotonic()]
+        return [
+            Stage(clean(told.what, limit=80), told.done, told.of, end - began)
+            for (began, told), end in zip(self._stages, ends, strict=False)
+        ]
+
     def state(self, where: Where, busy: bool) -> Fact:
         """What the engine does."""
         at = self.at
@@ -120,6 +131,7 @@ class LiveDriver:
             answer = await _answer(self._client.command(line, where.seq))
         finally:
             self.running = None
+            self._stages.clear()
         self.at = answer.state
         return Reply.of(answer.text, answer.result)
 
@@ -160,6 +172,11 @@ class LiveDriver:
                 if self.running is not None:  # else the answer is here already, and knows better
                     self.at = structs.replace(self.at, branch=branch, step=step)
                     self._post(Progressed())
+            case ProgressEvent(what=what):
+                if self._stages and self._stages[-1][1].what == what:
+                    self._stages[-1] = (self._stages[-1][0], event)
+                elif self.running is not None:
+                    self._stages.append((time.monotonic(), event))
             case OutputEvent(text=text):
                 self._post(Said(clean(text, newlines=True), wrong=False))
             case RankLostEvent(message=message):

@@ -48,6 +48,22 @@ class Reply:
         return cls(text, msgspec.convert(result, Outcome))
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of what a long command does: `done` of `of` passes (0: not counted), in so many seconds until now, or
+    until it was over."""
+
+    what: str
+    done: int
+    of: int
+    seconds: float
+
+    @property
+    def told(self) -> str:
+        """ "golden reference: 3 of 18"."""
+        return f"{self.what}: {self.done} of {self.of}" if self.of else self.what
+
+
 class Progressed(Message):
     """A pass is done while a command still runs."""
 
@@ -74,6 +90,10 @@ class Driver(Protocol):
     #: The command line that is being carried out.
     running: str | None
     listener: MessagePump | None
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What the command that runs has done so far, the part that is under way last; none where it does not tell."""
 
     @property
     def at(self) -> DebuggerState | None:

@@ -16,6 +16,7 @@ from textual.widgets import Static
 from sessions.errors import SessionError
 from sessions.text import clean
 from workbench.export.table import Table
+from workbench.tui.drivers.port import Stage
 from workbench.tui.marks import Marks
 from workbench.tui.message_log import MessageLog
 from workbench.tui.reader import Reader
@@ -157,6 +158,9 @@ class Pane(PaintedWidget):
             self.post_message(self.Command(line))
         else:
             self.notify("Nothing is missing here that a command could bring.")
+
+    def progress(self, stages: Sequence[Stage]) -> None:
+        """What the command that runs has done so far; few panes have a word on it."""
 
     def table(self) -> Table | None:
         """What is shown, as data; None while there is nothing."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher
 
+from workbench.tui.drivers.port import Driver
 from workbench.tui.message_log import MessageLog
 from workbench.tui.panes import PANES
 from workbench.tui.panes.base import Pane
@@ -20,9 +21,9 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "Back from what a pane has opened")]
 
-    def __init__(self, reader: Reader, said: MessageLog, *, live: bool, id: str | None = None) -> None:
+    def __init__(self, reader: Reader, said: MessageLog, driver: Driver, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.reader, self.said, self.live = reader, said, live
+        self.reader, self.said, self.driver = reader, said, driver
         self.front: Pane | None = None
         self._made: dict[int, Pane] = {}
         self._making = asyncio.Lock()
@@ -32,12 +33,17 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         async with self._making:  # two may ask for the same one
             if number not in self._made:
                 made = PANES[number - 1](self.reader)
-                made.live, made.said = self.live, self.said
+                made.live, made.said = self.driver.live, self.said
                 await self.add_content(made)
                 self._made[number] = made
         self.current = f"pane-{number}"
         self.front = self._made[number]
         return self.front
+
+    def show_progress(self) -> None:
+        """Of the command that runs, in the pane in front."""
+        if self.front is not None:
+            self.front.progress(self.driver.stages)
 
     def action_back(self) -> None:
         """Back from what the pane in front has opened; also where it is empty, and cannot take keys."""

@@ -52,7 +52,8 @@ class CommandRunner:
         """What runs, for how long, and how many commands wait behind it."""
         full = " (no more are taken)" if self.waiting >= _MOST_WAITING else ""
         waiting = f"   {plural(self.waiting, 'command')} waiting{full}" if self.waiting else ""
-        return f"{self.driver.running}   {self.elapsed:.0f} s{waiting}   ctrl+c interrupts"
+        stage = f"   {self.driver.stages[-1].told}" if self.driver.stages else ""
+        return f"{self.driver.running}{stage}   {self.elapsed:.0f} s{waiting}   ctrl+c interrupts"
 
     async def run(self, line: str) -> Reply | None:
         """Carry out a command and show where that led. None: it was not, and why has been told.

@@ -62,7 +62,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.overview: Overview | None = None
         self.frame = Frame(reader, chosen.token_colour)
         self.said = MessageLog(reader)
-        self.panes = PaneSwitcher(reader, self.said, live=driver.live, id="panes")
+        self.panes = PaneSwitcher(reader, self.said, driver, id="panes")
         self.navigator = Navigator(reader)
         self.keymap = Keymap(self, driver, chosen.keys)
         self.follower = Follower(self, reader, driver, self.navigator)
@@ -185,6 +185,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
             told = why or ("the host answers again" if before else self.runner.progress)
             self.tell(told, bool(why), keep=bool(why) is not before)
         self._unresponsive = bool(why)
+        self.panes.show_progress()
 
     def _state(self) -> Fact | None:
         return self.driver.state(self.where, self.runner.busy)

@@ -10,6 +10,9 @@ from sessions import Session
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
 from workbench.checking.forced_run import check
 from workbench.checking.pipeline import Reference
+from workbench.debugger.core.judgements import last_judgement
+from workbench.debugger.errors import Interrupted
+from workbench.debugger.events import DebuggerEvent, ProgressEvent
 from workbench.debugger.host.replay import open_replay
 from workbench.references.golden import forced_onto, record_golden
 
@@ -67,12 +70,41 @@ def test_a_patched_tap_is_a_fault_of_its_own_at_its_step(live: Live) -> None:
     assert debugger.timeline.line(1).patches
 
 
-def test_a_match_has_no_ledger(live: Live) -> None:
+def test_a_match_has_no_ledger_and_tells_how_far_it_has_come(live: Live) -> None:
     debugger = live()
     debugger.execute("next 2")
+    heard: list[ProgressEvent] = []
+    debugger.events = lambda event: heard.append(event) if isinstance(event, ProgressEvent) else None
     told = debugger.execute("golden")
     assert told.to_text() == "golden: match over 2 steps"
     assert told.to_json()["faulty"] is None
+    engine = [ProgressEvent("engine, float32, tp=1", done, 2) for done in range(3)]
+    judged = [ProgressEvent("judging every tap", 0, 0), ProgressEvent("naming causes", 0, 0)]
+    untapped = [ProgressEvent("engine without taps, float32, tp=1", done, 2) for done in range(3)]
+    recorded = [event for event in heard if event.what == "golden reference"]
+    assert heard[len(recorded) :] == [*engine, *judged, *untapped]
+    assert all(event.done <= event.of == 4 for event in recorded), "none where it was in the cache"
+
+
+@pytest.mark.parametrize("stage", ["golden reference", "engine, float32, tp=1", "naming causes"])
+def test_an_interrupt_ends_it_wherever_it_is(
+    live: Live, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stage == "golden reference":
+        monkeypatch.setenv("LOCKSTEP_CACHE_DIR", str(tmp_path))
+    debugger = live(prompts=PROMPTS)
+    debugger.execute("next 2")
+
+    def interrupt(event: DebuggerEvent) -> None:
+        if isinstance(event, ProgressEvent) and event.what == stage:
+            debugger.interrupt()
+
+    debugger.events = interrupt
+    with pytest.raises(Interrupted):
+        debugger.execute("golden")
+    debugger.events = lambda event: None
+    assert last_judgement(debugger) is None
+    assert "step 2" in debugger.execute("next").to_text(), "the branch goes on"
 
 
 @pytest.mark.slow

@@ -1,0 +1,82 @@
+"""The Golden pane: the map of verdicts, the error over depth, a comparison that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
+from workbench.tui.drivers.port import Stage
+
+RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
+
+
+async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{", "7")
+        lines = text_of(pilot)
+        assert any("first wrong: layers.0.attn.scores" in line for line in lines)
+        assert any("attn.scores █" in line for line in lines)
+        assert any("attn.probs ▒" in line for line in lines)
+        row = next(line for line in lines if "◆" in line)
+        await press(pilot, "down")
+        assert next(line for line in text_of(pilot) if "◆" in line) != row, "the cursor is seen on every mark"
+        legend = next(line for line in lines if "▫ suspect" in line)
+        assert "▪ right   ▫ suspect   █ wrong   ▒ wrong input   · not compared" in legend
+        told = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
+        assert re.search(r"\d+ right  \d+ wrong", told)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
+    bench: Bench, size: tuple[int, int]
+) -> None:
+    async with bench(size, RECORDED / "load_bias-false.session") as pilot:
+        await enter(pilot, "colon", "goto 0")
+        await press(pilot, "7")
+        lines = text_of(pilot)
+        head = next(i for i, line in enumerate(lines) if "error of each tap" in line)
+        assert "noise floor" in lines[head]
+        drawn = "".join(lines[head + 1 : head + 13])
+        assert set("⠉⠒⠤⣀") & set(drawn)
+        assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
+
+
+async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "7")
+        assert any("was not compared with a golden reference" in line for line in text_of(pilot))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size) as pilot:
+        await press(pilot, "7")
+        driver = pilot.app.screen.driver
+        for going, shown in ((3, "━━━━━───────────"), (6, "━━━━━━━━━━──────")):
+            driver.stages = [
+                Stage("golden reference", 18, 18, 12.4),
+                Stage("engine on golden inputs, float32, tp=2", going, 9, 1.7),
+            ]
+            await until(lambda shown=shown: any(shown in line for line in text_of(pilot)), pilot)
+            lines = [" ".join(line.split()) for line in text_of(pilot)]
+            for told in (
+                "comparing with the golden reference 14 s",
+                "✓ golden reference 18 of 18 12 s",
+                f"▶ engine on golden inputs, float32, tp=2 {going} of 9 2 s",
+            ):
+                assert any(told in line for line in lines)
+            assert not any("g compares it" in line for line in lines)
+        driver.stages = ()
+        await until(lambda: any("was not compared" in line for line in text_of(pilot)), pilot)
+        assert not any("comparing with" in line for line in text_of(pilot))
+
+
+async def test_an_older_judgement_stays_under_a_comparison_that_runs(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "{", "7")
+        pilot.app.screen.driver.stages = [Stage("judging every tap", 0, 0, 1.0)]
+        await until(lambda: any("▶ judging every tap" in line for line in text_of(pilot)), pilot)
+        assert any("first wrong: layers.0.attn.scores" in line for line in text_of(pilot))
