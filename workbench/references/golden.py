@@ -6,13 +6,7 @@ ends the recorder alone, and its memory goes back when it ends.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import subprocess
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,32 +16,20 @@ import msgspec
 
 from engine.checkpoint.files import gguf_file
 from engine.checkpoint.resolve import open_checkpoint
-from engine.children import start_python
-from engine.lifeline import Lifeline
-from engine.text import printable
 from sessions import Session
 from sessions.limits import UNLIMITED
 from workbench.references import cache
 from workbench.references.cache import Warn
 from workbench.references.llamacpp.library import need_installed
+from workbench.references.recorder_process import Progress, run_recorder
 from workbench.references.request import (
     DType,
     GoldenRequest,
     GoldenSequence,
-    RecorderFailure,
-    RecorderProgress,
-    RecordingJob,
     ReferenceFailure,
     ReferenceName,
     model_path,
 )
-
-#: Seconds between two looks at whoever waits for a recorder.
-_LOOK_SECONDS = 0.1
-
-Progress = Callable[[int, int], None]
-
-_MESSAGES = msgspec.json.Decoder(RecorderProgress | RecorderFailure)
 
 
 class Options(TypedDict, total=False):
@@ -129,9 +111,9 @@ def record_all(
     missing = [i for i, path in enumerate(found) if path is None]
     if missing:
         with cache.folder() as folder:
-            recorded = _run(
-                checkpoint,
+            recorded = run_recorder(
                 [requests[i] for i in missing],
+                checkpoint.digest,
                 folder.path,
                 options.get("timeout"),
                 options.get("progress"),
@@ -210,97 +192,3 @@ def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
             emitted[seq].pop()
         prompts = {sequence.seq: tuple(sequence.ids) for sequence in session.step(0).sequences}
     return tuple(GoldenSequence(ids, tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))
-
-
-def _run(
-    checkpoint: _Checkpoint,
-    requests: Sequence[GoldenRequest],
-    folder: Path,
-    timeout: float | None,
-    progress: Progress | None,
-    waiting: Callable[[], None] | None,
-) -> list[Path]:
-    """Record the requests in `folder`, in one subprocess; each after the first is forced onto the first's tokens."""
-    outputs = [folder / f"{number}.session" for number in range(len(requests))]
-    asked = [
-        RecordingJob(request, checkpoint.digest, str(output))
-        for request, output in zip(requests, outputs, strict=True)
-    ]
-    jobs = folder / "jobs.json"
-    jobs.write_bytes(msgspec.json.encode(asked))
-    lifeline = Lifeline()
-    try:
-        process = start_python(
-            "-m", "workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(requests[0].threads),
-        )  # fmt: skip
-    finally:
-        lifeline.handed_over()
-    with process:
-        if progress:
-            progress(0, sum(request.steps + 1 for request in requests))
-        listener = _Listener(process, progress)
-        try:
-            code = _wait(process, timeout, waiting)
-        finally:
-            if process.poll() is None:  # timed out or interrupted
-                process.kill()
-            lifeline.close()
-            listener.join()
-    if code != 0:
-        raise listener.failure(code)
-    return outputs
-
-
-def _wait(process: subprocess.Popen[bytes], timeout: float | None, waiting: Callable[[], None] | None) -> int:
-    """The recorder's exit code."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    while (code := process.poll()) is None:
-        if time.monotonic() >= deadline:
-            raise ReferenceFailure(f"no golden reference within {timeout:g} s: allow more time", 4)
-        if waiting:
-            waiting()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(min(_LOOK_SECONDS, deadline - time.monotonic()))
-    return code
-
-
-def _settings(threads: int) -> dict[str, str]:
-    return {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-class _Listener(threading.Thread):
-    """Reads the recorder's stderr to the end: progress, its error, and the last of anything else."""
-
-    def __init__(self, process: subprocess.Popen[bytes], progress: Progress | None) -> None:
-        super().__init__(name="golden-recorder", daemon=True)
-        assert process.stderr is not None
-        self.lines, self.progress = process.stderr, progress
-        self.error: RecorderFailure | None = None
-        self.rest: deque[str] = deque(maxlen=5)
-        self.start()
-
-    def run(self) -> None:
-        for line in self.lines:
-            try:
-                message = _MESSAGES.decode(line)
-            except msgspec.DecodeError:  # a library's warning
-                self.rest.append(line.decode("utf-8", "replace").strip())
-                continue
-            if isinstance(message, RecorderFailure):
-                self.error = message
-            elif self.progress:
-                self.progress(message.done, message.total)
-
-    def failure(self, code: int) -> ReferenceFailure:
-        """What to raise for a recorder that ended with `code`."""
-        if self.error is not None:
-            return ReferenceFailure(printable(self.error.message, 600), self.error.exit_code)
-        how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit code {code}"
-        said = printable(" | ".join(self.rest), 400) or "nothing"
-        return ReferenceFailure(f"the golden recorder {how}; it last said: {said}")

@@ -23,7 +23,7 @@ from engine.errors import CheckpointError
 from sessions import Session
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.references import cache, golden
+from workbench.references import cache, golden, recorder_process
 from workbench.references.golden import forced_onto, record_golden, record_pair
 from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 
@@ -48,7 +48,7 @@ def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a recorder was started")
 
-    monkeypatch.setattr(golden.subprocess, "Popen", refuse)
+    monkeypatch.setattr(recorder_process.subprocess, "Popen", refuse)
 
 
 def fill(key: str, text: str = "") -> Path:
@@ -87,7 +87,7 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(golden.subprocess, "Popen", None)  # would fail if called
+        patch.setattr(recorder_process.subprocess, "Popen", None)  # would fail if called
         assert again() == (golden_path, floor_path)
         assert record_golden(model_dir, forced_onto(golden_path), 2, "float32", threads=1) == floor_path
     # A damaged entry is recorded again, alone: here one of its tensors has changed, and nothing else.
@@ -165,7 +165,7 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
         "import os; print('near the end', file=__import__('sys').stderr, flush=True); os.abort()",
     ]
     popen = subprocess.Popen
-    monkeypatch.setattr(golden.subprocess, "Popen", lambda command, **options: popen(suicide, **options))
+    monkeypatch.setattr(recorder_process.subprocess, "Popen", lambda command, **options: popen(suicide, **options))
     with pytest.raises(ReferenceFailure, match=r"killed by signal 6 .*near the end"):
         record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
 
