@@ -1,7 +1,7 @@
 """The `lockstep` program: goes to the screens or to a subcommand, turns errors into one line and an exit code.
 
-Light: `lockstep --help` imports no subcommand, as names and help lines stand in `subcommands`, and a bare `lockstep`
-not even Typer.
+Light: `lockstep --help` imports no subcommand, as names and help lines stand in `subcommands`; a bare `lockstep` and
+`lockstep tui SESSION` not even Typer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from io import TextIOWrapper
 from engine.text import printable
 from workbench import error_log
 from workbench.cli import ending
-from workbench.cli.home import open_home
-from workbench.cli.terminal import no_screens, tell
+from workbench.cli.screens import straight
+from workbench.cli.terminal import tell
 from workbench.exit_codes import Exit
 
 #: The environment variable by which a shell asks for completions.
@@ -26,7 +26,7 @@ COMPLETION = "_LOCKSTEP_COMPLETE"
 
 def run(arguments: list[str]) -> int:
     """Run one command line (without the program's name) and return the exit code."""
-    # Imported here: a bare `lockstep` is on screen before Typer would be.
+    # Imported here: screens come before Typer would be there.
     import typer
 
     from workbench.cli import root
@@ -91,7 +91,8 @@ def main() -> None:
         sys.exit(Exit.USAGE)
     ending.on_signals()
     try:
-        code = run(sys.argv[1:]) if sys.argv[1:] or no_screens() else open_home()
+        code = straight(sys.argv[1:])
+        code = run(sys.argv[1:]) if code is None else code
     except ending.Ended:
         code = 0
     except KeyboardInterrupt:  # in the imports of a command

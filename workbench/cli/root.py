@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from workbench.cli.home import open_home
+from workbench.cli.screens import open_home
 from workbench.cli.subcommands import COMMANDS
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import Exit

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli import options
+from workbench.cli.screens import open_session
 from workbench.cli.terminal import no_screens
 from workbench.exit_codes import UsageError
 from workbench.paths import session_of
@@ -47,11 +48,11 @@ def tui(
     """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session."""
     if why := no_screens():
         raise UsageError(f"{why}: use `lockstep run` or `lockstep replay` instead")
-    # Imported here: textual is not for those who only ask for help.
-    from workbench.tui.launch import run_model, run_session
-
     if (path := session_of(target)) is not None:
-        raise typer.Exit(run_session(path))
+        raise typer.Exit(open_session(path))
+    # Imported here: textual is not for those who only ask for help.
+    from workbench.tui.launch import run_model
+
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
         weights=weights, rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,

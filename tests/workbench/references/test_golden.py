@@ -165,7 +165,9 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
         "import os; print('near the end', file=__import__('sys').stderr, flush=True); os.abort()",
     ]
     popen = subprocess.Popen
-    monkeypatch.setattr(recorder_process.subprocess, "Popen", lambda command, **options: popen(suicide, **options))
+    monkeypatch.setattr(
+        recorder_process.subprocess, "Popen", lambda command, **options: popen(suicide, **options)
+    )
     with pytest.raises(ReferenceFailure, match=r"killed by signal 6 .*near the end"):
         record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
 

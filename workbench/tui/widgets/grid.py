@@ -41,6 +41,19 @@ class GridColumn:
     tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars
 
 
+@dataclass
+class RowMessage(Message):
+    """Something was done with a row of a grid."""
+
+    grid: Grid
+    row: int
+
+    @property
+    def control(self) -> Grid:
+        """The grid, for `@on` selectors."""
+        return self.grid
+
+
 class Grid(ScrollView, PaintedWidget, can_focus=True):
     """Rows by number: `show(count, row)` with `row(i)` the cells of row i. Posts `Pointed` and `Chosen`."""
 
@@ -60,41 +73,14 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
 
     cursor: reactive[int] = reactive(0, repaint=False)  # two rows are drawn anew, not all
 
-    @dataclass
-    class Pointed(Message):
+    class Pointed(RowMessage):
         """The cursor stands on another row, put there by the user."""
 
-        grid: Grid
-        row: int
-
-        @property
-        def control(self) -> Grid:
-            """The grid, for `@on` selectors."""
-            return self.grid
-
-    @dataclass
-    class Chosen(Message):
+    class Chosen(RowMessage):
         """Enter or a second click on a row."""
 
-        grid: Grid
-        row: int
-
-        @property
-        def control(self) -> Grid:
-            """The grid, for `@on` selectors."""
-            return self.grid
-
-    @dataclass
-    class Marked(Message):
+    class Marked(RowMessage):
         """A click into the column of marks of a row."""
-
-        grid: Grid
-        row: int
-
-        @property
-        def control(self) -> Grid:
-            """The grid, for `@on` selectors."""
-            return self.grid
 
     def __init__(
         self,
