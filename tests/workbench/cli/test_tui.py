@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.run.sampling import Sampling
-from workbench.cli import tui
+from workbench.cli import screens, tui
 from workbench.debugger.host.options import Launch, parse_options, target_of
+from workbench.paths import sessions_directory
 from workbench.references.request import REFERENCES
 from workbench.settings import SettingsError
 from workbench.tui import launch, settings
@@ -31,6 +32,34 @@ def test_the_reference_of_the_settings_is_that_of_gguf_files(tmp_path: Path) -> 
         SettingsError, match=r"reference = 'vllm': must be one of 'transformers', 'llama\.cpp'"
     ):
         settings.load(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "opened"),
+    [
+        (["tui", "kept"], ["kept.session"]),
+        (["tui", "kept.session"], ["kept.session"]),
+        ([], ["home"]),
+        (["tui"], None),
+        (["tui", "demo"], None),
+        (["tui", "--help"], None),
+        (["tui", "kept", "--tp", "2"], None),
+        (["replay", "kept"], None),
+    ],
+)
+def test_a_session_and_nothing_else_is_opened_straight(
+    words: list[str], opened: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setenv("LOCKSTEP_DATA_DIR", str(tmp_path))
+    (sessions_directory() / "kept.session").touch()
+    monkeypatch.setattr(launch, "run_home", lambda: shown.append("home") or 0)
+    monkeypatch.setattr(launch, "run_session", lambda path: shown.append(path.name) or 0)
+    monkeypatch.setattr(screens, "no_screens", lambda: "not a terminal")
+    assert screens.straight(words) is None
+    monkeypatch.setattr(screens, "no_screens", lambda: "")
+    assert screens.straight(words) == (None if opened is None else 0)
+    assert shown == (opened or [])
 
 
 def test_every_option_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

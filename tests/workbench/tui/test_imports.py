@@ -32,5 +32,5 @@ def test_no_screen_loads_torch(module: str) -> None:
 
 
 def test_the_first_paint_waits_for_nothing_but_textual() -> None:
-    light = "import workbench.tui.launch, workbench.tui.screens.home, workbench.tui.screens.opening"
-    assert _loaded(light, (*_HEAVY, "numpy", "sqlite3", "tokenizers")) == ""
+    light = "import workbench.cli.main, workbench.tui.launch, workbench.tui.screens.home, workbench.tui.screens.opening"
+    assert _loaded(light, (*_HEAVY, "numpy", "sqlite3", "tokenizers", "typer", "click")) == ""

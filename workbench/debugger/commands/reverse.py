@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from workbench.debugger.answers import Position, Result
+from workbench.debugger.commands.run import COUNT, positive
 from workbench.debugger.core import backwards
 from workbench.debugger.core.backwards import backward_to
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import CommandError, Interrupted
-
-COUNT = Argument("count", "int", default=1, help="how many times")
+from workbench.debugger.core.registry import Key, command
+from workbench.debugger.errors import Interrupted
 
 
 @command(
@@ -20,7 +19,7 @@ COUNT = Argument("count", "int", default=1, help="how many times")
 def reverse_next(debugger: Debugger, count: int) -> Result:
     """COUNT steps back."""
     at = debugger.position
-    return backward_to(debugger, Position(at.branch, max(at.step - _positive(count), -1)))
+    return backward_to(debugger, Position(at.branch, max(at.step - positive(count), -1)))
 
 
 @command(
@@ -31,7 +30,7 @@ def reverse_next(debugger: Debugger, count: int) -> Result:
 def reverse_step(debugger: Debugger, count: int) -> Result:
     """COUNT layers back."""
     places = debugger.timeline.places
-    for _ in range(_positive(count)):
+    for _ in range(positive(count)):
         at = debugger.position
         if at.step < 0:
             break
@@ -48,7 +47,7 @@ def reverse_step(debugger: Debugger, count: int) -> Result:
 )  # fmt: skip
 def reverse_stepi(debugger: Debugger, count: int) -> Result:
     """COUNT operations back."""
-    for _ in range(_positive(count)):
+    for _ in range(positive(count)):
         at = debugger.position
         if at.step < 0:
             break
@@ -72,9 +71,3 @@ def reverse_continue(debugger: Debugger) -> Result:
         return backwards.reverse_continue(debugger)
     except Interrupted:
         return debugger.stop("pause", "interrupted")
-
-
-def _positive(count: int) -> int:
-    if count < 1:
-        raise CommandError(f"the count must be at least 1, not {count}")
-    return count

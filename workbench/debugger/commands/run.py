@@ -45,7 +45,7 @@ def continue_(debugger: Debugger) -> Result:
 def next_step(debugger: Debugger, count: int) -> Result:
     """COUNT steps on; inside a step, its end is the first."""
     inside = debugger.position.place is not None
-    last = debugger.position.step + _positive(count) - inside
+    last = debugger.position.step + positive(count) - inside
     return forward(debugger, Goal(last=last))
 
 
@@ -161,14 +161,15 @@ def quit_(debugger: Debugger) -> Result:
 
 def _repeat(debugger: Debugger, goal: Goal, count: int) -> Stop:
     stop = forward(debugger, goal)
-    for _ in range(_positive(count) - 1):
+    for _ in range(positive(count) - 1):
         if stop.reason != goal.reason:
             break
         stop = forward(debugger, goal)
     return stop
 
 
-def _positive(count: int) -> int:
+def positive(count: int) -> int:
+    """`count` of a command. CommandError where it is none."""
     if count < 1:
         raise CommandError(f"the count must be at least 1, not {count}")
     return count

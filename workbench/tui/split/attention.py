@@ -15,8 +15,7 @@ from textual.widget import Widget
 
 from engine.taps.names import layer_of
 from workbench.export.table import Table
-from workbench.tui.split.maps import SideMap, SideMaps, strongest, under_cursor
-from workbench.tui.split.part import SplitPart
+from workbench.tui.split.maps import MAP_HINTS, MapsPart, SideMap, SideMaps, strongest, under_cursor
 from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
@@ -28,7 +27,7 @@ from workbench.views.compared_tensors import ComparedAttention, compared_attenti
 from workbench.views.numbers import fixed, number
 
 
-class SplitAttention(SplitPart):
+class SplitAttention(MapsPart):
     """Heads in a list, the maps of the one under the cursor."""
 
     NUMBER = 2
@@ -45,20 +44,16 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
   a    has missing attention computed again
 """
     HINTS = (
-        KeyHint("d", "next map", "d"),
-        KeyHint("z", "one or all", "z"),
+        *MAP_HINTS,
         KeyHint("v", "scores", "v"),
         KeyHint(", .", "layer", "full_stop"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d", "map", "Next map"),
-        Binding("z", "alone", "One map or all"),
         Binding("v", "kind", "Probabilities or scores"),
     ]
     DEFAULT_CSS = """
     SplitAttention > Horizontal { height: 1fr; }
     SplitAttention Grid { width: 29; }
-    SplitAttention > TextBlock { height: 3; }
     """
 
     kind: reactive[str] = reactive("probs")
@@ -231,14 +226,6 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
     def watch_line(self) -> None:
         """The tokens came in: name them."""
         self._draw()
-
-    def action_map(self) -> None:
-        """The next of the three maps."""
-        self.query_one(SideMaps).next_map()
-
-    def action_alone(self) -> None:
-        """One map alone, or all."""
-        self.query_one(SideMaps).toggle_alone()
 
     def action_kind(self) -> None:
         """Probabilities or scores."""

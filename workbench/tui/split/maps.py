@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from textual import events, on
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.reactive import reactive
 
+from workbench.tui.split.part import SplitPart
 from workbench.tui.widgets.grid import GridCell
 from workbench.tui.widgets.heatmap import Heatmap
+from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
@@ -23,6 +27,9 @@ from workbench.views.numbers import number
 #: Cells from which the three stand beside each other.
 _BESIDE = 90
 DIFFERENCE = 2
+
+#: What the keys of the maps do, for the footer.
+MAP_HINTS = (KeyHint("d", "next map", "d"), KeyHint("z", "one or all", "z"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,3 +168,21 @@ class SideMaps(PaintedWidget):
                 self.front = place
             else:
                 other.cursor = (event.row, event.column)
+
+
+class MapsPart(SplitPart):
+    """A part that shows three maps, and a few lines on what is under their cursor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d", "map", "Next map"),
+        Binding("z", "alone", "One map or all"),
+    ]
+    DEFAULT_CSS = "MapsPart > TextBlock { height: 3; }"
+
+    def action_map(self) -> None:
+        """The next of the three maps."""
+        self.query_one(SideMaps).next_map()
+
+    def action_alone(self) -> None:
+        """One map alone, or all."""
+        self.query_one(SideMaps).toggle_alone()

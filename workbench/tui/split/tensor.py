@@ -14,8 +14,7 @@ from textual.widget import Widget
 from workbench.export.colormap import Scale
 from workbench.export.table import Table
 from workbench.tui.panes.tensor_text import coordinate, sheet_axes
-from workbench.tui.split.maps import SideMap, SideMaps, strongest, under_cursor
-from workbench.tui.split.part import SplitPart
+from workbench.tui.split.maps import MAP_HINTS, MapsPart, SideMap, SideMaps, strongest, under_cursor
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
@@ -28,7 +27,7 @@ from workbench.views.sheet import Sheet, arrangements, sheet
 from workbench.views.tensor import Tensor
 
 
-class SplitTensor(SplitPart):
+class SplitTensor(MapsPart):
     """The tensor of the operation that is looked at."""
 
     NUMBER = 4
@@ -44,19 +43,15 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
   a    computes what a side lacks
 """
     HINTS = (
-        KeyHint("d", "next map", "d"),
-        KeyHint("z", "one or all", "z"),
+        *MAP_HINTS,
         KeyHint(", .", "layer", "full_stop"),
         KeyHint("{ }", "slice", "right_curly_bracket"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d", "map", "Next map"),
-        Binding("z", "alone", "One map or all"),
         Binding("m", "arrange", "Lay out otherwise"),
         Binding("right_curly_bracket", "slice(1)", "Next slice"),
         Binding("left_curly_bracket", "slice(-1)", "Previous slice"),
     ]
-    DEFAULT_CSS = "SplitTensor > TextBlock { height: 3; }"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -169,14 +164,6 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
         event.stop()
         if self.snapshot is not None:
             self._tell()
-
-    def action_map(self) -> None:
-        """The next of the three maps."""
-        self.query_one(SideMaps).next_map()
-
-    def action_alone(self) -> None:
-        """One map alone, or all."""
-        self.query_one(SideMaps).toggle_alone()
 
     def action_arrange(self) -> None:
         """Lay it out otherwise."""
