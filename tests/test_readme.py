@@ -15,7 +15,7 @@ from tests.e2e.tour import NAMED, tour
 from workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
 from workbench.debugger.core.registry import commands
 from workbench.tui.keys import keys_of
-from workbench.tui.panes import PANES
+from workbench.tui.panes import pane_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,8 +29,8 @@ TOUR = [
 #: The keys of the workbench as they are printed.
 KEYS = {
     *(key.shown for key in keys_of(commands().values())),
-    *(key for pane in PANES for hint in pane.HINTS for key in hint.key.split()),
-    *map(str, range(1, len(PANES) + 1)),
+    *(key for pane in pane_classes() for hint in pane.HINTS for key in hint.key.split()),
+    *map(str, range(1, len(pane_classes()) + 1)),
     *NAMED,
 }
 

@@ -10,7 +10,7 @@ from textual.binding import Binding
 from textual.keys import format_key
 
 from workbench.debugger.core.registry import Command
-from workbench.tui.panes import TITLES
+from workbench.tui.panes.titles import TITLES
 from workbench.tui.widgets.key_bar import KeyHint
 
 

@@ -19,7 +19,7 @@ from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.odd import build_odd
 from workbench.debugger.commands import all as _all  # noqa: F401 - fills the registry
 from workbench.debugger.core.registry import commands
-from workbench.tui.panes import TITLES
+from workbench.tui.panes.titles import TITLES
 from workbench.tui.screens.output import OutputScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.grid import Grid

@@ -14,7 +14,7 @@ from sessions.meta import WeightShare
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 from workbench.tui import settings
-from workbench.tui.panes import PANES
+from workbench.tui.panes import pane_classes
 from workbench.tui.panes.sentinels import history_cells
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.command_line import CommandLine
@@ -244,7 +244,7 @@ async def test_help_lists_every_key(bench: Bench) -> None:
 async def test_every_pane_exports(bench: Bench, tmp_path: Path, ending: str) -> None:
     async with bench() as pilot:
         await press(pilot, "{")
-        for number, pane in enumerate(PANES, 1):
+        for number, pane in enumerate(pane_classes(), 1):
             await press(pilot, str(number))
             file = tmp_path / f"{number}.{ending}"
             _screen(pilot).actions.exporter.write(str(file))

@@ -1,28 +1,40 @@
-"""The panes in the order of their numbers."""
+"""The panes. Each is imported when it is first shown: the first picture waits for one alone."""
 
-from workbench.tui.panes.attention import AttentionPane
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.cache import CachePane
-from workbench.tui.panes.golden import GoldenPane
-from workbench.tui.panes.journal import JournalPane
-from workbench.tui.panes.logits import LogitsPane
-from workbench.tui.panes.operations import OperationsPane
-from workbench.tui.panes.sentinels import SentinelsPane
-from workbench.tui.panes.tensor import TensorPane
-from workbench.tui.panes.weights import WeightsPane
+from __future__ import annotations
 
-PANES: tuple[type[Pane], ...] = (
-    OperationsPane,
-    AttentionPane,
-    CachePane,
-    WeightsPane,
-    LogitsPane,
-    SentinelsPane,
-    GoldenPane,
-    JournalPane,
-    TensorPane,
-)
+from typing import TYPE_CHECKING
 
-#: Their titles, and the numbers of those that `golden` fills, that tells of alarms, that shows one tensor.
-TITLES = tuple(pane.TITLE for pane in PANES)
-GOLDEN, SENTINELS, TENSOR = GoldenPane.NUMBER, SentinelsPane.NUMBER, TensorPane.NUMBER
+if TYPE_CHECKING:
+    from workbench.tui.panes.base import Pane
+
+
+def pane_class(number: int) -> type[Pane]:
+    """The pane of that number."""
+    from workbench.tui.panes.operations import OperationsPane
+
+    return OperationsPane if number == OperationsPane.NUMBER else pane_classes()[number - 1]
+
+
+def pane_classes() -> tuple[type[Pane], ...]:
+    """All, in the order of their numbers."""
+    from workbench.tui.panes.attention import AttentionPane
+    from workbench.tui.panes.cache import CachePane
+    from workbench.tui.panes.golden import GoldenPane
+    from workbench.tui.panes.journal import JournalPane
+    from workbench.tui.panes.logits import LogitsPane
+    from workbench.tui.panes.operations import OperationsPane
+    from workbench.tui.panes.sentinels import SentinelsPane
+    from workbench.tui.panes.tensor import TensorPane
+    from workbench.tui.panes.weights import WeightsPane
+
+    return (
+        OperationsPane,
+        AttentionPane,
+        CachePane,
+        WeightsPane,
+        LogitsPane,
+        SentinelsPane,
+        GoldenPane,
+        JournalPane,
+        TensorPane,
+    )

@@ -26,6 +26,7 @@ from workbench.tui.panes.attention_text import (
     view_name,
 )
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.titles import ATTENTION, titled
 from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
@@ -44,9 +45,7 @@ _WIDE = 84
 class AttentionPane(Pane):
     """Heads × positions of one layer."""
 
-    NUMBER = 2
-    TITLE = "Attention"
-    SHORT = "Attn"
+    NUMBER, TITLE, SHORT = titled(ATTENTION)
     OF_SEQUENCE = True
     HELP = """\
 What one layer attends to, from the captured probabilities (or scores): queries down, keys across, each with its

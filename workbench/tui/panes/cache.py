@@ -17,6 +17,7 @@ from workbench.tui.panes.base import Pane
 from workbench.tui.panes.cache_blocks import finding_lines, map_lines, pool_lines, table_lines
 from workbench.tui.panes.cache_lengths import layered, length_lines
 from workbench.tui.panes.cache_text import length_facts, norm_facts, progress_lines, row_label
+from workbench.tui.panes.titles import CACHE, titled
 from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
@@ -32,9 +33,7 @@ _TALL = 36
 class CachePane(Pane):
     """What the cache holds after the present step, or inside it."""
 
-    NUMBER = 3
-    TITLE = "KV cache"
-    SHORT = "KV"
+    NUMBER, TITLE, SHORT = titled(CACHE)
     HELP = """\
 The KV cache after the present step. Inside a step: which layers have written their rows.
 

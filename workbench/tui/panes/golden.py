@@ -23,6 +23,7 @@ from workbench.tui.panes.golden_text import (
     tap_lines,
     verdict_lines,
 )
+from workbench.tui.panes.titles import GOLDEN, titled
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock
 from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
@@ -32,8 +33,7 @@ from workbench.views.step_verdicts import JudgedStep, judged_step, operations_of
 class GoldenPane(Pane):
     """Where the run left the golden reference."""
 
-    NUMBER = 7
-    TITLE = "Golden"
+    NUMBER, TITLE, SHORT = titled(GOLDEN)
     UNDER_WAY = True  # a comparison runs the step again, to its end
     HELP = """\
 Every tap of the step against the golden reference.

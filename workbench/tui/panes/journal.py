@@ -10,6 +10,7 @@ from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.titles import JOURNAL, titled
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock, TextLine
@@ -21,9 +22,8 @@ _ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
 class JournalPane(Pane):
     """What was done and what happened."""
 
-    NUMBER = 8
+    NUMBER, TITLE, SHORT = titled(JOURNAL)
     OF_STEP = False
-    TITLE = "Journal"
     HELP = """\
 The branches as a tree, each with the rules in which it differs and its last tokens; below, every command,
 stop and note in order, and what was said about them; what the cursor is on stands in full under them. The commands are

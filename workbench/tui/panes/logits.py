@@ -16,6 +16,7 @@ from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.followed import history_lines, move, recent_lines
 from workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
+from workbench.tui.panes.titles import LOGITS, titled
 from workbench.tui.theme import paint
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
@@ -36,8 +37,7 @@ _BOTH = 116
 class LogitsPane(Pane):
     """The top candidates of the present step, and the logit lens over the layers."""
 
-    NUMBER = 5
-    TITLE = "Logits"
+    NUMBER, TITLE, SHORT = titled(LOGITS)
     OF_SEQUENCE = True
     HELP = """\
 The candidates for the next token, by probability.

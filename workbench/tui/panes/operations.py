@@ -19,6 +19,7 @@ from sessions.records import STATISTICS
 from workbench.export.table import Table
 from workbench.tui.marks import STANDS
 from workbench.tui.panes.filtered import FilteredPane
+from workbench.tui.panes.titles import OPERATIONS, titled
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.sparkline import sparkline
@@ -35,9 +36,7 @@ _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")
 class OperationsPane(FilteredPane):
     """The model from embedding to logits, a row a tap."""
 
-    NUMBER = 1
-    TITLE = "Operations"
-    SHORT = "Ops"
+    NUMBER, TITLE, SHORT = titled(OPERATIONS)
     HELP = """\
 Every tap of the present step, from the embedding to the logits.
 

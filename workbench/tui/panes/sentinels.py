@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from workbench.export.table import Table
 from workbench.tui.panes.base import Pane
+from workbench.tui.panes.titles import SENTINELS, titled
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
@@ -22,8 +23,7 @@ from workbench.views.sentinel_watch import Watch
 class SentinelsPane(Pane):
     """One row a sentinel."""
 
-    NUMBER = 6
-    TITLE = "Sentinels"
+    NUMBER, TITLE, SHORT = titled(SENTINELS)
     UNDER_WAY = True
     HELP = """\
 What watches over every step of the branch, and where each first found something.

@@ -10,7 +10,7 @@ from textual.widgets import ContentSwitcher
 
 from workbench.tui.drivers.port import Driver
 from workbench.tui.message_log import MessageLog
-from workbench.tui.panes import PANES
+from workbench.tui.panes import pane_class, pane_classes
 from workbench.tui.panes.base import Pane
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.painted import PaintedWidget
@@ -32,13 +32,17 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         """Bring a pane to the front."""
         async with self._making:  # two may ask for the same one
             if number not in self._made:
-                made = PANES[number - 1](self.reader)
+                made = pane_class(number)(self.reader)
                 made.live, made.said = self.driver.live, self.said
                 await self.add_content(made)
                 self._made[number] = made
         self.current = f"pane-{number}"
         self.front = self._made[number]
         return self.front
+
+    def load(self) -> None:
+        """Import the panes that were not shown yet, off the event loop, so that no key waits for it."""
+        self.run_worker(asyncio.to_thread(pane_classes), group="load")
 
     def show_progress(self) -> None:
         """Of the command that runs, in the pane in front."""

@@ -27,6 +27,7 @@ from workbench.tui.panes.tensor_text import (
     strongest_lines,
     title_lines,
 )
+from workbench.tui.panes.titles import TENSOR, titled
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
@@ -43,8 +44,7 @@ _WIDE, _TALL = 90, 24
 class TensorPane(Pane):
     """The tensor of the present operation, or of a parameter."""
 
-    NUMBER = 9
-    TITLE = "Tensor"
+    NUMBER, TITLE, SHORT = titled(TENSOR)
     HELP = """\
 The tensor of the present operation (enter in Operations), or of a parameter (enter in Weights).
 

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from sessions.meta import WeightShare
 from workbench.export.table import Table
 from workbench.tui.panes.filtered import FilteredPane
+from workbench.tui.panes.titles import WEIGHTS, titled
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
 class WeightsPane(FilteredPane):
     """The parameters."""
 
-    NUMBER = 4
+    NUMBER, TITLE, SHORT = titled(WEIGHTS)
     OF_STEP = False
-    TITLE = "Weights"
     HELP = """\
 Every parameter of the checkpoint and the part of it that each rank holds: = bit for bit what the checkpoint
 has there, ≠ something else, once the ranks were asked (the checkpoint is read again for it).

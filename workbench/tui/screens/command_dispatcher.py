@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workbench.tui.panes import GOLDEN, TITLES
+from workbench.tui.panes.titles import GOLDEN, TITLES
 from workbench.tui.reader import Reader
 from workbench.tui.screens import commands
 from workbench.tui.screens.bench import Bench

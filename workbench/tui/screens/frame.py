@@ -9,7 +9,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from workbench.tui.marks import Marks
-from workbench.tui.panes import SENTINELS
+from workbench.tui.panes.titles import SENTINELS
 from workbench.tui.reader import Reader
 from workbench.tui.screens.status import status_facts, step_facts
 from workbench.tui.screens.token_rows import TokenRows

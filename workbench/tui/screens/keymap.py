@@ -14,7 +14,8 @@ from workbench.debugger.core.registry import Command
 from workbench.settings import config_file
 from workbench.tui import keys
 from workbench.tui.drivers.port import Driver
-from workbench.tui.panes import PANES, TITLES
+from workbench.tui.panes import pane_classes
+from workbench.tui.panes.titles import TITLES
 from workbench.tui.widgets.key_bar import KeyHint
 
 
@@ -132,7 +133,7 @@ def _taken() -> dict[str, str]:
         "end",
     )
     found = dict.fromkeys((*of_all, "ctrl+q", "ctrl+p", "ctrl+z"), "the program")
-    for pane in PANES:
+    for pane in pane_classes():
         for binding in Binding.make_bindings(pane.BINDINGS):
             found.setdefault(binding.key, f"the {pane.TITLE} pane")
     return found

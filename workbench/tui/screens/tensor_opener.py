@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from sessions.text import clean
 from workbench.tui.drivers.port import CommandFailed
-from workbench.tui.panes import TENSOR
-from workbench.tui.panes.tensor import TensorPane
+from workbench.tui.panes.titles import TENSOR
 from workbench.tui.screens.bench import Bench
 from workbench.tui.screens.runner import CommandRunner
 from workbench.views.tensor_look import HeldParameter
@@ -41,6 +40,8 @@ class TensorOpener:
 
     async def _show(self, parameter: HeldParameter | None) -> None:
         await self.bench.show_pane(TENSOR)
+        from workbench.tui.panes.tensor import TensorPane  # here: the first picture waits for no pane but one
+
         if isinstance(self.bench.front, TensorPane):
             self.bench.front.parameter = parameter
             self.bench.front.again()

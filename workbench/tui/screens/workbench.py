@@ -20,9 +20,9 @@ from workbench.tui.guard import Guarded
 from workbench.tui.marks import Marks
 from workbench.tui.message_log import MessageLog
 from workbench.tui.navigator import Navigator
-from workbench.tui.panes import PANES, TITLES
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.switcher import PaneSwitcher
+from workbench.tui.panes.titles import SHORT_TITLES, TITLES
 from workbench.tui.reader import Reader
 from workbench.tui.screens.command_dispatcher import CommandDispatcher
 from workbench.tui.screens.follower import Follower
@@ -81,7 +81,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
     def on_mount(self) -> None:
         """Read what the session is, then look at its last step."""
         tabs = self.frame.tabs
-        tabs.titles, tabs.short_titles = TITLES, tuple(pane.SHORT or pane.TITLE for pane in PANES)
+        tabs.titles, tabs.short_titles = TITLES, SHORT_TITLES
         self._show_keys()
         self.set_interval(0.1, self._tick)
         self.open()
@@ -102,6 +102,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
             self.tell(str(error), True)
             return
         self._show_keys()
+        self.panes.load()
         for line in self.driver.opening:
             await self.runner.run(line)
 
