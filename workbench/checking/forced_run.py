@@ -68,11 +68,11 @@ def record_reference(
     how: Options = {"progress": count, "warn": warn, "waiting": waiting}
     if reference == "llama.cpp":
         return _record_llamacpp(model, sequences, steps, dtype, floor, how)
-    noise = None
+    how["device"], noise = device, None
     if floor:
-        golden, noise = record_pair(model, sequences, steps, dtype, device=device, **how)
+        golden, noise = record_pair(model, sequences, steps, dtype, **how)
     else:
-        golden = record_golden(model, sequences, steps, "float64", device=device, **how)
+        golden = record_golden(model, sequences, steps, "float64", **how)
     return Reference(forced_onto(golden), steps, golden, noise)
 
 

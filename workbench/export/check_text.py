@@ -161,18 +161,21 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     for note in event.notes:
         say(console, "note", clean(note))
     apart = event.max_abs_logits
-    logits = "not compared" if apart is None or math.isnan(apart) else number(apart)
+    compared = apart is not None and not math.isnan(apart)
+    logits = f"max abs {number(apart)} from" if compared else "not compared with"
     at = "at the same dtype" if event.tolerance == "floor" else "in float64"
     if event.reference == "llama.cpp":
         at = "in float32"
     tokens = "identical"
-    if event.token_mismatches:
+    if event.overflow is not None and not compared:
+        tokens = "not compared: the reference's logits are no numbers either"
+    elif event.token_mismatches:
         miss = event.token_mismatches[0]
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
     if event.reference:
         say(console, "tokens", tokens)
-        say(console, "logits", f"max abs {logits} from {clean(event.reference, limit=20)} {at}")
+        say(console, "logits", f"{logits} {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
         say(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:

@@ -9,11 +9,15 @@ from typing import Any, NoReturn
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from sessions import Session, SessionWriteError, SessionWriter
 from sessions.format import database
 from tests.checkpoints import tiny_checkpoint
 from workbench.cli.main import run
+from workbench.export.check_text import render
+from workbench.views.golden_event import Divergence, GoldenEvent
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,39 @@ def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) ->
         rows = list(csv.DictReader(file))
     assert len(rows) == len(told["taps"])
     assert next(row for row in rows if row["verdict"] == "fail")["tap"] == "layers.0.attn.scores"
+
+
+@pytest.mark.slow
+def test_a_dtype_that_does_not_carry_the_model_is_no_fault_of_the_engine(tmp_path: Path, capsys: Any) -> None:
+    """Activations in layer 1 pass 65504, the largest number of float16; float32 carries them."""
+    path = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
+    weights = load_file(path / "model.safetensors")
+    for name in ("gate_proj", "up_proj"):
+        weights[f"model.layers.1.mlp.{name}.weight"] *= 3000
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    assert run(words(path, "--dtype", "float16")) == 6
+    lines = capsys.readouterr().out.splitlines()
+    told = {line[:12].strip(): line[12:] for line in lines}
+    assert "this dtype does not carry the model: layers.1.mlp.act at step 0: the" in told["note"]
+    assert told["tokens"] == "not compared: the reference's logits are no numbers either"
+    assert told["logits"] == "not compared with transformers at the same dtype"
+    assert lines[-1] == "verdict     inconclusive: use a wider --dtype"
+    assert not {"first wrong", "cause", "ledger"} & set(told), "nothing is called wrong"
+    heads = next(line for line in lines if line.startswith("layer"))
+    row = next(line for line in lines if line.startswith("1 "))
+    act = heads.index(" a ") + 1
+    assert row[6:act].replace(" ", "").strip("·") == "", "all before it is right"
+    assert row[act : act + 2] == "~~"
+
+
+def test_an_overflow_in_the_reference_too_reads_as_such(capsys: Any) -> None:
+    overflow = Divergence("layers.1.mlp.act", 1, reason="the reference overflows in float16")
+    event = GoldenEvent(verdict="inconclusive", overflow=overflow, tokens_identical=True, notes=("so it is",))
+    render(event, [], Console(width=80))
+    told = {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
+    assert told["tokens"] == "not compared: the reference's logits are no numbers either"
+    assert told["logits"] == "not compared with transformers at the same dtype"
+    assert told["verdict"] == "inconclusive: use a wider --dtype"
 
 
 def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
-from workbench.tui.drivers.port import Stage
+from workbench.tui.drivers.port import CommandStage
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
@@ -55,10 +55,10 @@ async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, si
     async with bench(size) as pilot:
         await press(pilot, "7")
         driver = pilot.app.screen.driver
-        for going, shown in ((3, "━━━━━───────────"), (6, "━━━━━━━━━━──────")):
+        for going, shown in ((3, "━━━━────────"), (6, "━━━━━━━━────")):
             driver.stages = [
-                Stage("golden reference", 18, 18, 12.4),
-                Stage("engine on golden inputs, float32, tp=2", going, 9, 1.7),
+                CommandStage("golden reference", 18, 18, 12.4),
+                CommandStage("engine on golden inputs, float32, tp=2", going, 9, 1.7),
             ]
             await until(lambda shown=shown: any(shown in line for line in text_of(pilot)), pilot)
             lines = [" ".join(line.split()) for line in text_of(pilot)]
@@ -77,6 +77,6 @@ async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, si
 async def test_an_older_judgement_stays_under_a_comparison_that_runs(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "{", "7")
-        pilot.app.screen.driver.stages = [Stage("judging every tap", 0, 0, 1.0)]
+        pilot.app.screen.driver.stages = [CommandStage("judging every tap", 0, 0, 1.0)]
         await until(lambda: any("▶ judging every tap" in line for line in text_of(pilot)), pilot)
         assert any("first wrong: layers.0.attn.scores" in line for line in text_of(pilot))

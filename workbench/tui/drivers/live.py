@@ -23,7 +23,7 @@ from workbench.debugger.events import ProgressEvent, RankLostEvent, StepEvent
 from workbench.debugger.host.client import HostClient
 from workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
 from workbench.debugger.host.pending import HostError
-from workbench.tui.drivers.port import CLOSING, CommandFailed, Progressed, Reply, Said, Stage
+from workbench.tui.drivers.port import CLOSING, CommandFailed, CommandStage, Progressed, Reply, Said
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
@@ -93,11 +93,11 @@ class LiveDriver:
         return "a rank was lost: :restart first" if self.lost else ""
 
     @property
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[CommandStage]:
         """What was told of the command that runs."""
         ends = [*(began for began, _ in self._stages[1:]), time.monotonic()]
         return [
-            Stage(clean(told.what, limit=80), told.done, told.of, end - began)
+            CommandStage(clean(told.what, limit=80), told.done, told.of, end - began)
             for (began, told), end in zip(self._stages, ends, strict=False)
         ]
 

@@ -49,7 +49,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CommandStage:
     """A part of what a long command does: `done` of `of` passes (0: not counted), in so many seconds until now, or
     until it was over."""
 
@@ -92,7 +92,7 @@ class Driver(Protocol):
     listener: MessagePump | None
 
     @property
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[CommandStage]:
         """What the command that runs has done so far, the part that is under way last; none where it does not tell."""
 
     @property

@@ -12,7 +12,7 @@ from textual.message_pump import MessagePump
 
 from workbench.debugger.core.registry import Command
 from workbench.debugger.host.messages import DebuggerState
-from workbench.tui.drivers.port import Reply, Stage
+from workbench.tui.drivers.port import CommandStage, Reply
 from workbench.tui.widgets.status_line import Fact
 from workbench.views.weight_tensor import RankArrays
 from workbench.views.where import Where
@@ -28,7 +28,7 @@ class ReplayDriver:
 
     live = False
     opening: Sequence[str] = ()
-    stages: Sequence[Stage] = ()
+    stages: Sequence[CommandStage] = ()
     unresponsive = ""
     why_idle = why_no_toggle = _WHY_IDLE
 

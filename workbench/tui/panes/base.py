@@ -16,7 +16,7 @@ from textual.widgets import Static
 from sessions.errors import SessionError
 from sessions.text import clean
 from workbench.export.table import Table
-from workbench.tui.drivers.port import Stage
+from workbench.tui.drivers.port import CommandStage
 from workbench.tui.marks import Marks
 from workbench.tui.message_log import MessageLog
 from workbench.tui.reader import Reader
@@ -159,7 +159,7 @@ class Pane(PaintedWidget):
         else:
             self.notify("Nothing is missing here that a command could bring.")
 
-    def progress(self, stages: Sequence[Stage]) -> None:
+    def progress(self, stages: Sequence[CommandStage]) -> None:
         """What the command that runs has done so far; few panes have a word on it."""
 
     def table(self) -> Table | None:

@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from engine.taps.names import count_layers, layer_of, local_name
 from workbench.export.table import Table
-from workbench.tui.drivers.port import Stage
+from workbench.tui.drivers.port import CommandStage
 from workbench.tui.panes.base import Pane
 from workbench.tui.panes.golden_text import (
     error_curve,
@@ -70,7 +70,7 @@ the noise floor that it is held against; × is an error without a number, such a
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: JudgedStep | None = None
-        self._stages: Sequence[Stage] = ()
+        self._stages: Sequence[CommandStage] = ()
         self.add_class("-bare")
 
     def content(self) -> Iterable[Widget]:
@@ -114,7 +114,7 @@ the noise floor that it is held against; × is an error without a number, such a
         self.query_one("#legend", TextBlock).show([legend()])
         self._draw()
 
-    def progress(self, stages: Sequence[Stage]) -> None:
+    def progress(self, stages: Sequence[CommandStage]) -> None:
         """Show it above the verdicts that there are, as long as a comparison runs; then what it has found."""
         if not stages and not self._stages:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.tui.drivers.port import Stage
+from workbench.tui.drivers.port import CommandStage
 from workbench.tui.widgets.plot import curve, squeeze
 from workbench.tui.widgets.text_block import TextLine
 from workbench.tui.widgets.verdict_map import MARKS
@@ -19,10 +19,10 @@ _LEAST = 1e-9
 #: The most operations that the ledger lists.
 _LISTED = 8
 #: Cells of a bar of progress.
-_BAR = 16
+_BAR = 12
 
 
-def progress_lines(stages: Sequence[Stage]) -> list[TextLine]:
+def progress_lines(stages: Sequence[CommandStage]) -> list[TextLine]:
     """A comparison that runs: each part with its passes and seconds, the one that is under way last."""
     head: TextLine = [
         ("comparing with the golden reference", "strong"),
@@ -32,7 +32,7 @@ def progress_lines(stages: Sequence[Stage]) -> list[TextLine]:
     return [head, [], *(_stage(stage, width, stage is stages[-1]) for stage in stages), []]
 
 
-def _stage(stage: Stage, width: int, under_way: bool) -> TextLine:
+def _stage(stage: CommandStage, width: int, under_way: bool) -> TextLine:
     mark: tuple[str, str] = ("▶ ", "accent") if under_way else ("✓ ", "quiet")
     passes = f"{stage.done:>4} of {stage.of:<4}" if stage.of else " " * 12
     told: TextLine = [
