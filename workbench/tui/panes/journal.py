@@ -102,7 +102,7 @@ the script that makes this session again.
             ("▸" if here else "", "accent"),
             (str(entry.step), "quiet"),
             (entry.kind, "quiet"),
-            (entry.text.replace("\n", " ⏎ "), role),
+            (entry.text.replace("\n", " ⏎ ").replace("\t", "⇥"), role),
             (entry.branch_name, "quiet"),
         ]
 
