@@ -41,14 +41,24 @@ class Extent:
         )
 
 
-def causes_of(group: FindingGroup, seen: Survey, extent: Extent) -> list[Cause]:
-    """The cause of a group of findings, and those that explain it as well."""
+def causes_of(
+    group: FindingGroup, seen: Survey, extent: Extent, after: Sequence[FindingGroup] = ()
+) -> list[Cause]:
+    """The cause of a group of findings, with what follows from it (`after`), and those that explain it as well."""
+    follows = tuple(_consequence(one, extent) for one in after)
     if not group.chosen:
-        return [_unnamed(group, seen, extent)]
+        return [replace(_unnamed(group, seen, extent), follows=follows)]
     first = group.chosen[group.findings.index(group.first)]
     sure = confidence(group)
-    found = [_cause(group, first, seen, extent, sure, alternative=False)]
+    found = [replace(_cause(group, first, seen, extent, sure, alternative=False), follows=follows)]
     return found + [_cause(group, one, seen, extent, sure, alternative=True) for one in group.others]
+
+
+def _consequence(group: FindingGroup, extent: Extent) -> str:
+    if not group.chosen:
+        return f"{place_of(group.findings, extent)}: {group.first.shape}"
+    chosen = group.chosen[group.findings.index(group.first)]
+    return f"{place_of(group.findings, extent)}: {_text(chosen.text, group.findings)}"
 
 
 def _cause(

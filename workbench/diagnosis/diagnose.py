@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sessions.session import Session
 from workbench.diagnosis.causes import Extent, causes_of, taps_in_words
+from workbench.diagnosis.consequences import folded
 from workbench.diagnosis.effects import Effect, harmless
 from workbench.diagnosis.findings import WrongOperation, survey
 from workbench.diagnosis.merging import FindingGroup, groups
@@ -45,7 +46,7 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
     without = harmless(found, taps, facts)
     wrong = [group for number, group in enumerate(found) if number not in without]
     return Explanation(
-        tuple(cause for group in wrong for cause in causes_of(group, seen, extent)),
+        tuple(cause for group, after in folded(wrong) for cause in causes_of(group, seen, extent, after)),
         tuple(_note(found[number], effect, extent) for number, effect in without.items()),
         tuple(finding for group in wrong for finding in group.findings),
         tuple(tap for effect in without.values() for tap in effect.through),

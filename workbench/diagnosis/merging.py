@@ -19,7 +19,7 @@ from workbench.diagnosis.findings import Hypothesis, WrongOperation
 ALIKE = 0.03
 
 #: What a hypothesis says of the place at which it fits: another at each.
-_OF_PLACE = ("rank", "ranks", "layer", "column", "moved")
+_OF_PLACE = ("rank", "ranks", "layer", "column", "moved", "cosine")
 
 #: Taps that one piece of code makes: what is wrong with it shows at all of them.
 _FAMILIES: tuple[tuple[str, ...], ...] = (
@@ -35,7 +35,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
 )
 _FAMILY: Mapping[str, tuple[str, ...]] = {kind: family for family in _FAMILIES for kind in family}
 _PLACE = re.compile(
-    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b(?:input|post_attention)_layernorm|\b[qk]_norm"
+    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b(?:input|post_attention)_layernorm|\b[qk]_norm|(?<=model\.)norm\b"
 )
 
 
@@ -138,7 +138,7 @@ def _same(a: object, b: object) -> bool:
 
 def general(text: str) -> str:
     """Names of weights and taps without their layer and module."""
-    return _PLACE.sub("*", text)
+    return re.sub(r"\*+", "*", _PLACE.sub("*", text))
 
 
 def _rectangles(cluster: _Cluster) -> Iterator[_Cluster]:

@@ -25,7 +25,8 @@ class Cause(msgspec.Struct, frozen=True):
     none. `transform` holds the fitted parameters; `residual` is the share of the error's norm that it leaves: 0
     explains everything, 1 nothing. `confidence` is the share of answers like this one that are right
     (docs/diagnosis.md). `evidence` is what speaks for it, `ruled_out` which other hypotheses were tried and what they
-    leave. `alternative`: it explains the same difference as well as the cause before it does.
+    leave. `follows` is what comes of it: wrong as well, for no reason of its own. `alternative`: it explains the same
+    difference as well as the cause before it does.
     """
 
     name: str = ""
@@ -44,6 +45,7 @@ class Cause(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
     alternative: bool = False
+    follows: tuple[str, ...] = ()
 
     @property
     def unexplained(self) -> float:
@@ -70,6 +72,8 @@ def cause_lines(cause: Cause) -> Iterator[tuple[str, str]]:
         yield "confidence", f"{cause.confidence:.2f}"
     for evidence in cause.evidence:
         yield "evidence", evidence
+    if cause.follows:
+        yield "follows", "; ".join(cause.follows)
     if cause.ruled_out:
         yield "ruled out", "; ".join(cause.ruled_out)
     remedy = remedy_of(cause.name, cause.kind)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
 from workbench.diagnosis.confidence import confidence
+from workbench.diagnosis.consequences import folded
 from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from workbench.diagnosis.merging import groups
+from workbench.views.causes import cause_lines
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))
 KINDS = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
@@ -114,3 +117,51 @@ def test_taps_are_drawn_together(taps: list[str], words: str) -> None:
 def test_heads_and_steps_are_part_of_the_place() -> None:
     found = [wrong("layers.0.attn.scores", heads=(3,), steps=(0,))]
     assert place_of(found, EXTENT) == "layers.0.attn.scores, head 3, the prefill"
+
+
+def test_one_bug_of_all_norms_is_one_cause_though_the_last_has_another_name() -> None:
+    found = [
+        wrong(tap, hypothesis("norm_plus_one", {"weight": name, "is": f"{name} is applied as 1 + w"}), order=order)
+        for order, (tap, name) in enumerate(
+            [("layers.0.attn_norm", "model.layers.0.input_layernorm.weight"),
+             ("layers.0.mlp_norm", "model.layers.0.post_attention_layernorm.weight"),
+             ("final_norm", "model.norm.weight")]
+        )
+    ]  # fmt: skip
+    assert len(groups(found)) == 1
+
+
+def positions(tap: str, recorded: bool) -> WrongOperation:
+    fitted = {"position": 0, "recorded": recorded}
+    return wrong(tap, replace(hypothesis("position_stuck", fitted), kind="positions"), steps=(1, 2))
+
+
+def test_what_follows_from_the_engines_own_positions_is_told_with_them() -> None:
+    cache = replace(
+        wrong("layers.0.attn.k_cache", order=1, steps=(1,)), shape="shape [13, 1, 8] instead of [14, 1, 8]"
+    )
+    mask = wrong(
+        "layers.0.attn.scores", replace(hypothesis("mask_missing", {}), kind="mask"), order=2, steps=(1, 2)
+    )
+    ((group, after),) = folded(groups([positions("layers.0.attn.q_rope", True), cache, mask]))
+    assert len(after) == 2
+    (cause,) = causes_of(group, Survey({}, (), ()), EXTENT, after)
+    assert cause.follows[0] == "layers.0.attn.k_cache, step 1: shape [13, 1, 8] instead of [14, 1, 8]"
+    assert cause.follows[1].endswith("mask_missing")
+    assert ("follows", "; ".join(cause.follows)) in list(cause_lines(cause))
+    # Of positions that the rotation alone has wrong neither follows, nor does a mask that is wrong in the prefill.
+    assert len(folded(groups([positions("layers.0.attn.q_rope", False), cache, mask]))) == 3
+    early = replace(mask, steps=(0, 1))
+    assert len(folded(groups([positions("layers.0.attn.q_rope", True), cache, early]))) == 2
+
+
+def test_a_shape_that_an_input_brings_along_follows_from_it() -> None:
+    shape = "shape [24, 64] instead of [24, 32]"
+    cut = replace(wrong("layers.0.attn.q_proj", hypothesis("sharded_on_in_features", {})), shape=shape)
+    turned = replace(wrong("layers.0.attn.q_rope", order=1), shape=shape)
+    elsewhere = replace(wrong("layers.1.attn.q_rope", order=2), shape=shape)
+    found = folded(groups([cut, turned]))
+    assert [len(after) for _, after in found] == [1]
+    assert [len(after) for _, after in folded(groups([cut, elsewhere]))] == [0, 0]
+    right = replace(cut, shape="")
+    assert [len(after) for _, after in folded(groups([right, turned]))] == [0, 0]

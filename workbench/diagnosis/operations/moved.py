@@ -45,7 +45,7 @@ def rows_moved(site: Site) -> Iterator[Variant]:
             predicted[:, linear.columns] = every + (
                 source.bias[nearest] if with_bias else linear.bias[linear.columns]
             )
-            yield _named(site, linear, source, nearest, own, predicted)
+            yield from _named(site, linear, source, nearest, own, predicted)
 
 
 def _pack(kind: str) -> tuple[str, ...]:
@@ -96,39 +96,63 @@ def _named(
     nearest: NDArray[np.intp],
     own: NDArray[np.intp],
     predicted: Array,
-) -> Variant:
+) -> Iterator[Variant]:
     moved = np.flatnonzero(nearest != own)
     first = int(moved[0])
     column = _global(site, int(linear.columns[first]))
     kind, row = source.origin(int(nearest[first]))
     fitted: dict[str, object] = {"moved": len(moved), "column": column, "is": [kind, row]}
+    words = f"{len(moved)} columns hold other columns of the pack: column {column} is {kind}'s column {row}"
     shifts = set((nearest - own).tolist())
     module = site.weights["weight"].removesuffix(".weight")
     width = linear.seen.shape[1]
     if any(source.origin(int(n))[0] != site.kind for n in nearest):
-        if len(moved) == width and len(shifts) == 1 and row == column:
-            text = f"{MODULES[kind]} of the same layer is used instead of {module}"
-            return Variant("weight_of_sibling", "weight", text, fitted, predicted)
-        offsets = _offsets_of_all_ranks(site, source, linear.columns)
-        if offsets is not None and np.array_equal(nearest, offsets):
-            text = "q, k and v are cut out of the rank's pack where they begin in the pack of all ranks"
-            return Variant("pack_offsets", "sharding", text, fitted, predicted)
-        text = (
-            f"{len(moved)} columns hold other columns of the pack: column {column} is {kind}'s column {row}"
-        )
-        return Variant("columns_moved", "sharding", text, fitted, predicted)
+        yield from _of_the_pack(site, source, nearest, linear.columns, words, fitted, predicted)
+        return
     if len(shifts) == 1 and site.span is not None and len(moved) == width:
         text = f"rank {site.rank} computes with rows {row} and on of {module} instead of {column} and on"
         if row % width == 0:
             text = f"rank {site.rank} computes with rank {row // width}'s shard of {module}"
-        return Variant("shard_of_another_rank", "sharding", text, fitted | {"shift": shifts.pop()}, predicted)
+            fitted["shard_of"] = row // width
+        else:
+            fitted["shift"] = shifts.pop()
+        yield Variant("shard_of_another_rank", "sharding", text, fitted, predicted)
+        return
     every = np.arange(width) + _global(site, 0)
     every[linear.columns] = [source.origin(int(n))[1] for n in nearest]
     order = order_in_words(every, _global(site, 0), site.facts.model.head_dim)
     text = f"rows of {module} are in another order{order}: column {column} is row {row}"
     name = "rows_repeated" if len(set(every.tolist())) < width else "rows_permuted"
-    kind = "heads" if "head" in order else "weight"
-    return Variant(name, kind, text, fitted, predicted, 1)  # a known order that gives the same is likelier
+    of = "heads" if "head" in order else "weight"
+    yield Variant(name, of, text, fitted, predicted, 1)  # a known order that gives the same is likelier
+
+
+def _of_the_pack(
+    site: Site,
+    source: _OutFeatures,
+    nearest: NDArray[np.intp],
+    columns: NDArray[np.intp],
+    words: str,
+    fitted: dict[str, object],
+    predicted: Array,
+) -> Iterator[Variant]:
+    """Out features of other modules of the pack: of one as a whole, cut out at wrong offsets (which may come to the
+    same at one of them), or in disorder (`words`)."""
+    kinds = {source.origin(int(n))[0] for n in nearest}
+    own = [source.number(kind, _global(site, int(c))) for kind in kinds for c in columns]
+    offsets, known = _offsets_of_all_ranks(site, source, columns), False
+    if len(kinds) == 1 and len(columns) == site.seen.shape[1] and nearest.tolist() == own:
+        module = site.weights["weight"].removesuffix(".weight")
+        text, known = f"{MODULES[kinds.pop()]} of the same layer is used instead of {module}", True
+        yield Variant("weight_of_sibling", "weight", text, fitted, predicted)
+    if offsets is not None and np.array_equal(nearest, offsets):
+        text, known = (
+            "q, k and v are cut out of the rank's pack where they begin in the pack of all ranks",
+            True,
+        )
+        yield Variant("pack_offsets", "sharding", text, fitted, predicted)
+    if not known:
+        yield Variant("columns_moved", "sharding", words, fitted, predicted)
 
 
 def _offsets_of_all_ranks(

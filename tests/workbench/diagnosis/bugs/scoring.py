@@ -4,7 +4,6 @@ return: this is the one place that knows their form."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,41 +19,6 @@ from workbench.views.golden_event import Divergence
 
 #: Confidence under which a cause is said with reservation.
 SURE = 0.5
-#: Classes of causes that do not tell theirs, by name.
-_CLASSES: Mapping[str, str] = {
-    "bias_dropped": "bias",
-    "bias_repeated": "bias",
-    "bias_of_other_rank": "bias",
-    "constant_row": "bias",
-    "factor": "scale",
-    "channel_factor": "norm",
-    "token_factor": "norm",
-    "residual_repeated": "residual",
-    "columns_moved": "sharding",
-    "not_reduced": "reduce",
-    "sharded_on_in_features": "sharding",
-    "transposed": "weight",
-    "misread": "weight",
-    "position_offset": "positions",
-    "position_stuck": "positions",
-    "rope_frequencies": "rope",
-    "rope_interleaved": "rope",
-    "rope_not_applied": "rope",
-    "rope_twice": "rope",
-    "kv_heads_tiled": "heads",
-    "mask_differs": "mask",
-    "mask_zero_times_inf": "mask",
-    "other_activation": "activation",
-    "head_from_embedding": "head",
-    "head_is_hidden": "head",
-    "head_untrained": "head",
-    "head_zero": "head",
-    "cache_heads_repeated": "cache",
-    "cache_not_used": "cache",
-    "cache_of_another_layer": "cache",
-    "cache_rows_wrong": "cache",
-}
-
 #: named: the first cause has the right class and place; misleading: it has not, and says so without reservation;
 #: unnamed: no cause, or with reservation; missed: no divergence.
 Outcome = Literal["named", "unnamed", "misleading", "missed"]
@@ -120,7 +84,7 @@ def sure(cause: Cause) -> bool:
 
 
 def class_of(cause: Cause) -> str:
-    return cause.kind or _CLASSES.get(cause.name, cause.name)
+    return cause.kind
 
 
 def _placed(place: Place, first: Divergence) -> bool:

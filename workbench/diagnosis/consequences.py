@@ -1,0 +1,65 @@
+"""Findings that follow from another one: told with their cause, not beside it.
+
+Each operation is judged on its own inputs, so that little follows. But a tensor of another shape leaves the next
+operation no other choice, and positions that the engine itself has wrong are used by its cache and its mask as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.taps.names import local_name
+from workbench.diagnosis.dataflow import REMEMBERING, inputs_of
+from workbench.diagnosis.findings import WrongOperation
+from workbench.diagnosis.merging import FindingGroup
+
+#: Where a mask shows: in the scores, or in the context of a fused attention.
+_MASKED = ("attn.scores", "attn.context")
+
+
+def folded(groups: Sequence[FindingGroup]) -> list[tuple[FindingGroup, tuple[FindingGroup, ...]]]:
+    """The groups that stand by themselves, in their order, each with those that follow from it."""
+    heads: list[FindingGroup] = []
+    after: dict[int, list[FindingGroup]] = {}  # by the place in `heads`
+    for group in groups:
+        of = next(
+            (
+                i
+                for i, head in enumerate(heads)
+                if _follows(group, [head, *after[i]]) or _by_position(group, head)
+            ),
+            None,
+        )
+        if of is None:
+            after[len(heads)] = []
+            heads.append(group)
+        else:
+            after[of].append(group)
+    return [(head, tuple(after[i])) for i, head in enumerate(heads)]
+
+
+def _follows(group: FindingGroup, before: Sequence[FindingGroup]) -> bool:
+    """Whether all of it has another shape because an input has."""
+    misshapen = {one.tap: set(one.steps) for each in before for one in each.findings if one.shape}
+    return all(_has_such_input(one, misshapen) for one in group.findings)
+
+
+def _has_such_input(finding: WrongOperation, misshapen: dict[str, set[int]]) -> bool:
+    steps = [misshapen[tap] for tap in inputs_of(finding.tap) if tap in misshapen]
+    return bool(finding.shape) and any(set(finding.steps) <= some for some in steps)
+
+
+def _by_position(group: FindingGroup, head: FindingGroup) -> bool:
+    """Whether it is a cache of another length, or a mask, where the engine's own positions are wrong."""
+    if (
+        not all(one.kind == "positions" and one.fitted.get("recorded") for one in head.chosen)
+        or not head.chosen
+    ):
+        return False
+    places = {(one.layer, step) for one in head.findings for step in one.steps}
+    masks = bool(group.chosen) and all(one.kind == "mask" for one in group.chosen)
+    return all(
+        {(one.layer, step) for step in one.steps} <= places
+        and ((masks and local_name(one.tap) in _MASKED) or (one.shape and local_name(one.tap) in REMEMBERING))
+        for one in group.findings
+    )
