@@ -33,6 +33,15 @@ def fired_at(session: Session, kind: SentinelKind, branch: int, step: int, found
     return BranchSentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
 
 
+def why_blind(session: Session, branch: int, kind: SentinelKind) -> str:
+    """Why a sentinel can see nothing on a branch of a session; "" where it can."""
+    if kind == "desync" and not any(session.replicas.groups):
+        return "there is one rank" if session.ranks < 2 else "no replicated taps"
+    if kind == "cache" and session.meta.foreign is not None:
+        return "no cached lengths were recorded"
+    return "not compared" if kind == "golden" and not judged_of(session, branch) else ""
+
+
 def left_golden(session: Session, branch: int) -> BranchSentinel | None:
     """Where a branch first left the golden reference."""
     judged = judged_of(session, branch)

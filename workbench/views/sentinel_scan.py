@@ -11,7 +11,7 @@ import numpy as np
 from engine.taps.names import local_name
 from sessions import Session, Tap
 from workbench.views import sentinels
-from workbench.views.branch_sentinel import BranchSentinel, fired_at
+from workbench.views.branch_sentinel import BranchSentinel, fired_at, why_blind
 from workbench.views.plain_text import plural
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from workbench.views.trail import Trail
@@ -98,8 +98,8 @@ def _first_in_series(chosen: _Steps, tap: str, statistic: str) -> int | None:
 def _desync(chosen: _Steps) -> BranchSentinel:
     """Replicas must be the same bits: their checksums say so."""
     session, steps = chosen.session, chosen.steps
-    if not any(session.replicas.groups):
-        return chosen.clear("desync", "there is one rank" if session.ranks < 2 else "no replicated taps")
+    if blind := why_blind(session, chosen.branch, "desync"):
+        return chosen.clear("desync", blind)
     fits = max(16, chosen.budget // max(1, len(session.taps) * session.ranks))
     near = steps if len(steps) <= fits else [*steps[: fits // 2], *steps[-(fits // 2) :]]
     looked = f"replicated taps at {plural(len(near), 'step')}"
@@ -128,8 +128,7 @@ def _misaligned(chosen: _Steps) -> BranchSentinel:
         found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
         if found is not None:
             return chosen.fired("cache", step, found, looked)
-    ours = chosen.session.meta.foreign is None
-    return chosen.clear("cache", looked if ours else "no cached lengths were recorded")
+    return chosen.clear("cache", why_blind(chosen.session, chosen.branch, "cache") or looked)
 
 
 def _repetition(chosen: _Steps, seq: int, several: bool) -> BranchSentinel:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sessions import SequenceStep, Session
 from sessions.text import clean
 from workbench.views import sentinels
-from workbench.views.branch_sentinel import BranchSentinel, fired_at, left_golden
+from workbench.views.branch_sentinel import BranchSentinel, fired_at, left_golden, why_blind
 from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import judged_of
@@ -140,11 +140,14 @@ class SentinelWatch:
             for stop in sentinels.stops(session, where.branch):
                 if stop.step in steps:
                     scan.add("stop", stop.step, ())
-        every = tuple(
-            scan.fired.get(kind) or BranchSentinel(kind, NAMES[kind], where.branch) for kind in NAMES
-        )
+        every = tuple(scan.fired.get(kind) or _clear(session, where.branch, kind) for kind in NAMES)
         histories = {kind: scan.history(kind, steps.stop) for kind in NAMES}
         return Watch(every, scan.next_step, steps.stop, histories)
+
+
+def _clear(session: Session, branch: int, kind: SentinelKind) -> BranchSentinel:
+    """One that has found nothing, as far as it could see."""
+    return BranchSentinel(kind, NAMES[kind], branch, looked=why_blind(session, branch, kind))
 
 
 def _noted(session: Session, branch: int) -> Iterable[BranchSentinel]:

@@ -152,6 +152,15 @@ def test_nan_in_the_scores_of_finite_q_and_k_came_with_the_mask(
     assert _watched(path)["nan"].what == _told(path)["nan"].what == f"layers.0.attn.scores (rank 1: 8){why}"
 
 
+def test_a_sentinel_that_sees_nothing_is_not_clear(tmp_path: Path) -> None:
+    with Session.open(_nan_at(tmp_path / "a.session", 2.0)) as session:
+        looked = {
+            one.kind: one.looked for one in SentinelWatch().watch(SessionSource(session), Where()).sentinels
+        }
+    assert looked["golden"] == "not compared"
+    assert looked["repetition"] == ""
+
+
 def test_the_step_under_way_is_watched_and_counts_once_when_it_is_over(tmp_path: Path) -> None:
     path = _nan_at(tmp_path / "a.session", 2.0)
     stats = np.ones((4, 2, len(STATISTICS)), np.float32)

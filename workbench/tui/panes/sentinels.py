@@ -84,7 +84,9 @@ golden reference; stops. Enter goes there: the step, and the tap.
             [("".ljust(_LABEL + present), "quiet"), (f"▼ step {self.where.step}", "accent")],
         ]
         for one in snapshot.sentinels:
-            cells = history_cells(snapshot.histories[one.kind].steps, snapshot.scanned, share)
+            blind = one.step is None and bool(one.looked)
+            seen = 0 if blind else snapshot.scanned
+            cells = history_cells(snapshot.histories[one.kind].steps, seen, share)
             lines.append([(one.name.ljust(_LABEL), "quiet"), *cells])
         self.query_one("#histories", TextBlock).show(lines)
         self.query_one("#found", TextBlock).show(self._found(snapshot.sentinels[self.query_one(Grid).cursor]))
@@ -93,7 +95,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         """All that one sentinel found, nothing cut."""
         assert self.snapshot is not None
         if sentinel.step is None:
-            return [[(sentinel.name, "strong"), ("   clear", "quiet")]]
+            return [[(sentinel.name, "strong"), (f"   {sentinel.looked or 'clear'}", "quiet")]]
         steps = self.snapshot.histories[sentinel.kind].steps
         fired = plural(sum(steps), "step")
         head: TextLine = [
@@ -119,7 +121,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
                 ("·", "faint"),
                 (sentinel.name, "quiet"),
                 ("", "quiet"),
-                ("clear", "quiet"),
+                (sentinel.looked or "clear", "quiet"),
                 ("", "quiet"),
             ]
         ranks = self.snapshot.histories[sentinel.kind].ranks or sentinel.ranks
