@@ -23,9 +23,15 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def half_billion(directory: Path | None = None, **changes: Any) -> Path:
-    """The checkpoint in bfloat16 (1 GB), made if it is not there; `changes` make another shape of it."""
-    name = "lockstep-bench-0.5b" + "".join(f"-{key}-{value}" for key, value in sorted(changes.items()))
+#: k-biases of a layer by channel, as large as the published checkpoints have them.
+KEY_BIASES = {0: -34.0, 17: -15.0, 2: -14.0, 19: 12.0, 33: 15.0, 48: -12.0, 50: 14.0}
+
+
+def half_billion(directory: Path | None = None, *, biased: bool = False, **changes: Any) -> Path:
+    """The checkpoint in bfloat16 (1 GB), made if it is not there; `changes` make another shape of it. The biases of q,
+    k and v are zero, or (`biased`) random, and of k as large as those of the published checkpoints."""
+    name = "lockstep-bench-0.5b" + "-biased" * biased
+    name += "".join(f"-{key}-{value}" for key, value in sorted(changes.items()))
     path = (directory or Path(tempfile.gettempdir())) / name
     if not (path / "model.safetensors").is_file():
         config = AutoConfig.from_pretrained(REAL) if REAL.is_dir() else Qwen2Config(**SHAPE)
@@ -35,5 +41,18 @@ def half_billion(directory: Path | None = None, **changes: Any) -> Path:
             config.layer_types = None  # one for each layer: of the wrong number now
             config = type(config)(**{k: v for k, v in config.to_dict().items() if k != "layer_types"})
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if biased:
+            _set_biases(model)
+        model.save_pretrained(path)
     return path
+
+
+@torch.no_grad()
+def _set_biases(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.bias"):
+            parameter.normal_(std=0.5)
+        if name.endswith("k_proj.bias"):
+            channels = torch.tensor(list(KEY_BIASES)) % len(parameter)
+            parameter[channels] = torch.tensor(list(KEY_BIASES.values()), dtype=parameter.dtype)

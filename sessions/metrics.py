@@ -61,20 +61,35 @@ def metrics(engine: NDArray[Any], golden: NDArray[Any], dtype: str = "float32") 
         return Metrics(
             math.inf, math.inf, math.nan, math.inf, math.nan, 0, shapes=(engine.shape, golden.shape)
         )
-    a, b = engine.astype(np.float64).reshape(-1), golden.astype(np.float64).reshape(-1)
-    nans, infs = (np.isnan(a), np.isnan(b)), (np.isinf(a), np.isinf(b))
-    nan_a, nan_b, inf_a, inf_b = (int(np.count_nonzero(mask)) for mask in (*nans, *infs))
-    finite = np.isfinite(a) & np.isfinite(b)
-    odd = ~finite & (a != b) & ~(nans[0] & nans[1])
-    x, y = (a, b) if finite.all() else (np.where(finite, a, 0.0), np.where(finite, b, 0.0))
-    scale = math.sqrt(float(y @ y) / max(1, int(np.count_nonzero(finite))))
-    mismatched = int(np.count_nonzero(odd))
-    if mismatched:
-        at = _position(int(np.argmax(odd)), engine.shape)
-        return Metrics(
-            math.inf, math.inf, math.nan, math.inf, scale, a.size, at, nan_a, nan_b, inf_a, inf_b, mismatched
-        )
-    difference = np.abs(x - y)
+    a, b = (x.astype(np.float64, copy=False).reshape(-1) for x in (engine, golden))
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.abs(a - b)
+    x, y, elements = a, b, a.size
+    nan_a = nan_b = inf_a = inf_b = 0
+    if not np.isfinite(difference).all():
+        nans, infs = (np.isnan(a), np.isnan(b)), (np.isinf(a), np.isinf(b))
+        nan_a, nan_b, inf_a, inf_b = (int(np.count_nonzero(mask)) for mask in (*nans, *infs))
+        finite = np.isfinite(a) & np.isfinite(b)
+        x, y, elements = np.where(finite, a, 0.0), np.where(finite, b, 0.0), int(np.count_nonzero(finite))
+        difference = np.abs(x - y)
+        odd = ~finite & (a != b) & ~(nans[0] & nans[1])
+        if mismatched := int(np.count_nonzero(odd)):
+            at, scale = _position(int(np.argmax(odd)), engine.shape), _rms(y, elements)
+            return Metrics(
+                math.inf,
+                math.inf,
+                math.nan,
+                math.inf,
+                scale,
+                a.size,
+                at,
+                nan_a,
+                nan_b,
+                inf_a,
+                inf_b,
+                mismatched,
+            )
+    scale = _rms(y, elements)
     worst = int(np.argmax(difference)) if a.size else 0
     return Metrics(
         float(difference[worst]) if a.size else 0.0,
@@ -89,6 +104,10 @@ def metrics(engine: NDArray[Any], golden: NDArray[Any], dtype: str = "float32") 
         inf_a,
         inf_b,
     )
+
+
+def _rms(y: NDArray[np.float64], elements: int) -> float:
+    return math.sqrt(float(y @ y) / max(1, elements))
 
 
 def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

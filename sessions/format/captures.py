@@ -3,49 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from numpy.typing import NDArray
 
 from sessions.errors import damaged
-from sessions.format import blobs, codec, read_rows
+from sessions.format import blobs, codec, read_rows, rows
 from sessions.format.archive import Archive
 from sessions.format.rows import Row
 from sessions.format.schema import PROTECTED_SINCE
 from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
+from sessions.recently_used import RecentlyUsed
 from sessions.records import Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
+
+#: Bytes of the lists of steps' tensors that are kept.
+_LIST_BYTES = 4 << 20
 
 _ByPlace = Mapping[tuple[object, ...], list[Row]]
 
 
 class StepTensors:
-    """The rows of the tensors of one step, kept for the next question: whoever asks for one asks for its neighbours.
+    """Where the tensors of a step are, kept for the next question: whoever asks for one asks for its neighbours.
 
-    They are read together, because only then is one that is missing found.
+    The rows of a step are read together, because only then is one that is missing found.
     """
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self._kept: tuple[object, _ByPlace, Charged[Row]] | None = None
+        self._state: object = None  # of the file when the lists were read
+        self._lists = RecentlyUsed[tuple[_ByPlace, Charged[Row]]](_LIST_BYTES)
+        self._contents: RecentlyUsed[tuple[NDArray[Any], str]] | None = None
         archive.meter.register(self)
 
     def forget(self) -> None:
-        """Let go of the rows kept."""
-        self._kept = None
+        """Let go of all that is kept."""
+        self._lists.clear()
+        if self._contents is not None:
+            self._contents.clear()
+
+    @contextmanager
+    def keeping(self, nbytes: int) -> Iterator[None]:
+        """Inside, tensors are decoded once as long as `nbytes` suffice, and the file is not looked at anew."""
+        if self._contents is not None:
+            yield
+            return
+        before = self._lists
+        self._lists, self._contents = RecentlyUsed(max(nbytes // 8, _LIST_BYTES)), RecentlyUsed(nbytes)
+        try:
+            yield
+        finally:
+            self._lists, self._contents = before, None
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """One state of the file; while tensors are kept, that which they were read from."""
+        return self.archive.snapshot() if self._contents is None else nullcontext()
 
     def by_place(self, owner: int, step: int, where: str) -> _ByPlace:
         """The rows by (tap, sequence, rank). Inside a snapshot."""
-        key, kept = (self.archive.state(), owner, step), self._kept
-        if kept is not None and kept[0] == key:
-            return kept[1]
-        self._kept = kept = None  # not two at a time
-        found = _rows(self.archive, owner, step, where)
-        self.archive.meter.room(found.nbytes, f"the list of {where}")
-        places: dict[tuple[object, ...], list[Row]] = {}
-        for row in found:
-            places.setdefault(row[2:5], []).append(row)
-        self._kept = key, places, found
-        return places
+        if self._contents is None:
+            self._look()
+        kept = self._lists.get((owner, step))
+        if kept is None:
+            found = _rows(self.archive, owner, step, where)
+            self.archive.meter.room(found.nbytes, f"the list of {where}")
+            places: dict[tuple[object, ...], list[Row]] = {}
+            for row in found:
+                places.setdefault(row[2:5], []).append(row)
+            kept = places, found
+            self._lists.put((owner, step), kept, found.nbytes)
+        return kept[0]
+
+    def content(self, blob: object, where: str) -> tuple[NDArray[Any], str]:
+        """A tensor by the number of its blob, and its dtype; read-only where it is kept. Inside a snapshot."""
+        contents = self._contents
+        kept = None if contents is None else contents.get(blob)
+        if kept is None:
+            kept = array, _ = _decoded(self.archive, blob, where)
+            if contents is not None:
+                array.setflags(write=False)
+                contents.put(blob, kept, array.nbytes)
+        return kept
+
+    def _look(self) -> None:
+        """Forget the lists if anything was written since."""
+        if (state := self.archive.state()) != self._state:
+            self._lists.clear()
+            self._state = state
 
 
 def keys(archive: Archive, taps: Sequence[Tap], ranks: int, owner: int, step: int) -> list[TensorKey]:
@@ -105,25 +152,33 @@ def one(
     known: StepTensors, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
 ) -> TensorRecord | None:
     """One captured tensor; `part` None: the whole ("" sorts first) if there is one, else any part."""
-    archive, where = known.archive, f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
-    with archive.snapshot():
+    where = f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
+    with known.snapshot():
         place = (tap.index, seq, rank)
         found = [row for row in known.by_place(owner, step, where).get(place, ()) if part in (None, row[5])]
         if not found:
             return None
         *_, slice_, blob = min(found, key=lambda row: str(row[5]))
-        heads = archive.rows("blobs", "WHERE id = ?", blob, where=where)
-        contents = archive.query("SELECT data FROM blobs WHERE id = ?", blob, what=where)
-    if len(heads) != 1 or len(contents) != 1:
+        array, dtype = known.content(blob, where)
+    return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))
+
+
+def _decoded(archive: Archive, blob: object, where: str) -> tuple[NDArray[Any], str]:
+    sql = f"{rows.select('blobs', archive.version, 'data')} WHERE id = ?"
+    found = archive.query(sql, blob, what=where)
+    heads, bad = rows.sift("blobs", [row[1:] for row in found], archive.version, where)
+    if bad:
+        raise bad[0]
+    if len(heads) != 1:
         raise damaged(where, f"its content {blob} is missing")
     _, name, dtype, shape = heads[0]
     kind, dims = blobs.parse_shape(shape, dtype, where)
     archive.meter.room(tensor_bytes(math.prod(dims), kind.itemsize), where)
-    array = codec.decode(contents[0][0], kind, dims, where)
+    array = codec.decode(found[0][0], kind, dims, where)
     archive.meter.keep_array(array)
     if blobs.tensor_hash(array, dtype) != name:
         raise damaged(where, "its content does not have its hash")
-    return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))
+    return array, dtype
 
 
 def _rows(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:

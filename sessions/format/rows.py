@@ -49,12 +49,14 @@ def checksum(table: str, values: Sequence[Any]) -> int:
     return zlib.crc32(_encode((table, *values))) - (1 << 31)
 
 
-def select(table: str, version: int) -> str:
-    """SELECT … FROM `table`: its COLUMNS, None for those that the version lacks, and `crc` where it has one."""
+def select(table: str, version: int, *before: str) -> str:
+    """SELECT … FROM `table`: its COLUMNS, None for those that the version lacks, and `crc` where it has one. `before`
+    them columns that no checksum covers."""
     columns = COLUMNS[table]
     if version >= PROTECTED_SINCE:
-        return f"SELECT {', '.join(columns)}, crc FROM {table}"
-    return f"SELECT {', '.join('NULL' if name in ADDED else name for name in columns)} FROM {table}"
+        return f"SELECT {', '.join((*before, *columns))}, crc FROM {table}"
+    known = ("NULL" if name in ADDED else name for name in columns)
+    return f"SELECT {', '.join((*before, *known))} FROM {table}"
 
 
 def sift(

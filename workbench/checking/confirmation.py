@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from msgspec import structs
 
 from engine.scratch import ScratchFolder
 from sessions import Session
+from sessions.keeping import keeping
 from sessions.limits import UNLIMITED
 from workbench.checking.forced_run import ForcedRun
 from workbench.checking.pipeline import CheckResult, Progress, Reference
@@ -38,11 +41,7 @@ def confirm(
         with ScratchFolder.make("confirm") as folder:
             run = ForcedRun(inferior, reference, folder.path / "run.session", kept, progress=progress)
             run.record(run.path)
-            with (
-                Session.open(run.path, UNLIMITED) as engine,
-                Session.open(reference.golden, UNLIMITED) as golden,
-            ):
-                return _is_right(engine, golden, reference, inferior)
+            return _is_right(run.path, reference, inferior)
 
     restoring = smallest_restoring(rules, matches)
     if restoring is None:
@@ -51,16 +50,19 @@ def confirm(
     return replace(result, event=structs.replace(result.event, causes=causes, confirmed=restoring))
 
 
-def _is_right(engine: Session, golden: Session, reference: Reference, inferior: Inferior) -> bool:
+def _is_right(path: Path, reference: Reference, inferior: Inferior) -> bool:
     facts = Facts.of(inferior.path, inferior.config.dtype)
-    floor = None if reference.floor is None else Session.open(reference.floor, UNLIMITED)
-    try:
+    with ExitStack() as stack:
+        engine, golden, *floors = (
+            stack.enter_context(Session.open(one, UNLIMITED))
+            for one in (path, reference.golden, reference.floor)
+            if one is not None
+        )
+        floor = floors[0] if floors else None
+        stack.enter_context(keeping(engine, golden, floor))
         if judge(engine, golden, floor=floor, facts=facts).verdict == "diverged":
             return False
-    finally:
-        if floor is not None:
-            floor.close()
-    return not diagnose(engine, facts, golden=golden).wrong
+        return not diagnose(engine, facts, golden=golden).wrong
 
 
 def _confirmed(cause: Cause, restoring: tuple[str, ...]) -> Cause:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from engine.scratch import ScratchFolder
 from sessions import Session, Verdict
+from sessions.keeping import keeping
 from sessions.limits import UNLIMITED
 from sessions.records import JSON
 from workbench.checking.corrections import Corrections, corrections
@@ -144,6 +145,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         floor = (
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
+        stack.enter_context(keeping(engine, golden, floor))
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
         run.progress("judging every tap", 0, 0)
         judgement = judge(engine, golden, floor=floor, facts=facts)

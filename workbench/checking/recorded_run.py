@@ -17,6 +17,7 @@ import msgspec
 from engine.errors import CheckpointError, ConfigError
 from sessions import Session
 from sessions.errors import IdsMismatch
+from sessions.keeping import keeping
 from sessions.limits import UNLIMITED
 from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
@@ -68,6 +69,7 @@ def diagnose_recording(
     with ExitStack() as stack:
         truth = None if golden is None else stack.enter_context(Session.open(golden, UNLIMITED))
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
+        stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
         found = diagnose(session, facts, golden=truth, branch=branch)
         if not found.judged and session.meta.foreign is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -58,18 +59,24 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
             gone = [effect for effect in effects if effect is not None]
             by = tuple(name for effect in gone for name in effect.by)
             found[number] = Effect(_everywhere(group, gone[0].through), gone[0].taps, by)
-    right: dict[int, bool] = {}
+
+    @cache
+    def right(layer: int) -> bool:
+        return _gives_what_it_should(layer, taps, facts)
+
     for number, group in enumerate(groups):
-        layers = {one.layer for one in group.findings if one.layer is not None}
+        layers = sorted({one.layer for one in group.findings if one.layer is not None})
         gross = all(one.rel_l2 >= GROSS and one.layer is not None for one in group.findings)
-        if number not in found and gross and all(_would_show(one, taps, facts) for one in _samples(group)):
-            for layer in layers - right.keys():
-                right[layer] = _gives_what_it_should(layer, taps, facts)
-            if all(right[layer] for layer in layers):
-                ends = tuple(f"layers.{layer}.mlp_residual" for layer in layers)
-                inside = (kind for block in _BLOCKS[:2] for kind in block if kind != "mlp_residual")
-                through = tuple(f"layers.{layer}.{kind}" for kind in inside for layer in layers)
-                found[number] = Effect(through, ends, ())
+        if (
+            number not in found
+            and gross
+            and all(_would_show(one, taps, facts) for one in _samples(group))
+            and all(right(layer) for layer in layers)
+        ):
+            ends = tuple(f"layers.{layer}.mlp_residual" for layer in layers)
+            inside = (kind for block in _BLOCKS[:2] for kind in block if kind != "mlp_residual")
+            through = tuple(f"layers.{layer}.{kind}" for kind in inside for layer in layers)
+            found[number] = Effect(through, ends, ())
     made_up = {name for effect in found.values() for name in effect.by}
     for number, group in enumerate(groups):
         if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
@@ -96,9 +103,9 @@ def _gives_what_it_should(layer: int, taps: RecordedTaps, facts: Facts) -> bool:
     differs inside it is made up for there, as where heads or units are in another order throughout."""
     passes = tuple(range(len(taps.passes)))
     rows = tuple(row for one in taps.passes for row in one.rows)
-    for rank in taps.ranks:
-        entered = taps.rows(near("<", layer, facts.model.num_layers), rank, passes)
-        left = taps.rows(f"layers.{layer}.mlp_residual", rank, passes)
+    before, after = near("<", layer, facts.model.num_layers), f"layers.{layer}.mlp_residual"
+    for rank in {(taps.lead(before, rank), taps.lead(after, rank)): rank for rank in taps.ranks}.values():
+        entered, left = (taps.rows(tap, rank, passes) for tap in (before, after))
         with np.errstate(all="ignore"):
             expected = None if entered is None else layer_output(facts, layer, entered, rows)
         if left is None or expected is None or left.shape != expected.shape:

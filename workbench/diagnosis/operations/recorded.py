@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.taps.names import layer_of
 from sessions import layouts
+from sessions.dtypes import widen
 from sessions.errors import LayoutError
-from sessions.records import SequenceStep
+from sessions.recently_used import RecentlyUsed
+from sessions.records import SequenceStep, TensorRecord
 from workbench.diagnosis.recording import Array, Recording
 
-#: Bytes of decoded tensors that are kept.
+#: Bytes of tensors in float64 that are kept.
 KEPT_BYTES = 1 << 30
-#: Layers that are decoded at once, where a tap has no more rows than these in all steps and sequences.
-LAYERS_AT_ONCE, FEW_ROWS = 4, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class RecordedTaps:
     def __init__(self, recording: Recording, golden: Recording | None = None) -> None:
         self.recording, self.golden = recording, golden
         self.passes = tuple(_passes(recording, golden))
-        self._kept: OrderedDict[str, _Decoded] = OrderedDict()
+        self._kept = RecentlyUsed[_Decoded](KEPT_BYTES)
         self._replaced: dict[str, _Decoded] = {}
         self._captured = recording.session.captured_taps(recording.branch)
 
@@ -115,7 +114,6 @@ class RecordedTaps:
     def replaced(self, tap: str, tensors: Mapping[int, Sequence[Array | None]]) -> RecordedTaps:
         """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks."""
         other = copy(self)
-        other._kept = OrderedDict(self._kept)
         other._replaced = {
             **self._replaced,
             tap: _Decoded(tuple(self.ranks), {r: tuple(t) for r, t in tensors.items()}, 0),
@@ -129,46 +127,44 @@ class RecordedTaps:
     def _decoded(self, tap: str) -> _Decoded:
         if tap in self._replaced:
             return self._replaced[tap]
-        if tap not in self._kept:
-            self._kept |= self._decode(self._together(tap))
-            for name in list(self._kept):
-                if name != tap and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
-                    del self._kept[name]
-        self._kept.move_to_end(tap)
-        return self._kept[tap]
+        found = self._kept.get(tap)
+        if found is None:
+            found = self._decode(tap)
+            self._kept.put(tap, found, found.nbytes)
+        return found
 
-    def _together(self, tap: str) -> list[str]:
-        """The taps that are read at once: a session finds those of one step by reading the list of them all."""
-        at_once = LAYERS_AT_ONCE if sum(len(one.rows) for one in self.passes) <= FEW_ROWS else 1
-        layer = layer_of(tap)
-        if layer is None:
-            return [tap]
-        names = (one.name for one in self.recording.session.taps)
-        return [
-            name for name in names if (of := layer_of(name)) is not None and of // at_once == layer // at_once
-        ]
-
-    def _decode(self, taps: Sequence[str]) -> dict[str, _Decoded]:
-        held: dict[str, list[list[Array | None]]] = {tap: [[] for _ in self.ranks] for tap in taps}
-        digests = {tap: [blake2b() for _ in self.ranks] for tap in taps}
+    def _decode(self, tap: str) -> _Decoded:
         session, branch = self.recording.session, self.recording.branch
-        for one in self.passes:
-            for tap in taps:
-                for rank in self.ranks:
-                    raw = session.tensor(tap, step=one.step, rank=rank, seq=one.seq, branch=branch, slice="")
-                    digest = digests[tap][rank]
-                    digest.update(b"-" if raw is None else f"{raw.dtype}{raw.shape}".encode())
-                    digest.update(b"" if raw is None else np.ascontiguousarray(raw).tobytes())
-                    held[tap][rank].append(None if raw is None else raw.astype(np.float64))
-        return {tap: _shared(held[tap], [digest.digest() for digest in digests[tap]]) for tap in taps}
+        held = [
+            [
+                session.capture(tap, step=one.step, rank=rank, seq=one.seq, branch=branch, slice="")
+                for one in self.passes
+            ]
+            for rank in self.ranks
+        ]
+        lead = tuple(next(i for i, other in enumerate(held) if _alike(own, other)) for own in held)
+        arrays = {
+            rank: tuple(None if x is None else widen(x.array, x.dtype).astype(np.float64) for x in held[rank])
+            for rank in sorted(set(lead))
+        }
+        nbytes = sum(x.nbytes for tensors in arrays.values() for x in tensors if x is not None)
+        return _Decoded(lead, arrays, nbytes)
 
 
-def _shared(held: Sequence[Sequence[Array | None]], digests: Sequence[bytes]) -> _Decoded:
-    """Each rank's tensors of one tap, those of ranks with equal digests once."""
-    lead = tuple(digests.index(digest) for digest in digests)
-    arrays = {rank: tuple(held[rank]) for rank in sorted(set(lead))}
-    nbytes = sum(x.nbytes for tensors in arrays.values() for x in tensors if x is not None)
-    return _Decoded(lead, arrays, nbytes)
+def _alike(own: Sequence[TensorRecord | None], other: Sequence[TensorRecord | None]) -> bool:
+    """Whether two ranks' tensors are equal bit for bit."""
+    return all(
+        a is b is None or (a is not None and b is not None and _equal_bits(a.array, b.array))
+        for a, b in zip(own, other, strict=True)
+    )
+
+
+def _equal_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    if a is b:
+        return True
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
 def _passes(recording: Recording, golden: Recording | None) -> Iterator[SequencePass]:

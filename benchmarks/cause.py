@@ -1,0 +1,144 @@
+"""Seconds from the command to the cause: a model of Qwen2.5-0.5B's shape whose q/k/v biases are dropped.
+
+    python -m benchmarks.cause [--command diagnose] [--tp 2] [--dtype float32] [--steps 8] [--rule load_bias=false]
+                               [--layers 24] [--directory DIR] [--json]
+
+The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
+twice: first the reference is recorded, then it is in the cache, which is what counts. Told are the seconds by the
+clock, those of all processors (the ranks' among them), and by part those of the clock and of the command's own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pkgutil
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+#: Part -> the functions that it consists of, by the names under which they are called.
+PARTS = {
+    "find the reference": ("workbench.cli.checked_model.record_reference",),
+    "start the engine": ("workbench.inferior.inferior.Inferior.start",),
+    "run and record": ("workbench.checking.forced_run.ForcedRun.record",),
+    "judge against the reference": tuple(
+        f"workbench.checking.pipeline.{name}" for name in ("judge", "judge_untapped", "ledger")
+    ),
+    "judge on its own inputs, name": tuple(
+        f"workbench.checking.pipeline.{name}" for name in ("diagnose", "named")
+    ),
+    "confirm by switching off": ("workbench.cli.diagnose.confirm",),
+}
+_INSIDE = "--inside"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--command", choices=("check", "diagnose"), default="check")
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rule", default="load_bias=false", help="none: a correct engine")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument(
+        "--directory", type=Path, help="where the model and the reference are kept between calls"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    folder = options.directory or Path(tempfile.gettempdir())
+    from benchmarks.model import half_billion
+
+    shape = {} if options.layers == 24 else {"num_hidden_layers": options.layers}
+    model = half_billion(folder, biased=True, **shape)
+    command = [
+        options.command, str(model), "--tp", str(options.tp), "--dtype", options.dtype, "--steps", str(options.steps),
+        "--json", *([] if options.rule == "none" else ["--rule", options.rule]),
+    ]  # fmt: skip
+    first, last = (_run(command, folder) for _ in range(2))
+    told = last | {"with the reference recorded": first["clock"]}
+    if options.json:
+        print(json.dumps(told))
+        return
+    print(f"lockstep {' '.join(command)}\n{told['verdict']}: {told['cause']}")
+    print(f"{told['clock']:.1f} s ({told['processors']:.1f} s of all processors); "
+          f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
+    for part, (clock, processor) in told["parts"].items():
+        print(f"{part:32}{clock:8.1f} s {processor:8.1f} s")
+
+
+def _run(command: list[str], folder: Path) -> dict[str, Any]:
+    """One command in a process of its own."""
+    places = {
+        f"LOCKSTEP_{name}_DIR": str(folder / "lockstep-cause" / name.lower())
+        for name in ("DATA", "CACHE", "STATE")
+    }
+    settings = os.environ | places | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.NamedTemporaryFile() as parts:
+        started, before = time.perf_counter(), _processors()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.cause", _INSIDE, parts.name, *command],
+            stdout=subprocess.PIPE, text=True, env=settings, check=False,
+        )  # fmt: skip
+        clock, processors = time.perf_counter() - started, _processors() - before
+        found = json.loads(done.stdout)
+        causes = found["causes"]
+        return {
+            "clock": clock, "processors": processors, "verdict": found["verdict"],
+            "cause": f"{causes[0]['place']}: {causes[0]['text']}" if causes else "no cause",
+            "parts": json.loads(parts.read()),
+        }  # fmt: skip
+
+
+def _processors() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _inside(told: Path, command: list[str]) -> int:
+    """Run the command here, its parts timed."""
+    from workbench.cli.main import run
+
+    seconds: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        for part, names in PARTS.items():
+            for name in names:
+                module, _, attribute = name.rpartition(".")
+                owner = pkgutil.resolve_name(module)
+                timed = _timed(getattr(owner, attribute), seconds.setdefault(part, [0.0, 0.0]))
+                stack.enter_context(mock.patch.object(owner, attribute, timed))
+        code = run(command)
+    told.write_text(json.dumps(seconds))
+    return code
+
+
+def _timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
+    """The function, whose seconds are added to `total`: by the clock, of this process's processor."""
+
+    @wraps(function)
+    def timed(*args: Any, **options: Any) -> Any:
+        clock, processor = time.perf_counter(), time.process_time()
+        try:
+            return function(*args, **options)
+        finally:
+            total[0] += time.perf_counter() - clock
+            total[1] += time.process_time() - processor
+
+    return timed
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_INSIDE]:
+        sys.exit(_inside(Path(sys.argv[2]), sys.argv[3:]))
+    main()
