@@ -40,7 +40,9 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """bfloat16 bits as the float32 of the same value; anything else as it is."""
     if dtype != "bfloat16":
         return array
-    return np.left_shift(array.astype(np.uint32), 16, dtype=np.uint32).view(np.float32)
+    bits = np.array(array, dtype=np.uint32)
+    np.left_shift(bits, 16, out=bits)
+    return bits.view(np.float32)
 
 
 def rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:

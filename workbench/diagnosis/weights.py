@@ -60,6 +60,9 @@ def checkpoint_misreadings(path: Path) -> Callable[[str], list[tuple[Misreading,
     """What single weights become under the known mistakes of loaders, by their checkpoint names. None of safetensors,
     which hold what is used."""
 
+    if gguf_file(path) is None:
+        return lambda name: []
+
     def read(name: str) -> list[tuple[Misreading, NDArray[Any]]]:
         model, source = open_checkpoint(path)
         with source:
