@@ -114,6 +114,7 @@ def test_a_dtype_that_does_not_carry_the_model_is_no_fault_of_the_engine(tmp_pat
     act = heads.index(" a ") + 1
     assert row[6:act].replace(" ", "").strip("·") == "", "all before it is right"
     assert row[act : act + 2] == "~~"
+    assert run(words(path)) == 0, "in float32 the same engine matches, however large its activations"
 
 
 def test_an_overflow_in_the_reference_too_reads_as_such(capsys: Any) -> None:
