@@ -19,6 +19,9 @@ from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.verdict import AMPLIFIED
 from workbench.views.golden_event import Divergence, Faulty
 
+#: Taps of a softmax, alone or in one kernel with its product.
+_EXPONENTIAL = ("attn.probs", "attn.context")
+
 #: (tap, step, sequence) -> what is wrong there by itself.
 _Wrong = Mapping[tuple[str, int, int], WrongOperation]
 
@@ -48,10 +51,12 @@ def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
 
 def _only_grown(judgement: Judgement, found: Explanation) -> bool:
     """Whether all of what failed is rounding that later operations have amplified: every operation could be judged by
-    itself, and none is wrong."""
-    failed = [one.ratio for one in judgement.taps if one.verdict == "fail" and not one.inherited]
-    most = math.inf if judgement.tolerance == "fixed" else AMPLIFIED
-    return bool(failed) and not found.wrong and not found.unjudged and max(failed) <= most
+    itself, and none is wrong. A softmax makes of any small error of large scores one as large as itself; what is
+    computed from other weights than the reference's is off by more than other operations amplify."""
+    failed = [one for one in judgement.taps if one.verdict == "fail" and not one.inherited]
+    fixed = judgement.tolerance == "fixed"
+    known = all(fixed or one.ratio <= AMPLIFIED or local_name(one.tap) in _EXPONENTIAL for one in failed)
+    return bool(failed) and not found.wrong and not found.unjudged and known
 
 
 def _equal_scores(judgement: Judgement, found: Explanation) -> set[str]:

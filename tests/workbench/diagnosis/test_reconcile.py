@@ -1,0 +1,51 @@
+"""What a run is judged by its reference, corrected by what its operations are judged by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.diagnosis.diagnose import Explanation
+from workbench.diagnosis.judgement import Judgement, TapVerdict
+from workbench.diagnosis.operations.site import Unjudged
+from workbench.diagnosis.reconcile import reconciled
+from workbench.views.golden_event import Divergence
+
+RIGHT = Explanation((), (), (), (), 40, ())
+
+
+def diverged(tap: str, ratio: float) -> Judgement:
+    """A run of which a tap fails by that many noise floors, and the logits inherit it."""
+    taps = (
+        TapVerdict("embed", 0, 0, "pass", ratio=1.0),
+        TapVerdict(tap, 0, 0, "fail", ratio=ratio),
+        TapVerdict("logits", 0, 0, "fail", ratio=5 * ratio, inherited=True),
+    )
+    return Judgement("diverged", 0.1, True, Divergence(tap), taps, 1, "floor")
+
+
+@pytest.mark.parametrize(
+    ("tap", "ratio", "verdict"),
+    [
+        ("layers.2.attn.probs", 44.0, "match"),  # a correct engine on scores of several hundred
+        ("layers.2.attn.context", 44.0, "match"),
+        ("layers.2.mlp.act", 5.0, "match"),
+        ("layers.2.mlp.act", 44.0, "diverged"),
+        ("embed", 44.0, "diverged"),
+    ],
+)
+def test_rounding_grows_in_a_softmax_without_bound_and_elsewhere_by_little(
+    tap: str, ratio: float, verdict: str
+) -> None:
+    found = reconciled(diverged(tap, ratio), RIGHT)
+    assert found.verdict == verdict
+    assert (found.first_divergence is None) == (verdict == "match")
+    assert {one.verdict for one in found.taps} == (
+        {"pass", "suspect"} if verdict == "match" else {"pass", "fail"}
+    )
+
+
+def test_what_could_not_be_judged_by_itself_is_not_excused() -> None:
+    unjudged = replace(RIGHT, unjudged=(Unjudged("layers.2.attn.scores", 0, "not recorded"),))
+    assert reconciled(diverged("layers.2.attn.probs", 44.0), unjudged).verdict == "diverged"
