@@ -51,11 +51,14 @@ def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
 
 def _only_grown(judgement: Judgement, found: Explanation) -> bool:
     """Whether all of what failed is rounding that later operations have amplified: every operation could be judged by
-    itself, and none is wrong. A softmax makes of any small error of large scores one as large as itself; what is
-    computed from other weights than the reference's is off by more than other operations amplify."""
-    failed = [one for one in judgement.taps if one.verdict == "fail" and not one.inherited]
+    itself, and none is wrong, on its own inputs nor, where that was tried, on golden ones.
+
+    Where it was not, what begins to fail may be off by as much as operations amplify, lest a reference of other weights
+    matches: in a softmax by anything, as the error of large scores becomes one of the probabilities' own size."""
+    failed = [one for one in judgement.taps if one.verdict == "fail"]
+    first = [one for one in failed if not one.inherited]  # by the ledger: what fails on golden inputs
     fixed = judgement.tolerance == "fixed"
-    known = all(fixed or one.ratio <= AMPLIFIED or local_name(one.tap) in _EXPONENTIAL for one in failed)
+    known = all(fixed or one.ratio <= AMPLIFIED or local_name(one.tap) in _EXPONENTIAL for one in first)
     return bool(failed) and not found.wrong and not found.unjudged and known
 
 

@@ -46,6 +46,12 @@ def test_rounding_grows_in_a_softmax_without_bound_and_elsewhere_by_little(
     )
 
 
+def test_what_no_operation_does_on_golden_inputs_has_grown() -> None:
+    known = diverged("layers.2.mlp.act", 44.0)
+    taps = tuple(replace(one, inherited=one.verdict == "fail") for one in known.taps)
+    assert reconciled(replace(known, taps=taps, faulty=()), RIGHT).verdict == "match"
+
+
 def test_what_could_not_be_judged_by_itself_is_not_excused() -> None:
     unjudged = replace(RIGHT, unjudged=(Unjudged("layers.2.attn.scores", 0, "not recorded"),))
     assert reconciled(diverged("layers.2.attn.probs", 44.0), unjudged).verdict == "diverged"
