@@ -169,7 +169,10 @@ def _faulty(
     )
     named = [fault for fault in faults if any(_right(cause, fault) for cause in told)]
     wrong = [cause for cause in told if sure(cause) and not any(_right(cause, fault) for fault in faults)]
-    if first is None and not told:
+    silent = first is None and not told and any("has no effect" in note for note in result.event.notes)
+    if silent:  # as KV heads held twice, which give the same numbers: a note is what is right
+        outcome, placed, named, said = "named", True, list(faults), " / ".join(result.event.notes)
+    elif first is None and not told:
         outcome = "missed"
     elif told and any(_right(told[0], fault) for fault in faults):
         outcome = "named"

@@ -39,7 +39,9 @@ ACTS = {
     "scale=hidden": {SCORES},
     "kv_expand=tiled": {SCORES, "layers.*.attn.context"},
     "cache_reuse=false": {"layers.*.attn.k_cache", "layers.*.attn.v_cache"},
-    "positions=stuck": {f"layers.*.attn.{name}" for name in ("q_rope", "k_rope", "k_cache", "v_cache")},
+    "positions=stuck": {  # the mask follows the positions
+        f"layers.*.attn.{name}" for name in ("q_rope", "k_rope", "k_cache", "v_cache", "scores")
+    },
     "qkv_sizes=mixed": {K, V},
     "qkv_shard_dim=1": {Q, K, V},
     "reduce=missing": SUMS,
