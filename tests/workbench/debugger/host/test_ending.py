@@ -26,6 +26,7 @@ from sessions.verify import verify
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.debugger.host.test_replay import RECORDED
 from workbench.debugger.core import registry
+from workbench.debugger.events import StepEvent
 from workbench.debugger.host.messages import (
     AnswerFrame,
     CallRequest,
@@ -37,7 +38,6 @@ from workbench.debugger.host.messages import (
     Request,
     RequestFrame,
     StateRequest,
-    StepEvent,
     TensorRequest,
     WeightRequest,
 )
