@@ -195,7 +195,8 @@ def kv_maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
     """Rules by which query heads may find their KV heads; the right one is h // group."""
     h, n, group = np.arange(heads), kv_heads, max(heads // kv_heads, 1)
     yield "tiled", "query head h reads KV head h % n instead of h // group", h % n
-    yield "reversed", "query heads read the KV heads in reversed order", n - 1 - h // group
+    order = "shifted_1" if n == 2 else "reversed"  # of two heads the reverse is the next
+    yield order, "query heads read the KV heads in reversed order", n - 1 - h // group
     for kv in range(n):
         yield f"all_{kv}", f"every query head reads KV head {kv}", np.full(heads, kv)
     for shift in range(1, n):
