@@ -221,7 +221,25 @@ def folded_steps(session: Path) -> int:
 def test_a_host_ends_though_its_command_does_not(
     model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
 ) -> None:
-    """The recorder that it waits for is stopped, and its client goes."""
+    """The rank that it waits for is stopped, and its client goes."""
+    session = tmp_path / "a.session"
+    host = hosts(*live(model, session))
+    connection = host.ready()
+    connection.send(RequestFrame(1, LineRequest("next 2")))
+    while not isinstance(connection.receive(), AnswerFrame):
+        pass
+    host.ranks[1].suspend()
+    connection.send(RequestFrame(2, LineRequest("next")))
+    connection.close()
+    host.ended()
+    assert folded(session) == 1
+
+
+@pytest.mark.slow
+def test_the_recorder_of_a_reference_ends_with_the_client_of_its_host(
+    model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
+) -> None:
+    """Though it is stopped itself: nobody waits for it."""
     session = tmp_path / "a.session"
     host = hosts(*live(model, session))
     connection = host.ready()
@@ -234,12 +252,9 @@ def test_a_host_ends_though_its_command_does_not(
         recorder = next((c for c in children if "workbench.references.record" in c.cmdline()), None)
         time.sleep(0.02)
     recorder.suspend()
-    try:
-        connection.close()
-        host.ended()
-        assert folded(session) == 1
-    finally:
-        recorder.resume()
+    connection.close()
+    host.ended()
+    assert folded(session) == 1
     recorder.wait(_PATIENCE)
 
 
