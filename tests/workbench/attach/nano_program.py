@@ -1,8 +1,9 @@
-"""A program that generates with nano-vllm on a CPU: MODEL TP IDS[;IDS…] [BUG], tokens to stdout.
+"""A program that generates with nano-vllm on a CPU: MODEL IDS[;IDS…], tokens to stdout.
 
 nano-vllm wants CUDA, triton and flash-attn. What stands in for them here computes the same (attention over the paged
-cache, the write into it); all else is its own code. Imported by each of its spawned ranks as well, for which it has to
-act before nano-vllm is imported. Its sampler draws at a temperature so low that the likeliest token wins.
+cache, the write into it), and nothing is compiled; all else is its own code. At TP 2 the fork on the package index
+(nano-vllm-fork 20260210) does not run: what it sends to other ranks lacks a field. The sampler draws at a temperature
+so low that the likeliest token wins.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo  # which looks through torch for functions that it knows, before they are replaced
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -68,6 +70,17 @@ def store(key: Any, value: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
         cache.flatten(0, 1)[slots.long()] = new
 
 
+def config_of_transformers_4(path: str) -> Any:
+    """The model's config, with the frequencies of RoPE where nano-vllm looks for them."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path)
+    theta = config.rope_parameters["rope_theta"]
+    config.rope_parameters = config.rope_scaling = None
+    config.rope_theta = theta
+    return config
+
+
 def stand_in() -> None:
     """Put what a CPU can do in the place of what it cannot."""
     language = module("triton.language", constexpr=int)
@@ -85,24 +98,22 @@ def stand_in() -> None:
         make = getattr(torch, name)
         setattr(torch, name, lambda *a, make=make, pin_memory=False, **k: make(*a, **k))
     dist.init_process_group = lambda backend, *args, **kwargs: _new_group("gloo", *args, **kwargs)
-    import transformers
-
-    if not hasattr(
-        transformers.PretrainedConfig, "rope_theta"
-    ):  # which nano-vllm reads where transformers 4 had it
-        transformers.PretrainedConfig.rope_theta = property(lambda self: self.rope_parameters["rope_theta"])
+    import nanovllm.config
     import nanovllm.layers.attention
 
     nanovllm.layers.attention.store_kvcache = store
+    nanovllm.config.AutoConfig = SimpleNamespace(from_pretrained=config_of_transformers_4)
+    for name in ("triton", "triton.language", "flash_attn"):  # which torch would take for the real one
+        del sys.modules[name]
 
 
 def main() -> None:
     from nanovllm import LLM, SamplingParams
 
-    path, tp, prompts = sys.argv[1:4]
+    path, prompts = sys.argv[1:]
     tokenizer = SimpleNamespace(eos_token_id=-1, decode=str)
     model = LLM(
-        path, tensor_parallel_size=int(tp), enforce_eager=True, tokenizer=tokenizer, max_model_len=256,
+        path, enforce_eager=True, tokenizer=tokenizer, max_model_len=256,
         max_num_batched_tokens=256, max_num_seqs=4,
     )  # fmt: skip
     ids = [[int(one) for one in prompt.split(",")] for prompt in prompts.split(";")]
@@ -112,7 +123,7 @@ def main() -> None:
 
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-torch.compiler.set_stance("force_eager")
+torch.compile = lambda function: function
 stand_in()
 if __name__ == "__main__":
     main()
