@@ -26,7 +26,7 @@ def folded(groups: Sequence[FindingGroup]) -> list[tuple[FindingGroup, tuple[Fin
             (
                 i
                 for i, head in enumerate(heads)
-                if _follows(group, [head, *after[i]]) or _by_position(group, head)
+                if _follows(group, [head, *after[i]]) or _by_position(group, head) or _by_length(group, head)
             ),
             None,
         )
@@ -47,6 +47,15 @@ def _follows(group: FindingGroup, before: Sequence[FindingGroup]) -> bool:
 def _has_such_input(finding: WrongOperation, misshapen: dict[str, set[int]]) -> bool:
     steps = [misshapen[tap] for tap in inputs_of(finding.tap) if tap in misshapen]
     return bool(finding.shape) and any(set(finding.steps) <= some for some in steps)
+
+
+def _by_length(group: FindingGroup, head: FindingGroup) -> bool:
+    """Whether it is a mask over a cache of another length: it has rows to hide, or lacks some, that should not be."""
+    if not group.chosen or not all(one.kind == "mask" for one in group.chosen):
+        return False
+    places = {(one.layer, step) for one in head.findings if one.shape and local_name(one.tap) in REMEMBERING
+              for step in one.steps}  # fmt: skip
+    return all({(one.layer, step) for step in one.steps} <= places for one in group.findings)
 
 
 def _by_position(group: FindingGroup, head: FindingGroup) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from workbench.diagnosis.operations import embedding, head, linear, matrices, moved, precision, reduce
 from workbench.diagnosis.operations.activation import activations
+from workbench.diagnosis.operations.cache_lengths import cache_lengths
 from workbench.diagnosis.operations.cached_numbers import cached_numbers
 from workbench.diagnosis.operations.caches import caches
 from workbench.diagnosis.operations.combined_rotations import combined_rotations
@@ -15,7 +16,7 @@ from workbench.diagnosis.operations.fused import fused, fused_unlikely
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
 from workbench.diagnosis.operations.layers import repeated, skipped
 from workbench.diagnosis.operations.low_precision import coarse_operands, coarse_results
-from workbench.diagnosis.operations.mask import masks
+from workbench.diagnosis.operations.mask import irregular_masks, masks
 from workbench.diagnosis.operations.merged_heads import merged_heads
 from workbench.diagnosis.operations.norms import norms, unknown_norms
 from workbench.diagnosis.operations.overflow import not_finite, overflows
@@ -23,6 +24,7 @@ from workbench.diagnosis.operations.residual import residuals
 from workbench.diagnosis.operations.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.score_biases import score_biases
+from workbench.diagnosis.operations.score_factors import score_factors
 from workbench.diagnosis.operations.scores import scores
 from workbench.diagnosis.operations.softmax import softmaxes
 from workbench.diagnosis.operations.softmax_fits import softmax_fits
@@ -55,8 +57,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         reduce.with_stream,
     ),
     "rope": (rotations, other_frequencies),
-    "cache": (caches, cached_numbers),
-    "scores": (scores, score_heads, score_biases, masks),
+    "cache": (caches, cache_lengths, cached_numbers),
+    "scores": (scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits),
     "context": (contexts, merged_heads, value_heads),
     "weights": (fused,),
@@ -98,7 +100,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         linear.channel_scale,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials),
-    "scores": (coarse_operands, combined_scores),
+    "scores": (coarse_operands, combined_scores, irregular_masks),
     "context": (coarse_operands,),
     "weights": (coarse_operands, fused_unlikely),
     "attention": (coarse_operands, fused_unlikely),

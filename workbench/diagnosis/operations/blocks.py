@@ -82,7 +82,14 @@ def others(site: Site, kind: str, layer: int | None = None, rank: int | None = N
     """Another tap at the site's passes: of this layer and rank, or of another one."""
     tap = site.near(kind) if layer is None else f"layers.{layer}.{kind}"
     tensors = site.taps.tensors(tap, site.rank if rank is None else rank)
-    return [tensors[index] for index in site.passes]
+    own = layer is None and rank is None
+    return [x if own else _finite(x) for x in (tensors[index] for index in site.passes)]
+
+
+def _finite(x: Array | None) -> Array | None:
+    """What another layer or rank holds, where it may be what was used here: its NaN follow from an error here, and
+    would explain any NaN."""
+    return x if x is not None and np.isfinite(x).all() else None
 
 
 def history(site: Site, kind: str, layer: int | None = None, rank: int | None = None) -> list[Array | None]:
@@ -93,7 +100,8 @@ def history(site: Site, kind: str, layer: int | None = None, rank: int | None = 
         seq = site.taps.passes[index].seq
         rows = [x for one, x in zip(site.taps.passes[: index + 1], tensors, strict=False) if one.seq == seq]
         whole = [x for x in rows if x is not None]
-        found.append(np.concatenate(whole) if whole and len(whole) == len(rows) else None)
+        joined = np.concatenate(whole) if whole and len(whole) == len(rows) else None
+        found.append(joined if layer is None and rank is None else _finite(joined))
     return found
 
 

@@ -22,8 +22,7 @@ def cached_numbers(site: Site) -> Iterator[Variant]:
     if all(part.fits for part in site.parts):
         yield from _factors(site)
         yield from _coarse(site)
-        if site.kind == "attn.k_cache":
-            yield from _rotations(site)
+        yield from _rotations(site)
 
 
 def _factors(site: Site) -> Iterator[Variant]:
@@ -95,15 +94,22 @@ def _by_pass(site: Site, change: Callable[[Matrix], Matrix | None], i: int, rows
 
 
 def _rotations(site: Site) -> Iterator[Variant]:
-    """Keys that are cached before their rotation, rotated once more, or by so many positions too far."""
+    """Keys that are cached before their rotation, rotated once more, or by so many positions too far; values that are
+    rotated as keys are."""
     rows = [part.expected for part in site.parts]
-    plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
-    yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
+    if site.kind == "attn.k_cache":
+        plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
+        yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
     at = [np.array([row.position for row in part.rows])[:, None, None] for part in site.parts]
     if any(len(each) != len(x) for each, x in zip(at, rows, strict=True)):
         return
     angles = [frequencies(site.facts.model, lengths_of(part.rows)) for part in site.parts]
     again = [rotate(x, each * by) for x, each, by in zip(rows, at, angles, strict=True)]
+    if site.kind == "attn.v_cache":
+        yield cache_variant(
+            site, "cache_values_rotated", "cached values are rotated (RoPE) as keys are", again
+        )
+        return
     yield cache_variant(site, "cache_rotated_again", "cached keys are rotated once more", again)
     for offset in OFFSETS:
         text = f"cached keys are rotated {abs(offset)} positions too {'far' if offset > 0 else 'little'}"

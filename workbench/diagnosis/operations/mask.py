@@ -110,6 +110,35 @@ def _of_each_head(
     yield _variant(site, right, "mask_of_heads", text, fitted, _of_forms(site, chosen), len(chosen))
 
 
+def irregular_masks(site: Site) -> Iterator[Variant]:
+    """Scores that are right, where keys are seen that should not be, or hidden that should not be, in no known form."""
+    if not all(part.fits for part in site.parts):
+        return
+    cells = [np.isfinite(part.expected) for part in site.parts]
+    patterns: set[tuple[int, int, int]] = set()  # (part, query, key)
+    hidden = shown = 0
+    for i, head in places(site):
+        seen = visible(site.facts, site.parts[i].seen[head]) & ~np.isnan(site.parts[i].seen[head])
+        hidden, shown = (
+            hidden + int((cells[i][head] & ~seen).sum()),
+            shown + int((seen & ~cells[i][head]).sum()),
+        )
+        patterns |= {(i, q, k) for q, k in np.argwhere(seen != cells[i][head]).tolist()}
+        cells[i][head] = seen
+    if not patterns:
+        return
+    part, query, key = min(patterns)
+    row = site.parts[part].rows[query]
+    told = [f"hides {hidden} scores that should be seen"] * bool(hidden)
+    told += [f"shows {shown} that should be hidden"] * bool(shown)
+    text = (
+        f"the mask {' and '.join(told)}, the others are right; the first is that of the query at {row.position} "
+        f"(step {row.step}, sequence {row.seq}) with the key in row {key}"
+    )
+    fitted = {"hidden": hidden, "shown": shown}
+    yield _variant(site, _unmasked(site), "mask_irregular", text, fitted, cells, 1)
+
+
 # --- masks that are numbers -------------------------------------------------------------------------------
 
 _PRODUCT = "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell"

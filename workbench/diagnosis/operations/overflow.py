@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workbench.diagnosis.operations.blocks import products
+from workbench.diagnosis.operations.blocks import CONTEXTS, by_head, from_heads, products
 from workbench.diagnosis.operations.facts import LARGEST, UNIT, rounded
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
@@ -29,7 +29,8 @@ def overflows(site: Site) -> Iterator[Variant]:
         return
     right = [part.expected for part in site.parts]
     finite = all(
-        np.isfinite(part.seen[scope]).all() for part, scope in zip(site.parts, deviation.scopes, strict=True)
+        np.isfinite(part.seen[scope & np.isfinite(part.expected)]).all()
+        for part, scope in zip(site.parts, deviation.scopes, strict=True)
     )
     if site.operation == "norm":
         yield from _norms(site)
@@ -41,8 +42,11 @@ def overflows(site: Site) -> Iterator[Variant]:
     half = [rounded(x, "float16").astype(np.float64) for x in right]
     text = "the result is beyond float16's largest number, 65504, and becomes infinite"
     yield _of("overflow", text, site, half, UNIT["float16"])
+    yield from _beyond(site)
     if site.operation == "scores":
         yield from _scores(site)
+    if site.operation in CONTEXTS:
+        yield from _contexts(site)
     if site.operation == "softmax":
         yield from _softmaxes(site)
     yield from _features(site)
@@ -67,6 +71,61 @@ def _scores(site: Site) -> Iterator[Variant]:
     yield _of(
         "overflow_before_scale", f"{text}: inf - inf is NaN where the mask is added", site, added, coarse
     )
+
+
+def _beyond(site: Site) -> Iterator[Variant]:
+    """Infinite where the right result is larger than some number: what came before it left the range."""
+    right = [part.expected for part in site.parts]
+    if site.operation == "scores":
+        scale = site.facts.model.head_dim**-0.5
+        right = [products(part.inputs["q"], part.inputs["k"]) * scale for part in site.parts]
+    least, most, many = np.inf, 0.0, 0
+    for part, x in zip(site.parts, right, strict=True):
+        known = np.isfinite(part.expected)
+        many += int((known & np.isinf(part.seen)).sum())
+        least = min(least, float(np.abs(x[known & np.isinf(part.seen)]).min(initial=np.inf)))
+        most = max(most, float(np.abs(x[known & np.isfinite(part.seen)]).max(initial=0.0)))
+    if not 0 < most <= least < LARGEST["float16"] or many < 2:
+        return
+    edge, coarse = math.sqrt(most * least), max(UNIT["float16"], site.facts.unit)
+    text = (
+        f"results beyond {edge:.4g} are infinite: what they are made of is some {LARGEST['float16'] / edge:.3g} times "
+        "as large, and leaves float16's range (65504) before it is scaled down"
+    )
+    made = [np.where(np.abs(x) >= edge, np.sign(x) * np.inf, x) for x in right]
+    masked = [~np.isfinite(part.expected) for part in site.parts]
+    filled = [np.where(cells, -np.inf, x) for x, cells in zip(made, masked, strict=True)]
+    yield _of("overflow_before_scale", text, site, filled, coarse, 1)
+    if site.operation == "scores":
+        for words, mask in (
+            ("of -inf makes NaN of inf", -np.inf),
+            ("of a finite number does not hide inf", 0.0),
+        ):
+            sums = [np.where(cells & ~((x == np.inf) & (mask == 0.0)), x + -np.inf if mask else -np.inf, x)
+                    for x, cells in zip(made, masked, strict=True)]  # fmt: skip
+            yield _of("overflow_before_scale", f"{text}; the added mask {words}", site, sums, coarse, 1)
+
+
+def _contexts(site: Site) -> Iterator[Variant]:
+    """Every token of a pass is NaN, in a whole head or in features of it: a value that none should see."""
+    guesses, found = [], False
+    for part in site.parts:
+        if not all(np.isfinite(part.inputs[role]).all() for role in ("probs", "v")):
+            return
+        seen, guess = by_head(site, part.seen), by_head(site, part.expected).copy()
+        every = np.asarray((~np.isfinite(seen)).all(1))  # [heads, D]
+        if seen.shape[1] == 1:
+            every &= np.asarray(every.all(1))[:, None]
+        np.copyto(guess, seen, where=every[:, None, :])
+        guesses.append(from_heads(site, guess))
+        found |= bool(every.any())
+    text = (
+        "every token of a pass is NaN, though probabilities and values are finite: a value behind the mask, or in "
+        "memory beyond the sequence that was never written, is NaN or infinite, and its probability of 0 gives "
+        "0 * NaN = NaN"
+    )
+    if found:
+        yield _of("nan_behind_mask", text, site, guesses)
 
 
 def _softmaxes(site: Site) -> Iterator[Variant]:
@@ -105,19 +164,39 @@ def _norms(site: Site) -> Iterator[Variant]:
 
 
 def _cut_off(site: Site) -> Iterator[Variant]:
-    """Results are clamped to a largest number."""
+    """Results are clamped to a largest number, a smallest one, or both; masked scores before the mask, or after it."""
     assert site.deviation is not None
-    pairs = [
-        (part, scope) for part, scope in zip(site.parts, site.deviation.scopes, strict=True) if scope.any()
+    scopes = [
+        scope & np.isfinite(part.expected)
+        for part, scope in zip(site.parts, site.deviation.scopes, strict=True)
     ]
-    edge = max(float(np.abs(part.seen[scope]).max(initial=0.0)) for part, scope in pairs)
-    many = sum(int((np.abs(part.seen) == edge)[scope].sum()) for part, scope in pairs)
-    beyond = sum(int((np.abs(part.expected) > edge)[scope].sum()) for part, scope in pairs)
-    if edge > 0 and many > 1 and beyond:
-        known = next((words for value, words in EDGES.items() if math.isclose(edge, value, rel_tol=1e-3)), "")
-        text = f"results are cut off at {edge:.6g}{', ' + known if known else ''}"
-        guesses = [np.clip(part.expected, -edge, edge) for part in site.parts]
-        yield _of("cut_off", text, site, guesses, parameters=0 if known else 1)
+    pairs = [(part, scope) for part, scope in zip(site.parts, scopes, strict=True) if scope.any()]
+    if not pairs:
+        return
+    seen = np.concatenate([part.seen[scope] for part, scope in pairs])
+    right = np.concatenate([part.expected[scope] for part, scope in pairs])
+    top, bottom = float(seen.max()), float(seen.min())
+    above = (seen == top).sum() > 1 and (right > top).any()
+    below = (seen == bottom).sum() > 1 and (right < bottom).any()
+    if not (above or below) or top == bottom:
+        return
+    edges = [edge for edge, there in ((bottom, below), (top, above)) if there]
+    known = next((words for edge in edges for value, words in EDGES.items()
+                  if math.isclose(abs(edge), value, rel_tol=1e-3)), "")  # fmt: skip
+    both = below and above and math.isclose(-bottom, top, rel_tol=1e-6)
+    told = f"{top:.6g}" if both else " and ".join(f"{edge:.6g}" for edge in edges)
+    text = f"results are cut off (clamped) at {told}{', ' + known if known else ''}"
+    least, most = bottom if below else -np.inf, top if above else np.inf
+    clamped = [np.clip(part.expected, least, most) for part in site.parts]
+    inside = [
+        np.where(np.isfinite(part.expected), x, part.expected)
+        for x, part in zip(clamped, site.parts, strict=True)
+    ]
+    free = 0 if known else 1 if both else len(edges)
+    yield _of("cut_off", text, site, inside, parameters=free)
+    if site.operation == "scores" and below:
+        words = f"{text}, after the mask: what it hides scores {bottom:.6g}"
+        yield _of("cut_off", words, site, clamped, parameters=free)
 
 
 def _features(site: Site) -> Iterator[Variant]:
@@ -145,6 +224,10 @@ def not_finite(site: Site) -> Iterator[Variant]:
     if not all(part.fits for part in site.parts):
         return
     bad = [~np.isfinite(part.seen) & np.isfinite(part.expected) for part in site.parts]
+    if site.operation == "scores" and all(
+        np.isneginf(part.seen[cells]).all() for part, cells in zip(site.parts, bad, strict=True)
+    ):
+        return  # hidden: a mask's matter
     count, whole = sum(int(x.sum()) for x in bad), sum(x.size for x in bad)
     guesses = [np.where(cells, part.seen, part.expected) for part, cells in zip(site.parts, bad, strict=True)]
     rows = sum(int(x.reshape(len(x), -1).all(1).sum()) for x in bad)

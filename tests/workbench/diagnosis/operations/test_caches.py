@@ -50,6 +50,10 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("newest 4", lambda x, at: x[-4:], "cache_cut_at_front", "older ones were dropped"),
     ("zeros behind", lambda x, at: torch.cat([x, x[:3] * 0]), "cache_zero_rows", "beyond the sequence's length"),
     ("twice", decode(lambda x, at: torch.cat([x, x[-1:]])), "cache_rows_twice", "written twice"),
+    ("zeros in front", decode(lambda x, at: torch.cat([x[:1] * 0, x])), "cache_rows_inserted", "before the first row"),
+    ("more between", decode(lambda x, at: torch.cat([x[:3], x[:2] + 9, x[3:]])), "cache_rows_inserted", "row 3"),
+    ("lost between", decode(lambda x, at: torch.cat([x[:2], x[4:]])), "cache_rows_dropped", "missing from row 2"),
+    ("rotated", lambda x, at: rotate(x, torch.arange(len(x)), 1e4), "cache_values_rotated", "as keys are"),
     ("repeated", lambda x, at: x.repeat_interleave(2, 1), "cache_heads_repeated", "as attention reads it"),
     ("zero in decode", decode(lambda x, at: torch.cat([x[:-1], x[-1:] * 0])), "cache_rows_zero", "never written"),
     ("row 0 overwritten", decode(row(0, lambda x: x[-1])), "cache_newest_row", "newest token's"),
@@ -110,3 +114,5 @@ def test_random_damage_to_a_cache_is_not_blamed_on_anything() -> None:
         run = Run(model(), {"v_cache": lambda x, at, s=size: x + s * torch.randn(x.shape, generator=noise)})
         assert run.site("v_cache").deviation is not None
         assert names(run, "v_cache") == []
+        longer = Run(model(), {"v_cache": lambda x, at: torch.randn(len(x) + 1, 4, 16, generator=noise)})
+        assert names(longer, "v_cache") == []

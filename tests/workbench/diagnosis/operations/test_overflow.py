@@ -42,6 +42,16 @@ def two_cells(x: Tensor, at: At) -> Tensor:
     return x
 
 
+def overflows_scaled_up(x: Tensor, at: At) -> Tensor:
+    """The product of queries and keys that were multiplied by 128 first, in float16."""
+    return ((x * 128**2 * 4).half().float() / 128**2 / 4).masked_fill(x == -INF, -INF)
+
+
+def nan_behind_the_mask(x: Tensor, at: At) -> Tensor:
+    """In the prefill the newest value is NaN."""
+    return x * torch.nan if not at.step else x
+
+
 NUMBERS: list[tuple[str, str, Any, float, str, str]] = [
     # id, tap, what is done, size of q and k, the cause's name, words of its text
     ("product", "scores", fp16_product, 200.0, "overflow_before_scale", "before it is scaled: infinite"),
@@ -49,6 +59,11 @@ NUMBERS: list[tuple[str, str, Any, float, str, str]] = [
     ("no maximum", "probs", no_maximum, 12.0, "softmax_no_maximum", "range of float32"),
     ("context beyond", "context", lambda x, at: x.half().float(), 5e4, "overflow", "beyond float16's largest"),
     ("cut off", "context", lambda x, at: x.clamp(-448, 448), 600.0, "cut_off", "float8 e4m3"),
+    ("scaled up", "scores", overflows_scaled_up, 2.0, "overflow_before_scale", "times as large"),
+    ("clamped", "scores", lambda x, at: x.clamp(-2, 2).masked_fill(x == -INF, -INF), 2.0, "cut_off", "at 2"),
+    ("clamped above", "scores", lambda x, at: x.clamp(max=2), 2.0, "cut_off", "at 2"),
+    ("clamped with the mask", "scores", lambda x, at: x.clamp(-2, 2), 2.0, "cut_off", "after the mask"),
+    ("behind the mask", "context", nan_behind_the_mask, 1.0, "nan_behind_mask", "0 * NaN"),
     ("cells", "context", two_cells, 1.0, "not_finite", "although the inputs are finite"),
     ("bf16 result", "context", lambda x, at: x.bfloat16().float(), 1.0, "low_precision", "is rounded to bfloat16"),
     ("cut to bf16", "context", lambda x, at: (x.view(torch.int32) & -65536).view(torch.float32), 1.0,
