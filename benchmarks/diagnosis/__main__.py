@@ -9,6 +9,7 @@
     controls    harmless changes of the same kind: no cause may be told
     unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
     unseen_controls     harmless changes by the same hand
+    unseen_2    more bugs like the unseen ones, written later by somebody else; to be measured once
     prompts     random prompts on correct engines
 
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.

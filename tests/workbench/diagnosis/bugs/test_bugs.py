@@ -81,6 +81,16 @@ def test_the_unseen_ones_are_of_every_kind():
     assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 8
 
 
+def test_the_second_unseen_ones_are_of_every_kind():
+    unseen = [bug for bug in ALL.values() if bug.part == "unseen_2"]
+    assert len(unseen) == 40
+    assert len({bug.group for bug in unseen}) >= 11
+    assert sum(bug.place.step > 0 for bug in unseen) >= 8
+    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 8
+    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 4
+    assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
+
+
 def test_every_expected_class_can_be_answered():
     """A class that no answer has would make a right answer wrong."""
     known = {kind for bug in ALL.values() if bug.part in ("open", "held_out") for kind in bug.accepted}
