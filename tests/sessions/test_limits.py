@@ -77,7 +77,7 @@ SAID = {
     "statistics bomb": "no room for 2048 taps on 1024 ranks",
     "chunk bomb": "no room for 2048 taps on 1024 ranks",
     "meta bomb": "no room for meta 'notes'",
-    "unknown meta bomb": "no room for meta 'unknown'",
+    "unknown meta bomb": "raise `session_",  # memory or time: which runs out first is the processor's affair
     "journal bomb": "no room for the list of 1 events",
     "deep journal": "JSON nested more than 64 deep",
     "deep meta": "JSON nested more than 64 deep",

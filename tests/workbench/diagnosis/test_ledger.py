@@ -229,7 +229,7 @@ def test_a_match_asks_for_no_second_run(bench: Bench) -> None:
     assert result.matches
     assert result.judgement.faulty is None
     assert in_words(result.judgement) == ""
-    assert len(seen) == 2 * (STEPS + 1)  # with taps and without
+    assert len([what for what in seen if what.startswith("engine")]) == 2 * (STEPS + 1)  # with taps, without
 
 
 def _judgement(*taps: tuple[str, int]) -> Judgement:

@@ -122,7 +122,8 @@ def with_stream(site: Site) -> Iterator[Variant]:
         return
     scope = deviation.scopes[0]
     power = float((stream[scope] ** 2).sum())
-    times = round(float(((part.seen - part.expected)[scope] * stream[scope]).sum()) / power) if power else 0
+    share = float(((part.seen - part.expected)[scope] * stream[scope]).sum()) / power if power else 0.0
+    times = round(share) if np.isfinite(share) else 0
     if times:
         text = f"the residual stream is in the sum over the ranks: {times} times"
         yield Variant("residual_in_sum", "residual", text, {"times": times}, part.expected + times * stream)
