@@ -124,9 +124,15 @@ def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
+    such a bank those that it had before."""
     for bank in banks:
-        with np.errstate(all="ignore"):
-            yield from bank(site)
+        try:
+            with np.errstate(all="ignore"):
+                yield from bank(site)
+        except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
+            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
+                raise
 
 
 def survey(operations: Iterable[Site | Unjudged], taps: RecordedTaps) -> Survey:
