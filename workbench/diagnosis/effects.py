@@ -54,11 +54,12 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
     """Of the groups (by their place in the list) those that do nothing to the model, and what became of them."""
     found: dict[int, Effect] = {}
     for number, group in enumerate(groups):
-        effects = [_effect(one, taps, facts) for one in _samples(group)]
+        effects = [_effect(one, _taps_of(group), taps, facts) for one in _samples(group)]
         if all(effects):
             gone = [effect for effect in effects if effect is not None]
             by = tuple(name for effect in gone for name in effect.by)
             found[number] = Effect(_everywhere(group, gone[0].through), gone[0].taps, by)
+    _keep_what_vanishes_together(found, groups, taps, facts)
 
     @cache
     def right(layer: int) -> bool:
@@ -82,6 +83,20 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
         if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
             found[number] = Effect(tuple(one.tap for one in group.findings), (), ())
     return found
+
+
+def _taps_of(group: FindingGroup) -> frozenset[str]:
+    return frozenset(one.tap for one in group.findings)
+
+
+def _keep_what_vanishes_together(
+    found: dict[int, Effect], groups: list[FindingGroup], taps: RecordedTaps, facts: Facts
+) -> None:
+    """Drops the errors that vanish by each other alone: of two zero factors neither has an effect by itself."""
+    every = frozenset[str]().union(*(_taps_of(groups[number]) for number in found))
+    for number in list(found) if len(found) > 1 else []:
+        if not all(_effect(one, every, taps, facts) for one in _samples(groups[number])):
+            del found[number]
 
 
 def _would_show(finding: WrongOperation, taps: RecordedTaps, facts: Facts) -> bool:
@@ -132,16 +147,28 @@ def _samples(group: FindingGroup) -> list[WrongOperation]:
     )
 
 
-def _effect(finding: WrongOperation, taps: RecordedTaps, facts: Facts) -> Effect | None:
-    """Where its error ends; None where it reaches the end of its block, or cannot be followed."""
-    follow = list(_after(finding.tap, taps))
+def _effect(
+    finding: WrongOperation, together: frozenset[str], taps: RecordedTaps, facts: Facts
+) -> Effect | None:
+    """Where its error ends, with those of its block at the taps `together`; None where it reaches the end of the block,
+    or cannot be followed."""
+    block = list(_block(finding.tap, taps))
+    first = next((tap for tap in block if tap in together), finding.tap)
+    follow = block[block.index(first) + 1 :] if first in block else []
     if not follow or finding.shape:
         return None
-    put_right = _put_right(finding.tap, taps, facts)
+    put_right = _put_right(first, taps, facts)
     if put_right is None:
         return None
-    right, reached, gone, by = put_right, [finding.tap], [], []
+    right, reached, gone, by = put_right, [first], [], []
     for tap in follow:
+        if tap in together:
+            put_right = _put_right(tap, right, facts)
+            if put_right is None:
+                return None
+            right = put_right
+            reached.append(tap)
+            continue
         step = _follow(tap, taps, right, facts, finding.rel_l2)
         if step is None:
             return None
@@ -162,11 +189,10 @@ def _is_read(tap: str, others: Sequence[str]) -> bool:
     )
 
 
-def _after(tap: str, taps: RecordedTaps) -> Iterator[str]:
-    """The taps of the same block that come after it, as far as they were recorded."""
+def _block(tap: str, taps: RecordedTaps) -> Iterator[str]:
+    """The taps of its block, as far as they were recorded."""
     kind, layer = local_name(tap), layer_of(tap)
-    block = next((block for block in _BLOCKS if kind in block), ())
-    for name in block[block.index(kind) + 1 :] if block else ():
+    for name in next((block for block in _BLOCKS if kind in block), ()):
         full = name if layer is None else f"layers.{layer}.{name}"
         if taps.has(full):
             yield full

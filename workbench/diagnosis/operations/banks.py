@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.diagnosis.operations import embedding, head, linear, matrices, moved, precision, reduce
+from workbench.diagnosis.operations import (
+    embedding,
+    head,
+    linear,
+    matrices,
+    moved,
+    precision,
+    reduce,
+    unloaded,
+)
 from workbench.diagnosis.operations.activation import activations
 from workbench.diagnosis.operations.cache_lengths import cache_lengths
 from workbench.diagnosis.operations.cached_numbers import cached_numbers
@@ -53,7 +62,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         matrices.zeroed,
         matrices.single_weights,
         linear.other_input,
-        linear.input_changed,
+        linear.input_heads,
+        unloaded.nothing_multiplied,
         reduce.with_stream,
     ),
     "rope": (rotations, other_frequencies),

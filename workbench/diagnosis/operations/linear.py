@@ -42,21 +42,11 @@ def other_input(site: Site) -> Iterator[Variant]:
                               {"input": tap.name, "rank": rank}, predicted)  # fmt: skip
 
 
-def input_changed(site: Site) -> Iterator[Variant]:
-    """Its input is zero, or was rotated through the heads or features."""
+def input_heads(site: Site) -> Iterator[Variant]:
+    """Its input was rotated through the heads."""
     linear = Linear.of(site)
     if linear is None:
         return
-    whole = len(linear.columns) == linear.seen.shape[1]
-    predicted = linear.replay(x=np.zeros_like(linear.x)) if whole else None
-    if predicted is not None:
-        yield Variant(
-            "input_zero",
-            "input",
-            "its input is all zeros, or its weight: nothing but the bias comes out",
-            {},
-            predicted,
-        )
     width, head_dim = linear.x.shape[1], site.facts.model.head_dim
     if site.kind.startswith("attn.o_proj") and width % head_dim == 0:
         heads = linear.x.reshape(len(linear.x), -1, head_dim)

@@ -123,7 +123,7 @@ def _named(
     order = order_in_words(every, _global(site, 0), site.facts.model.head_dim)
     text = f"rows of {module} are in another order{order}: column {column} is row {row}"
     name = "rows_repeated" if len(set(every.tolist())) < width else "rows_permuted"
-    of = "heads" if "head" in order else "weight"
+    of = "heads" if "whole heads" in order else "weight"
     yield Variant(name, of, text, fitted, predicted, 1)  # a known order that gives the same is likelier
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.workbench.diagnosis.operations.made import accepted
 from tests.workbench.diagnosis.operations.patched import Patch, recorded, wrong_sites
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
+from workbench.diagnosis.diagnose import diagnose
+from workbench.diagnosis.operations.facts import Facts
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,10 @@ def shifted(x: Tensor) -> Tensor:
     return x.roll(1, 1) if x.shape[1] > 1 else x
 
 
+def in_decode(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: change(x) if x.shape[1] == 1 else x
+
+
 def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
@@ -115,6 +121,8 @@ WEIGHTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("q", lambda w: w / 8**0.5, "factor", "1 / sqrt(head_dim)"),
     ("gate", channels, "channel_scale", "96 out features"),
     ("o", block_scale, "feature_scale", "1 blocks of 32 in features count 1.25"),
+    ("v", torch.zeros_like, "weight_zero", "never loaded: nothing but the bias"),
+    ("up", torch.zeros_like, "weight_zero", "never loaded: nothing comes out"),
     ("v", lora, "low_rank", "matrix of rank 2"),
     (
         "down",
@@ -150,6 +158,7 @@ OTHERS: list[tuple[str, str, int, str]] = [
 INPUTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("gate", rounded, "low_precision_input", "input is rounded to bfloat16"),
     ("o", torch.zeros_like, "input_zero", "all zeros"),
+    ("gate", in_decode(torch.zeros_like), "input_zero", "input is all zeros where it is wrong"),
     ("gate", shifted, "row_of_another_token", "the row of the one 1 before"),
     ("o", lambda x: x.unflatten(-1, (8, 8)).flip(-2).flatten(-2), "head_order", "reverse"),
 ]
@@ -209,6 +218,19 @@ def test_only_the_first_steps_of_decode_are_wrong_and_told(untied: Case, tmp_pat
     assert site.deviation.steps == (1, 2)
     (fit, *_) = accepted(site)
     assert (fit.variant.name, fit.everywhere) == ("bias_dropped", False)
+
+
+def test_errors_that_hide_each_other_are_told(untied: Case, tmp_path: Path) -> None:
+    """Of two factors that are zero neither has an effect by itself."""
+
+    def starved(model: Any) -> None:
+        for name in ("gate", "up"):
+            feed(module(model, name), in_decode(torch.zeros_like))
+
+    session = recorded(untied, tmp_path / "engine.session", starved)
+    facts = Facts.of(untied.model_dir, "float32")
+    (cause,) = diagnose(session, facts, golden=untied.golden).causes
+    assert (cause.name, cause.place) == ("input_zero", "layers.1.mlp.{gate,up}, decode")
 
 
 def test_one_head_with_anothers_rows(untied: Case, tmp_path: Path) -> None:
