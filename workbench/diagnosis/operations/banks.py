@@ -33,10 +33,11 @@ from workbench.diagnosis.operations.residual import residuals
 from workbench.diagnosis.operations.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.operations.rotation import rotations
 from workbench.diagnosis.operations.score_biases import score_biases
-from workbench.diagnosis.operations.score_factors import score_factors
+from workbench.diagnosis.operations.score_factors import score_dimensions, score_factors
 from workbench.diagnosis.operations.scores import scores
 from workbench.diagnosis.operations.softmax import softmaxes
 from workbench.diagnosis.operations.softmax_fits import softmax_fits
+from workbench.diagnosis.operations.split_keys import denominators, split_contexts, split_softmaxes
 from workbench.diagnosis.operations.variant import Bank
 
 #: Operation -> banks that are always tried.
@@ -110,8 +111,9 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         linear.channel_scale,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials),
-    "scores": (coarse_operands, combined_scores, irregular_masks),
-    "context": (coarse_operands,),
+    "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),
+    "softmax": (split_softmaxes, denominators),
+    "context": (coarse_operands, split_contexts),
     "weights": (coarse_operands, fused_unlikely),
     "attention": (coarse_operands, fused_unlikely),
 }

@@ -233,12 +233,14 @@ def cached_rows(site: Site) -> Iterator[Variant]:
             nearest = int(np.argmin(((sources - seen) ** 2).sum(1))) if np.isfinite(seen).all() else 0
             guesses[i][row] = sources[nearest].reshape(like.shape)
             seq = site.taps.passes[site.passes[i]].seq
-            held[f"sequence {seq}, row {row}"] = told[nearest]
+            held[f"sequence {seq}'s row {row}"] = told[nearest]
     if not held:
         return
     place, source = next(iter(held.items()))
     more = f", and {len(held) - 1} other rows are wrong" if len(held) > 1 else ""
-    text = f"of {place} the cache holds {source}{more}"
+    text = f"in the place of {place} the cache holds {source}{more}"
+    if set(held) == set(held.values()):
+        text = f"rows stand in another order, as by a wrong block table: {text}"
     yield cache_variant(
         site, "cache_rows_wrong", text, guesses, {"rows": dict(list(held.items())[:16])}, len(held)
     )

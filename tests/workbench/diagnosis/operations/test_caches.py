@@ -53,6 +53,7 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("zeros in front", decode(lambda x, at: torch.cat([x[:1] * 0, x])), "cache_rows_inserted", "before the first row"),
     ("more between", decode(lambda x, at: torch.cat([x[:3], x[:2] + 9, x[3:]])), "cache_rows_inserted", "row 3"),
     ("lost between", decode(lambda x, at: torch.cat([x[:2], x[4:]])), "cache_rows_dropped", "missing from row 2"),
+    ("blocks exchanged", decode(lambda x, at: torch.cat([x[2:4], x[:2], x[4:]])), "cache_rows_wrong", "another order"),
     ("rotated", lambda x, at: rotate(x, torch.arange(len(x)), 1e4), "cache_values_rotated", "as keys are"),
     ("repeated", lambda x, at: x.repeat_interleave(2, 1), "cache_heads_repeated", "as attention reads it"),
     ("zero in decode", decode(lambda x, at: torch.cat([x[:-1], x[-1:] * 0])), "cache_rows_zero", "never written"),

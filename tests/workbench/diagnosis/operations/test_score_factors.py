@@ -23,6 +23,11 @@ def by_key(x: Tensor, at: At) -> Tensor:
     return x * (1.0 + torch.arange(x.shape[2]) % 3)
 
 
+def of_dimensions(x: Tensor, at: At, weights: Tensor) -> Tensor:
+    k = at.taps["k_cache"].repeat_interleave(2, 1)
+    return (torch.einsum("thd,khd->htk", at.taps["q_rope"] * weights, k) / 4).masked_fill(x == -INF, -INF)
+
+
 def hidden_here_and_there(x: Tensor, at: At) -> Tensor:
     keys = torch.arange(x.shape[2])
     return x.masked_fill((keys * 7 + seen_keys(x) * 3) % 5 == 0, -INF)
@@ -35,6 +40,9 @@ FACTORS: list[tuple[str, Any, str, str]] = [
     ("table", lambda x, at: x * (1 + seen_keys(x) % 3), "scores_scale_of_queries", "factor of its position"),
     ("keys", by_key, "scores_scale_of_keys", "of each key"),
     ("steps", lambda x, at: x * (1 + at.step), "scores_scale_of_steps", "each step"),
+    ("dimensions", lambda x, at: of_dimensions(x, at, 1.0 * (torch.arange(16) < 12)), "scores_dimensions",
+     "12 to 15 are not summed"),
+    ("signs", lambda x, at: of_dimensions(x, at, torch.tensor([-1.0] * 4 + [1] * 12)), "scores_dimensions", "0 to 3"),
     ("mask", hidden_here_and_there, "mask_irregular", "hides"),
 ]  # fmt: skip
 
