@@ -60,3 +60,15 @@ def test_random_damage_is_not_a_factor_and_not_a_mask() -> None:
     noise = torch.Generator().manual_seed(5)
     run = Run(model(), {"scores": lambda x, at: x * (1 + torch.rand(x.shape, generator=noise))})
     assert names(run, "scores") == []
+
+
+def test_nan_is_not_blamed_on_what_it_has_made_of_a_later_layer() -> None:
+    """Scores of layer 1 are NaN, and so, as a consequence, are the keys and queries of layer 2."""
+
+    def nan_after(layer: int) -> Any:
+        return lambda x, at: torch.where(x == -INF, x, torch.nan) if at.layer == layer else x
+
+    run = Run(model(), {"scores": nan_after(1), "k_rope": nan_after(2), "q_rope": nan_after(2)})
+    found = names(run, "scores")
+    assert found
+    assert not {"scores_keys_of_layer", "scores_queries_of_layer"} & set(found)
