@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from workbench.diagnosis.operations import (
     embedding,
+    feature_orders,
     head,
     linear,
     matrices,
     moved,
     precision,
     reduce,
+    shard_starts,
     unloaded,
 )
 from workbench.diagnosis.operations.activation import activations
@@ -65,6 +67,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         linear.other_input,
         linear.input_heads,
         unloaded.nothing_multiplied,
+        feature_orders.features_permuted,
+        shard_starts.other_start,
         reduce.with_stream,
     ),
     "rope": (rotations, other_frequencies),
@@ -103,6 +107,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         precision.rounded_result,
         linear.feature_scale,
         matrices.low_rank,
+        unloaded.unrelated_weight,
     ),
     "head": (
         precision.rounded_operands,

@@ -12,7 +12,7 @@ from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.replay import Linear, cut, own_part
 from workbench.diagnosis.operations.shares import BEFORE, whose
 from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.operations.variant import ELEMENTS_A_PARAMETER, Variant
 from workbench.diagnosis.recording import Array
 
 Matrix = NDArray[np.floating]
@@ -207,21 +207,34 @@ def features_changed(site: Site) -> Iterator[Variant]:
                   predicted, parameters)  # fmt: skip
 
 
+#: Dimensions of the inputs, beyond those in which the error lies, that show that it lies in so few.
+SPARE = 2
+
+
 def low_rank(site: Site) -> Iterator[Variant]:
     """The weight is off by a matrix of low rank: an adapter merged that should not be, or missing."""
     linear = Linear.of(site)
     if linear is None or len(linear.columns) < 8:
         return
     basis, rank = _span(linear)
-    if rank is None or rank > len(linear.rows) // 4:
-        return
+    tokens, features = linear.error.shape
+    if rank is None or rank > min(np.linalg.matrix_rank(linear.x[linear.rows]) - SPARE, features // 4):
+        return  # the inputs themselves span no more, or all of the error is fitted
+    if np.linalg.norm(basis.sum(0)) > 0.99 * np.sqrt(tokens):
+        return  # in part the same for every token, which no product of tokens is
     predicted = linear.expected.copy()
     predicted[np.ix_(linear.rows, linear.columns)] += basis @ (basis.T @ linear.error)
     text = (
         f"{site.weights['weight']} is off by a matrix of rank {rank}: a low-rank adapter (LoRA) is merged, missing or "
         "counted wrongly"
     )
-    yield Variant("low_rank", "weight", text, {"rank": rank}, predicted, rank * sum(linear.error.shape))
+    if tokens < len(linear.seen):
+        text += f", for {tokens} of {len(linear.seen)} tokens"
+    free = rank * (
+        tokens + features - rank
+    )  # what such an error is free in; the rest had to be zero by itself
+    parameters = min(free, linear.error.size // ELEMENTS_A_PARAMETER)
+    yield Variant("low_rank", "weight", text, {"rank": rank}, predicted, parameters)
 
 
 def _span(linear: Linear) -> tuple[Array, int | None]:

@@ -10,7 +10,15 @@ from workbench.diagnosis.dataflow import GATE_UP, QKV
 from workbench.diagnosis.operations.replay import Linear
 from workbench.diagnosis.operations.shares import rank_spans, weight_names
 from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.variant import Variant
+from workbench.diagnosis.operations.variant import ELEMENTS_A_PARAMETER, Variant
+from workbench.diagnosis.recording import Array
+
+#: Tokens that say how two sets of vectors lie to each other.
+FEW_TOKENS = 8
+#: Cosine up to which what was seen has nothing of what should have been: of N numbers 8 / sqrt(N), this at most.
+UNRELATED = 0.25
+#: How alike the angles between tokens are before and after a product with any matrix of independent numbers.
+ALIKE = 0.5
 
 
 def nothing_multiplied(site: Site) -> Iterator[Variant]:
@@ -50,3 +58,52 @@ def _others_have_input(site: Site, linear: Linear) -> bool:
         if np.shape(added) in ((), out.shape[1:]) and (np.abs(out - added) > 1e-3 * np.abs(out).max()).any():
             return True
     return False
+
+
+def unrelated_weight(site: Site) -> Iterator[Variant]:
+    """Nothing of the checkpoint's weight is in the output, though it is a product of its inputs: with a matrix of
+    independent numbers tokens keep, but for chance, the angles between each other. Nothing is reproduced: the numbers
+    are not known."""
+    linear = Linear.of(site)
+    if linear is None or len(linear.rows) < FEW_TOKENS or len(linear.columns) < linear.seen.shape[1]:
+        return
+    x, seen, right = (_centred(y[linear.rows]) for y in (linear.x, linear.seen, linear.product))
+    if not seen.any() or not right.any():
+        return
+    limit = min(UNRELATED, 8 / np.sqrt(seen.size))
+    if abs(_cosine(seen, right)) > limit or _alike_angles(x, seen) < ALIKE:
+        return
+    size = float(np.linalg.norm(seen) / np.linalg.norm(x) / np.sqrt(seen.shape[1]))
+    own = float(linear.weight.std())
+    name = site.weights["weight"]
+    text = (
+        f"nothing of {name} is in the output, which is a product of its inputs with other numbers, of standard "
+        f"deviation {size:.2g} (the checkpoint's have {own:.2g})"
+    )
+    if abs(size / own - 1) > 0.2:
+        text += ": as if it was never loaded and kept its initial values"
+    else:
+        text += ": another weight, or its numbers in an unknown order"
+    parameters = linear.error.size // ELEMENTS_A_PARAMETER
+    yield Variant(
+        "weight_unrelated", "weight", text, {"std": size, "should_be": own}, linear.seen, parameters
+    )
+
+
+def _centred(x: Array) -> Array:
+    """Less the mean of all tokens: a bias has no part in it."""
+    return np.asarray(x - x.mean(0))
+
+
+def _cosine(a: Array, b: Array) -> float:
+    return float((a * b).sum() / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300))
+
+
+def _alike_angles(a: Array, b: Array) -> float:
+    """The correlation of the cosines between tokens in one and in the other."""
+    pairs = np.triu_indices(len(a), 1)
+    angles = []
+    for x in (a, b):
+        unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
+        angles.append((unit @ unit.T)[pairs])
+    return float(np.corrcoef(angles[0], angles[1])[0, 1])

@@ -70,13 +70,15 @@ def made_site(
     rank: int = 0,
     dtype: str = "float32",
     rows: tuple[Row, ...] = ROWS,
+    span: slice | None = None,
+    columns: slice | None = None,
 ) -> Site:
     """The site at which `seen`, rounded to the engine's dtype, was recorded."""
     held = {name: rounded(weight, dtype) for name, weight in (weights or {}).items()}
     facts = Facts(model, dtype, held.get)
     given = {role: rounded(x, dtype).astype(np.float64) for role, x in inputs.items()}
     names = {role: name for role, name in weight_names(tap, operation, facts).items() if name in held}
-    expected, noise = ROW_WISE[operation](Operands(facts, rows, given, names, None, None))
+    expected, noise = ROW_WISE[operation](Operands(facts, rows, given, names, span, columns))
     part = Part(
         rows,
         given,
@@ -86,7 +88,7 @@ def made_site(
         LARGEST[dtype],
     )
     taps = cast(RecordedTaps, MadeTaps(others or {}, tp))
-    return Site(tap, operation, rank, (rank,), (part,), facts, taps, (0,), names)
+    return Site(tap, operation, rank, (rank,), (part,), facts, taps, (0,), names, span, columns)
 
 
 def explained(site: Site) -> list[Fit]:

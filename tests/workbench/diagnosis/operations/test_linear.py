@@ -56,6 +56,14 @@ def lora(weight: Tensor, rank: int = 2) -> Tensor:
     return weight + 0.02 * up @ down
 
 
+def initial(weight: Tensor) -> Tensor:
+    return 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+
+
+def shuffled(size: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(5))
+
+
 def one_weight(weight: Tensor) -> Tensor:
     weight = weight.clone()
     weight[5, 9] += 0.3
@@ -123,6 +131,14 @@ WEIGHTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("o", block_scale, "feature_scale", "1 blocks of 32 in features count 1.25"),
     ("v", torch.zeros_like, "weight_zero", "never loaded: nothing but the bias"),
     ("up", torch.zeros_like, "weight_zero", "never loaded: nothing comes out"),
+    ("q", initial, "weight_unrelated", "standard deviation 0.02 (the checkpoint's have"),
+    ("down", lambda w: w.view(64, 2, -1).mT.reshape(w.shape), "columns_permuted", "as 48 × 2, transposed"),
+    (
+        "o",
+        lambda w: w[:, shuffled(64)],
+        "columns_permuted",
+        "are in another order: column 0 meets in feature",
+    ),
     ("v", lora, "low_rank", "matrix of rank 2"),
     (
         "down",
@@ -247,15 +263,37 @@ def test_one_head_with_anothers_rows(untied: Case, tmp_path: Path) -> None:
     assert "column 24 is row 16" in fit.variant.text
 
 
-def test_noise_of_an_unknown_kind_has_no_cause(untied: Case, tmp_path: Path) -> None:
-    """Random weights of the right size: different, and nothing that is known."""
+def test_an_adapter_that_only_decode_applies(untied: Case, tmp_path: Path) -> None:
+    """Four tokens, and an error in one direction: three had to be without one."""
+
+    def adapted(model: Any) -> None:
+        change = lora(torch.zeros(64, 64), rank=1)
+        module(model, "v").register_forward_hook(
+            lambda m, args, out: out + args[0] @ change.T if out.shape[1] == 1 else out
+        )
+
+    wrong = wrong_sites(untied, recorded(untied, tmp_path / "engine.session", adapted))
+    (fit, *_) = accepted(wrong["layers.1.attn.v_proj"])
+    assert fit.variant.name == "low_rank"
+    assert "matrix of rank 1" in fit.variant.text
+    assert "for 4 of" in fit.variant.text
+
+
+@pytest.mark.parametrize("tokens", ["all", "decode"])
+@pytest.mark.parametrize("name", ["q", "o", "down"])
+def test_random_damage_has_no_cause(untied: Case, tmp_path: Path, name: str, tokens: str) -> None:
+    """Numbers of the right size: different, and nothing that is known."""
 
     def random(model: Any) -> None:
-        weight = module(model, "q").weight
-        put(weight, torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)) / 8)
+        numbers = torch.Generator().manual_seed(7)
+        module(model, name).register_forward_hook(
+            lambda m, args, out: (
+                torch.randn(out.shape, generator=numbers) if tokens == "all" or out.shape[1] == 1 else out
+            )
+        )
 
     wrong = wrong_sites(untied, recorded(untied, tmp_path / "engine.session", random))
-    assert accepted(wrong["layers.1.attn.q_proj"]) == []
+    assert accepted(wrong[f"layers.1.{TAPS[name]}"]) == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
