@@ -210,7 +210,8 @@ def _fitted(site: Site, gate: Array, up: Array, wrong: Mask) -> Iterator[Variant
     """A factor; a swish of another slope; a leak."""
     if not wrong.any():
         return
-    by = simple(float(factor(site.seen[wrong], site.expected[wrong])))
+    fitted = float(factor(site.seen[wrong], site.expected[wrong]))
+    by = fitted if simple(fitted) == 1 else simple(fitted)
     if by != 1:
         text = f"the product is {named(by)} times what it should be"
         yield Variant("factor", "activation", text, {"factor": by}, by * site.expected, 1)

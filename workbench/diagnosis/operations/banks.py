@@ -17,6 +17,7 @@ from workbench.diagnosis.operations import (
     unloaded,
 )
 from workbench.diagnosis.operations.activation import activations
+from workbench.diagnosis.operations.activation_columns import other_columns
 from workbench.diagnosis.operations.cache_lengths import cache_lengths
 from workbench.diagnosis.operations.cached_numbers import cached_numbers
 from workbench.diagnosis.operations.caches import caches
@@ -26,7 +27,7 @@ from workbench.diagnosis.operations.context import contexts
 from workbench.diagnosis.operations.fused import fused, fused_unlikely
 from workbench.diagnosis.operations.head_maps import score_heads, value_heads
 from workbench.diagnosis.operations.layers import repeated, skipped
-from workbench.diagnosis.operations.low_precision import coarse_operands, coarse_results
+from workbench.diagnosis.operations.low_precision import coarse_inputs, coarse_operands, coarse_results
 from workbench.diagnosis.operations.mask import irregular_masks, masks
 from workbench.diagnosis.operations.merged_heads import merged_heads
 from workbench.diagnosis.operations.norms import norms, unknown_norms
@@ -50,6 +51,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         embedding.masked,
         embedding.scaled,
         embedding.added,
+        embedding.normed,
         moved.token_moved,
     ),
     "norm": (norms,),
@@ -96,8 +98,11 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
-    "norm": (repeated, unknown_norms),
-    "rope": (fitted_frequencies, combined_rotations),
+    "embedding": (coarse_inputs,),
+    "norm": (repeated, coarse_inputs, unknown_norms),
+    "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
+    "residual": (coarse_inputs,),
+    "activation": (other_columns, coarse_inputs),
     "linear": (
         matrices.other_matrix,
         linear.channel_scale,
@@ -115,9 +120,9 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         matrices.single_weights,
         linear.channel_scale,
     ),
-    "reduce": (reduce.stale, reduce.rounded_partials),
+    "reduce": (reduce.stale, reduce.rounded_partials, coarse_inputs),
     "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),
-    "softmax": (split_softmaxes, denominators),
+    "softmax": (split_softmaxes, denominators, coarse_operands),
     "context": (coarse_operands, split_contexts),
     "weights": (coarse_operands, fused_unlikely),
     "attention": (coarse_operands, fused_unlikely),

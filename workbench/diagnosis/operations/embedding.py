@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.parallel import shards
+from workbench.diagnosis.operations.expected import normalised
+from workbench.diagnosis.operations.fits import factor, named, simple
 from workbench.diagnosis.operations.linear import meaning
 from workbench.diagnosis.operations.shares import EMBEDDING, HEAD
 from workbench.diagnosis.operations.site import Site
@@ -77,14 +79,15 @@ def masked(site: Site) -> Iterator[Variant]:
     own = shards.vocab(model.vocab_size, ranks, site.rank) if ranks > 1 else None
     text = f"the rows of ids {ids[:6]} are zero"
     name, kind = "rows_masked", "embedding"
-    if own is not None and not any(own.start <= i < own.stop for i in ids):
+    outside = {row.token for row in site.rows if own is not None and not own.start <= row.token < own.stop}
+    if own is not None and outside == set(ids):
         text = f"rank {site.rank} has the rows of its own part of the vocabulary ({own}) alone: no sum over the ranks"
         name, kind = "not_reduced", "reduce"
+    elif own is not None and set(ids) & outside and site.ranks == tuple(site.taps.ranks):
+        text = f"the rows of ids {ids[:6]} are found on no rank: a rank's range of the vocabulary is wrong"
+        name = "vocabulary_range"
     elif len(ids) == 1:
         text = f"the row of id {ids[0]} is zero, as of padding"
-    elif own is not None:
-        text = f"ids {ids[:6]} are found on no rank: a rank's range of the vocabulary is wrong"
-        name = "vocabulary_range"
     yield Variant(name, kind, text, {"ids": ids[:16]}, predicted)
 
 
@@ -115,38 +118,79 @@ def added(site: Site) -> Iterator[Variant]:
     if positions.max(initial=0) < len(table):
         yield Variant("positions_added", "embedding", "the table's row of the position is added to that of the token",
                       {"added": EMBEDDING}, site.expected + table[positions])  # fmt: skip
-    waves = _sinusoids(positions, site.seen.shape[1])
-    for order, what in ((waves, "sine and cosine side by side"), (np.sort(waves), "")):
-        if what:
-            yield Variant("positions_added", "embedding", f"sinusoids of the position are added ({what})",
-                          {"added": "sinusoids"}, site.expected + order)  # fmt: skip
+    for order, waves in _sinusoids(positions, site.seen.shape[1]).items():
+        by = simple(float(factor(error[wrong], waves[wrong])))
+        text = f"sinusoids of the position are added ({order}{'' if by == 1 else f', times {named(by)}'})"
+        yield Variant("positions_added", "embedding", text, {"added": "sinusoids", "times": by},
+                      site.expected + by * waves, int(by != 1))  # fmt: skip
     if len(wrong) >= 4:
         row = error[wrong].mean(0)
         yield Variant("constant_row", "embedding", "every token is off by the same vector, as by a token type's row",
                       {"norm": float(np.linalg.norm(row))}, site.expected + row, len(row))  # fmt: skip
-    by_position = _by_position(error, positions, wrong)
+    by_position = _by_position(site, error, wrong)
     if by_position is not None:
         yield Variant("positions_added", "embedding", "a vector for each position is added, the same in all sequences",
                       {"positions": int(positions.max())}, site.expected + by_position,
                       len(set(positions[wrong].tolist())) * error.shape[1] // 8)  # fmt: skip
 
 
-def _sinusoids(positions: NDArray[np.integer], width: int) -> Array:
+def _sinusoids(positions: NDArray[np.integer], width: int) -> dict[str, Array]:
+    """Sines and cosines of the positions in the two orders that models have, [N, width] each."""
     rates = np.exp(-math.log(10_000.0) * np.arange(0, width, 2) / width)
     angles = positions[:, None] * rates
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width]
+    sin, cos = np.sin(angles), np.cos(angles)
+    return {
+        "sines in the first half, cosines in the second": np.concatenate([sin, cos], axis=1)[:, :width],
+        "sine and cosine side by side": np.stack([sin, cos], axis=-1).reshape(len(angles), -1)[:, :width],
+    }
 
 
-def _by_position(error: Array, positions: NDArray[np.integer], wrong: NDArray[np.intp]) -> Array | None:
-    """The mean error of each position, where most positions occur more than once."""
-    seen = positions[wrong]
-    if len(set(seen.tolist())) > len(seen) // 2:
-        return None
-    found = np.zeros_like(error)
-    for position in set(seen.tolist()):
-        rows = wrong[seen == position]
-        found[rows] = error[rows].mean(0)
-    return found
+def _by_position(site: Site, error: Array, wrong: NDArray[np.intp]) -> Array | None:
+    """What each row is off by as the other rows at its position tell, where other tokens stand there as well; a row
+    whose position occurs once tells its own. None where most do."""
+    found, told = error.copy(), 0
+    at = np.array([row.position for row in site.rows])
+    ids = np.array([row.token for row in site.rows])
+    for i in wrong:
+        others = np.flatnonzero((at == at[i]) & (ids != ids[i]))
+        if len(others):
+            found[i] = error[others].mean(0)
+            told += 1
+    return found if told >= max(4, len(wrong) // 4) else None
+
+
+def normed(site: Site) -> Iterator[Variant]:
+    """The rows are normalised, as by a norm that stands behind the embedding, or scaled one by one."""
+    if _table(site) is None or site.deviation is None:
+        return
+    right, eps, model = site.expected, site.facts.model.rms_eps, site.facts.model
+    centred = right - right.mean(-1, keepdims=True)
+    forms = {
+        f"divided by their root mean square{words}": normalised(right, value)
+        for value, words in (
+            (eps, ""),
+            (0.0, ", without an epsilon"),
+            (1e-6, " (epsilon 1e-06)"),
+            (1e-5, " (epsilon 1e-05)"),
+        )
+    }
+    forms["layer-normed"] = normalised(centred, eps)
+    forms["divided by their L2 norm"] = normalised(right, 0.0) / math.sqrt(right.shape[1])
+    forms["centred"] = centred
+    weights = ("model.layers.0.input_layernorm.weight", "model.norm.weight")
+    vectors = {name: site.facts.vector(name) for name in weights} if model.num_layers else {}
+    for text, predicted in forms.items():
+        yield Variant("embedding_normed", "embedding", f"the embedding's rows are {text}", {}, predicted)
+        for name, weight in vectors.items():
+            if weight is not None and len(weight) == right.shape[1]:
+                yield Variant("embedding_normed", "embedding",
+                              f"the embedding's rows are {text} and multiplied by {name}", {"weight": name},
+                              predicted * weight)  # fmt: skip
+    each = factor(site.seen, right, -1)
+    wrong = np.flatnonzero(site.deviation.scopes[0].any(1))
+    fitted: dict[str, object] = {"least": float(each[wrong].min()), "most": float(each[wrong].max())}
+    yield Variant("token_factor", "embedding", "each row of the embedding is off by a factor of its own", fitted,
+                  right * each, len(wrong))  # fmt: skip
 
 
 def misread(site: Site) -> Iterator[Variant]:

@@ -33,6 +33,22 @@ def _wrong(site: Site, axis: int) -> Mask:
     return np.asarray(scope.any(tuple(i for i in range(scope.ndim) if i != axis)))
 
 
+def differing_replica(site: Site) -> str:
+    """That this rank's copy of what all ranks compute alike differs from the others', in words; empty where it does
+    not, or where what it reads differs already."""
+    others = [rank for rank in site.taps.ranks if rank not in site.ranks]
+    copies = [site.rows_of(site.tap, rank) for rank in others]
+    right = [
+        copy is not None
+        and copy.shape == site.seen.shape
+        and bool((np.abs(copy - site.expected) <= 8 * site.parts[0].noise).all())
+        for copy in copies
+    ]
+    if not others or not all(right):
+        return ""
+    return f"; on the other ranks it is right: the copy of rank {site.rank} differs from theirs"
+
+
 def apart(seen: Array, predicted: Array) -> float:
     """Relative L2 distance; infinite where shapes or finiteness differ."""
     if seen.shape != predicted.shape or not np.isfinite(predicted).all() or not np.isfinite(seen).all():
@@ -71,7 +87,7 @@ def simple(value: float, within: float = 1e-3) -> float:
 
 def named(value: float) -> str:
     """A factor in words."""
-    return _SIMPLE.get(value, f"{value:.5g}")
+    return _SIMPLE.get(value, f"{value:.5g}" if abs(value - 1) > 1e-3 else f"{value:.8g}")
 
 
 def nearest_rows(seen: Array, among: Array) -> NDArray[np.int64]:

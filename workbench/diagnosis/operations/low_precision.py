@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from workbench.diagnosis.operations.blocks import positions
 from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.facts import UNIT, rounded
-from workbench.diagnosis.operations.precision import ROUNDINGS
+from workbench.diagnosis.operations.expected import ROW_WISE, Operands
+from workbench.diagnosis.operations.facts import UNIT, Facts, rounded
+from workbench.diagnosis.operations.precision import ROUNDINGS, Matrix
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
@@ -53,10 +54,51 @@ def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:
     return np.where(same, part.seen, rounded(part.expected, dtype).astype(np.float64))
 
 
+def coarse_inputs(site: Site) -> Iterator[Variant]:
+    """A row-wise operation on inputs, or with a weight, of fewer bits: each alone and all together."""
+    part = site.parts[0]
+    if not part.fits or site.operation not in ROW_WISE:
+        return
+    names = {site.weights[role]: role for role in ("weight",) if role in site.weights}
+    everything = (*part.inputs, *names)
+    for to, change in ROUNDINGS.items():
+        if to in UNIT and UNIT[to] <= site.facts.unit:
+            continue
+        for chosen in dict.fromkeys([*((one,) for one in everything), everything]):
+            given = {role: _coarse(x, change) if role in chosen else x for role, x in part.inputs.items()}
+            facts = _with_coarse(site.facts, {name for name in names if name in chosen}, change)
+            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns)
+            predicted = ROW_WISE[site.operation](operands)[0]
+            what = " and ".join(names.get(one, f"input {one}") for one in chosen)
+            yield Variant("low_precision_input", "precision", f"{what}: rounded to {to}",
+                          {"to": to, "operands": list(chosen)}, predicted)  # fmt: skip
+
+
+def _coarse(x: Array, change: Callable[[Matrix], Matrix | None]) -> Array:
+    """Rounded along the last axis; as it is where the rounding does nothing."""
+    found = change(x.reshape(-1, x.shape[-1]))
+    return x if found is None else np.asarray(found, dtype=np.float64).reshape(x.shape)
+
+
+def _with_coarse(facts: Facts, names: set[str], change: Callable[[Matrix], Matrix | None]) -> Facts:
+    """The model with these weights rounded."""
+    if not names:
+        return facts
+
+    def read(name: str) -> Matrix | None:
+        weight = facts.weight(name)
+        if name not in names or weight is None:
+            return weight
+        return _coarse(np.atleast_2d(weight).astype(np.float64), change).reshape(weight.shape)
+
+    return Facts(facts.model, "float64", read)
+
+
 def coarse_operands(site: Site) -> Iterator[Variant]:
     """Scores of rounded queries and keys, contexts of rounded probabilities and values, or of cached rows."""
     roles = {
         "scores": ("q", "k"),
+        "softmax": ("scores",),
         "weights": ("q", "k"),
         "context": ("probs", "v"),
         "attention": ("q", "k", "v"),

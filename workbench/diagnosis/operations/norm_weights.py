@@ -32,17 +32,35 @@ def weight_variants(site: Site, normed: Array, weight: Array, wrong: Mask) -> It
             if apart(used, candidate) < 0.3:
                 text = f"{norm} of {of} is used instead of {name}{words}"
                 fitted = {"weight": name, "is": other, "of": of}
-                yield Variant("norm_weight_of_other", "norm", text, fitted, normed * candidate)
+                # The same tensor of another layer is a mistake of loading, whatever the tensor.
+                kind = "weight" if norm == whose(name, site.layer)[1] and not words else "norm"
+                yield Variant("norm_weight_of_other", kind, text, fitted, normed * candidate)
 
 
 def fitted_weight(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
-    """The weight that the columns tell."""
+    """The weight that the columns tell; where only some channels are wrong, which, and by how much."""
+    yield from _single_channels(site, normed, weight, wrong)
     if wrong.sum() * (normed.size // len(normed) // len(weight)) >= 4:
         used = _used(site, normed, wrong)
         text = f"each channel is off by a factor of its own: the weight is not {site.weights['weight']}"
         ratio = used / np.where(weight == 0, 1, weight)
         fitted = {"least": float(ratio.min()), "most": float(ratio.max())}
         yield Variant("channel_factor", "norm", text, fitted, normed * used, len(weight))
+
+
+def _single_channels(site: Site, normed: Array, weight: Array, wrong: Mask) -> Iterator[Variant]:
+    if site.deviation is None:
+        return
+    scope = site.deviation.scopes[0]
+    channels = np.flatnonzero(scope.any(tuple(range(scope.ndim - 1))))
+    if not 0 < len(channels) <= max(1, len(weight) // 4):
+        return
+    used, name = weight.copy(), site.weights["weight"]
+    used[channels] = _used(site, normed, wrong)[channels]
+    told = ", ".join(f"{i} is {used[i]:.5g} instead of {weight[i]:.5g}" for i in channels[:4].tolist())
+    more = f", {len(channels) - 4} more" if len(channels) > 4 else ""
+    yield Variant("norm_weight_elements", "norm", f"single channels of {name} differ: {told}{more}",
+                  {"weight": name, "channels": channels[:64].tolist()}, normed * used, len(channels))  # fmt: skip
 
 
 def _used(site: Site, normed: Array, wrong: Mask) -> Array:

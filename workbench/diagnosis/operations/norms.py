@@ -12,6 +12,7 @@ from workbench.diagnosis.operations.facts import rounded
 from workbench.diagnosis.operations.fits import (
     Mask,
     apart,
+    differing_replica,
     factor,
     narrower,
     nearest_rows,
@@ -238,12 +239,14 @@ def _mean_square(x: Array, low: Callable[[Array], Array]) -> Array:
 def _factor(site: Site, wrong: Mask) -> Iterator[Variant]:
     """A factor of the whole."""
     right, width = site.expected, site.expected.shape[-1]
-    by = simple(float(factor(site.seen[wrong], right[wrong])))
+    by, replica = simple(float(factor(site.seen[wrong], right[wrong]))), differing_replica(site)
+    if by == 1:
+        by = float(factor(site.seen[wrong], right[wrong]))
     if by != 1:
         names = {math.sqrt(width): "sqrt(width)", 1 / math.sqrt(width): "1/sqrt(width)", width: "the width"}
         known = next((text for value, text in names.items() if math.isclose(by, value, rel_tol=1e-3)), "")
-        text = f"the result is {by:.6g} times what it should be{f', {known}' if known else ''}"
-        yield Variant("factor", "norm", text, {"factor": by}, by * right, 1)
+        text = f"the result is {by:.7g} times what it should be{f', {known}' if known else ''}{replica}"
+        yield Variant("factor", "sharding" if replica else "norm", text, {"factor": by}, by * right, 1)
 
 
 def _free(site: Site, wrong: Mask) -> Iterator[Variant]:

@@ -35,6 +35,15 @@ def float8(x: Matrix, mantissa: int, least_exponent: int, largest: float, *, sca
     return np.asarray(np.rint(wide / step) * step * (scale or 1.0))
 
 
+def mantissa(x: Matrix, bits: int, *, cut: bool = False) -> Matrix | None:
+    """Floating point of so many bits behind the first, of any exponent, rounded to even or cut off; None where `x`
+    holds no more."""
+    fraction, exponent = np.frexp(x.astype(np.float64))
+    scaled = np.ldexp(fraction, bits + 1)
+    found = np.ldexp(np.trunc(scaled) if cut else np.rint(scaled), exponent - bits - 1)
+    return None if np.array_equal(found, x) else np.asarray(found)
+
+
 def _groups(bits: int, size: int) -> Callable[[Matrix], Matrix | None]:
     return lambda x: None if x.shape[1] % size else integers(x, bits, size)
 
@@ -43,6 +52,8 @@ def _groups(bits: int, size: int) -> Callable[[Matrix], Matrix | None]:
 ROUNDINGS: Mapping[str, Callable[[Matrix], Matrix | None]] = {
     "bfloat16": lambda x: rounded(x, "bfloat16"),
     "float16": lambda x: rounded(x, "float16"),
+    "TF32 (10 bits of mantissa)": lambda x: mantissa(x, 10),
+    "TF32 (10 bits of mantissa, the rest cut off)": lambda x: mantissa(x, 10, cut=True),
     "float8 (e4m3)": lambda x: float8(x, 3, -6, 448.0, scaled=False),
     "float8 (e4m3, scaled)": lambda x: float8(x, 3, -6, 448.0, scaled=True),
     "float8 (e5m2)": lambda x: float8(x, 2, -14, 57344.0, scaled=False),

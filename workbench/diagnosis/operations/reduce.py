@@ -38,7 +38,7 @@ def summed(site: Site) -> Iterator[Variant]:
         yield Variant(name, kind, text, fitted, predicted)
         return
     plain = np.tensordot(by, np.stack(terms), 1)
-    told = ", ".join(f"{x:.4g}" for x in by[:ranks])
+    told = ", ".join(f"{x:.7g}" for x in by[:ranks])
     yield Variant("summed_wrongly", "reduce", f"the ranks' partial products count {told} times in the sum",
                   {"times": by.tolist()}, plain, len(by))  # fmt: skip
 

@@ -11,6 +11,7 @@ from workbench.diagnosis.operations.fits import (
     Mask,
     apart,
     coefficients,
+    factor,
     named,
     narrower,
     nearest_rows,
@@ -61,12 +62,25 @@ def _multiples(site: Site, x: Array, y: Array, branch: str, wrong: Mask) -> Iter
     """Multiples of the stream and of the branch."""
     if not wrong.any():
         return
-    a, b = (simple(value) for value in coefficients(site.seen[wrong], [x[wrong], y[wrong]]))
-    fitted = {"stream": a, "branch": b}
-    parameters = sum(value not in (0.0, 1.0, -1.0, 2.0) for value in (a, b))
-    name, text = _in_words(a, b, branch)
-    if name:
-        yield Variant(name, "residual", text, fitted, a * x + b * y, parameters)
+    there, total = site.seen[wrong], (x + y)[wrong]
+    a, b = (simple(value) for value in coefficients(there, [x[wrong], y[wrong]]))
+    pairs = [(a, b)]
+    if (a, b) == (1, 1):  # a factor of nearly one, of one term or of both
+        both = float(factor(there, total))
+        pairs = [
+            (1 + float(factor(there - total, x[wrong])), 1.0),
+            (1.0, 1 + float(factor(there - total, y[wrong]))),
+            (both, both),
+        ]
+    for a, b in pairs:
+        parameters = sum(value not in (0.0, 1.0, -1.0, 2.0) for value in {a, b})
+        name, text = _in_words(a, b, branch)
+        if name:
+            # A term that is multiplied first is rounded once more.
+            once = site.facts.unit * ((a != 1) * np.abs(a * x) + (b != 1) * np.abs(b * y))
+            fitted = {"stream": a, "branch": b}
+            yield Variant(name, "residual", text, fitted, a * x + b * y, parameters,
+                          noise=site.parts[0].noise + once)  # fmt: skip
 
 
 def _in_words(a: float, b: float, branch: str) -> tuple[str, str]:

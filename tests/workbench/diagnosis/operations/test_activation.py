@@ -110,3 +110,25 @@ def test_the_product_in_bfloat16_of_a_float32_engine() -> None:
 def test_noise_is_given_no_name() -> None:
     for size in (1e-3, 1.0):
         assert accepted(site((F.silu(G) * U).numpy() + RNG.normal(0, size, GATE.shape))) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (F.silu(G) * U.roll(1, -1), "another column of up, 1 before it"),
+        (F.silu(G.flip(-1)) * U, "silu of another column of gate: column 0 gets column 95"),
+        ((F.silu(G) * U).roll(-2, -1), "the product are out of order, 2 after it"),
+    ],
+)
+def test_columns_that_are_paired_otherwise(seen: Tensor, words: str) -> None:
+    assert words in best(site(seen.numpy()))[0].variant.text
+
+
+def test_a_rank_s_gate_with_columns_of_the_whole_up() -> None:
+    whole = (UP, OTHER)
+    shifted = np.concatenate(whole, -1)[:, 7:103]
+    found = made_site(
+        "activation", "layers.1.mlp.act", {"gate": GATE, "up": UP}, (F.silu(G) * torch.tensor(shifted)).numpy(),
+        tp=2, others={"layers.1.mlp.up": whole},
+    )  # fmt: skip
+    assert "another column of up of all ranks, 7 after it" in best(found)[0].variant.text

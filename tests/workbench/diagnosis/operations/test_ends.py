@@ -75,6 +75,9 @@ BUGS: list[tuple[Patch, str, str, str]] = [
     (rows(lambda x: 0 * x), "embed", "rows_masked", "are zero"),
     (lambda m: m.model.embed_tokens.weight[5].zero_(), "embed", "rows_masked", "the row of id 5 is zero"),
     (rows(lambda x: x + 0.1 * torch.arange(64)), "embed", "constant_row", "same vector"),
+    (rows(lambda x: x / x.pow(2).mean(-1, keepdim=True).sqrt()), "embed", "embedding_normed", "root mean square"),
+    (rows(lambda x: torch.nn.functional.layer_norm(x, (64,))), "embed", "embedding_normed", "layer-normed"),
+    (rows(lambda x: x * (1 + x[..., :1].abs())), "embed", "token_factor", "a factor of its own"),
     (taken_from_head, "embed", "other_table", "output head"),
     (tied, "logits", "head_from_embedding", "a matrix of its own"),
     (head(lambda x: 30 * torch.tanh(x / 30)), "logits", "soft_cap", "capped softly at 30"),
@@ -117,3 +120,40 @@ def test_rows_of_a_rank_that_were_not_summed(case: Case, tmp_path: Path) -> None
     wrong = wrong_sites(case, synthetic(tmp_path / "engine.session", case.floor, tp=2, spoil=spoil))
     names = {name: accepted(site)[0].variant.name for name, site in wrong.items() if name.startswith("embed")}
     assert set(names.values()) == {"not_reduced"}
+
+
+def test_rows_that_no_rank_has(case: Case, tmp_path: Path) -> None:
+    tokens = {(step, one.seq): np.array(one.ids) for step in case.floor.steps()
+              for one in case.floor.step(step).sequences}  # fmt: skip
+    last = max(int(ids.max()) for ids in tokens.values())
+
+    def lost(x: np.ndarray, at: Place) -> np.ndarray:
+        return x * (tokens[at.step, at.seq] != last)[:, None]
+
+    spoil: dict[str, Spoil] = {"embed": lost}
+    wrong = wrong_sites(case, synthetic(tmp_path / "engine.session", case.floor, tp=2, spoil=spoil))
+    names = {name: accepted(site)[0].variant.name for name, site in wrong.items() if name.startswith("embed")}
+    assert set(names.values()) == {"vocabulary_range"}
+
+
+@pytest.mark.parametrize("what", ["sinusoids", "table"])
+def test_something_of_the_position_alone_is_added(case: Case, tmp_path: Path, what: str) -> None:
+    table = np.random.default_rng(1).normal(0, 0.1, (64, 64))
+    if what == "sinusoids":
+        angles = np.arange(64)[:, None] / 1e4 ** (np.arange(0, 64, 2) / 64)
+        table = 0.1 * np.concatenate([np.sin(angles), np.cos(angles)], -1)
+    starts = {}
+    for step in case.floor.steps():
+        for one in case.floor.step(step).sequences:
+            starts[step, one.seq] = (starts.get((step - 1, one.seq), (0, 0))[1],) * 2
+            first = starts[step, one.seq][0]
+            starts[step, one.seq] = (first, first + len(one.ids))
+
+    def added(x: np.ndarray, at: Place) -> np.ndarray:
+        return x + table[slice(*starts[at.step, at.seq])]
+
+    spoil: dict[str, Spoil] = {"embed": added}
+    wrong = wrong_sites(case, synthetic(tmp_path / "engine.session", case.floor, tp=1, spoil=spoil))
+    found = accepted(wrong["embed"])[0].variant
+    assert found.name == "positions_added"
+    assert ("times 1/10" in found.text) is (what == "sinusoids")

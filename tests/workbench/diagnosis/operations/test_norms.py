@@ -152,3 +152,33 @@ def test_the_mean_square_in_bfloat16_of_a_float32_engine() -> None:
 def test_noise_is_given_no_name() -> None:
     for size in (1e-4, 1e-2, 1.0):
         assert accepted(site(norm() + RNG.normal(0, size, X.shape))) == []
+
+
+def test_single_channels_of_the_weight() -> None:
+    weight = W.copy()
+    weight[[9, 30]] *= (-1, 1.5)
+    first = best(site(norm(weight=weight)))[0].variant
+    assert (first.name, first.fitted["channels"]) == ("norm_weight_elements", [9, 30])
+
+
+def test_a_copy_that_differs_from_the_other_ranks_is_sharding() -> None:
+    seen = norm() * 1.01
+    found = made_site(
+        "norm", "layers.1.attn_norm", {"x": X}, seen, weights=WEIGHTS, rank=1, tp=2,
+        others={"layers.1.attn_norm": (norm(), seen)},
+    )  # fmt: skip
+    first = best(found)[0].variant
+    assert (first.name, first.kind) == ("factor", "sharding")
+    assert "the copy of rank 1 differs" in first.text
+
+
+def test_the_weight_of_eight_bits() -> None:
+    low = torch.tensor(W).to(torch.float8_e4m3fn).double().numpy()
+    assert "weight: rounded to float8 (e4m3)" in best(site(norm(weight=low)))[0].variant.text
+
+
+def test_the_input_in_tf32() -> None:
+    given = torch.tensor(X * 1.0137).float()
+    low = (given.view(torch.int32) & ~0x1FFF).view(torch.float32).double().numpy()
+    found = made_site("norm", "layers.1.attn_norm", {"x": given.double().numpy()}, norm(low), weights=WEIGHTS)
+    assert "input x: rounded to TF32" in best(found)[0].variant.text

@@ -82,3 +82,20 @@ def test_a_stream_in_bfloat16_of_a_float32_engine() -> None:
 def test_noise_is_given_no_name() -> None:
     for size in (1e-4, 1e-2, 1.0):
         assert accepted(site(X + Y + RNG.normal(0, size, X.shape))) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (X + (1 + 3e-5) * Y, "the MLP's output is multiplied by 1.00003 before"),
+        ((1 - 2e-5) * X + Y, "the residual stream is multiplied by 0.99998"),
+        ((1 + 4e-5) * (X + Y), "both multiplied by 1.00004"),
+    ],
+)
+def test_a_factor_of_nearly_one(seen: Array, words: str) -> None:
+    assert words in best(site(seen))[0].variant.text
+
+
+def test_a_stream_of_eight_bits() -> None:
+    low = torch.tensor(X).to(torch.float8_e4m3fn).double().numpy()
+    assert "input x: rounded to float8 (e4m3)" in best(site(low + Y))[0].variant.text
