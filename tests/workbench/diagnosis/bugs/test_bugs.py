@@ -40,6 +40,7 @@ QUICK_UNSEEN = (
     "decode_takes_the_position_of_the_first_sequence",
     "global_head_number_on_the_local_keys",
     "rank_1_keeps_its_partial_sum_in_decode",
+    "splits_joined_by_a_base_two_logarithm_taken_for_natural",
 )
 QUICK_UNSEEN_CONTROLS = ("root_of_the_scale_on_both_sides", "last_shard_padded_to_the_size_of_the_others")
 ALL = bugs()
@@ -89,6 +90,18 @@ def test_the_second_unseen_ones_are_of_every_kind():
     assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 8
     assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 4
     assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
+
+
+def test_the_third_unseen_ones_are_of_every_kind():
+    unseen = [bug for bug in ALL.values() if bug.part == "unseen_3"]
+    assert len(unseen) == 60
+    assert sum(bug.part == "unseen_3_controls" for bug in ALL.values()) == 15
+    assert len({bug.group for bug in unseen}) >= 13
+    assert sum(bug.tp > 1 for bug in unseen) >= 18
+    assert sum(bug.place.step > 0 for bug in unseen) >= 12
+    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 12
+    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
+    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
 
 
 def test_every_expected_class_can_be_answered():
