@@ -176,7 +176,10 @@ def supported(judgement: Judgement, rests: Coverage, lacking: str = "") -> Judge
     if lacking:
         judgement = replace(judgement, notes=(*judgement.notes, lacking))
     if rests.misplaced:
-        return replace(judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=())
+        return replace(
+            judgement, verdict="inconclusive", first_divergence=None, overflow=None, taps=(),
+            max_abs_logits=math.nan, tokens_identical=None, mismatches=(),
+        )  # fmt: skip
     if (rests.lacking or lacking) and judgement.verdict != "diverged":
         return replace(judgement, verdict="inconclusive")
     return judgement
@@ -214,7 +217,7 @@ def _alone(session: Session, branch: int, found: Explanation) -> Judgement:
             f"{plural(len(found.unjudged), 'operation')} could not be judged, as {one.tap}: {one.reason}"
         )
     blank = Judgement(
-        "inconclusive" if found.unjudged else "match", math.nan, True, None, tuple(taps), session.ranks, "floor",
+        "inconclusive" if found.unjudged else "match", math.nan, None, None, tuple(taps), session.ranks, "floor",
         notes=tuple(notes), reference="",
     )  # fmt: skip
     return reconciled(blank, found)

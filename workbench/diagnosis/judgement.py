@@ -46,11 +46,12 @@ class Judgement:
     dtype, first at `overflow`. `max_abs_logits` is against the reference at the engine's own dtype where
     there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed". `faulty` are the
     operations that are wrong by themselves, by step and in the order of execution; None: that was not asked.
+    `tokens_identical` is None where they could not be compared, not all of them at least.
     `reference` is the library that recorded the golden session."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
     max_abs_logits: float
-    tokens_identical: bool
+    tokens_identical: bool | None
     first_divergence: Divergence | None
     taps: tuple[TapVerdict, ...]
     tp: int

@@ -13,10 +13,17 @@ from workbench.views.golden_event import TokenMismatch
 
 @dataclass(frozen=True, slots=True)
 class TokenComparison:
-    """`max_abs_logits` is infinite where shapes or non-finite logits differ, NaN where none were captured."""
+    """`max_abs_logits` is infinite where shapes or non-finite logits differ, NaN where none were captured. `complete`:
+    at every step of every sequence there were two choices to compare."""
 
     max_abs_logits: float
     mismatches: tuple[TokenMismatch, ...]
+    complete: bool = True
+
+    @property
+    def identical(self) -> bool | None:
+        """Whether the same tokens came out; None where not all could be compared, and those that could are the same."""
+        return False if self.mismatches else True if self.complete else None
 
 
 def compare_tokens(
@@ -26,22 +33,24 @@ def compare_tokens(
     two are as far apart as the reference's margin between two tokens, choosing either is a tie. Without a reference at
     that dtype `tolerance`, relative to the largest logit, stands for their distance. Where the reference's logits are
     not finite there is no choice to compare."""
-    largest, mismatches = math.nan, []
+    largest, mismatches, complete = math.nan, [], True
     for step in engine.steps:
         for seq in sorted(engine.sequences(step)):
             ours = engine.whole_or_none("logits", step, seq)
             theirs = reference.whole_or_none("logits", step, seq)
             truth = golden.whole_or_none("logits", step, seq)
             if theirs is None or truth is None or not np.isfinite(theirs).all():
+                complete = False
                 continue
             if ours is not None:
                 largest = max(_apart(ours, theirs), 0.0 if math.isnan(largest) else largest)
             token = chosen(engine, step, seq, ours)
+            complete = complete and token is not None
             # Two likeliest tokens with the very same logit: either is the reference's choice.
             if token is not None and not _is_largest(token, theirs[-1]):
                 right = int(np.argmax(theirs[-1]))
                 mismatches.append(_mismatch(step, seq, token, right, theirs[-1], truth[-1], tolerance))
-    return TokenComparison(largest, tuple(mismatches))
+    return TokenComparison(largest, tuple(mismatches), complete)
 
 
 #: What stands for the choice of logits that are not numbers.

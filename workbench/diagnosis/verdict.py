@@ -94,7 +94,7 @@ def judge(
     return Judgement(
         "diverged" if divergence else "inconclusive" if overflow else "match",
         tokens.max_abs_logits,
-        not tokens.mismatches,
+        tokens.identical,
         divergence,
         verdicts,
         engine.ranks,

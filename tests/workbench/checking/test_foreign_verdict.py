@@ -93,6 +93,8 @@ def test_rows_that_are_not_proved_the_same_get_no_verdict(
     assert found.event.verdict == "inconclusive"
     assert found.event.first_divergence is None
     assert not found.event.causes
+    assert plain(found.event)["tokens_identical"] is None
+    assert plain(found.event)["max_abs_logits"] is None
     assert found.event.coverage is not None
     assert said in found.event.coverage.misplaced
 
@@ -162,3 +164,21 @@ def test_logits_on_one_rank_alone_are_judged(run: PackedRun, case: Case, tmp_pat
     found = judged(run, case, tmp_path / "a.session")
     assert found.event.verdict == "match"
     assert {one.verdict for one in found.judgement.taps if one.tap == "logits"} == {"pass"}
+    assert found.event.tokens_identical is True
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
+    run: PackedRun, case: Case, tmp_path: Path, steps: int
+) -> None:
+    """Of all steps, and of all but the first: what chose the tokens of the others is not known."""
+    for rank, passes in run.by_rank.items():
+        run.by_rank[rank] = [
+            replace(one, tensors=[x for x in one.tensors if x.tap != "logits"]) if number >= steps - 1 else one
+            for number, one in enumerate(passes)
+        ]
+    found = judged(run, case, tmp_path / "a.session")
+    assert plain(found.event)["tokens_identical"] is None
+    with Session.open(tmp_path / "a.session") as session:
+        alone = diagnose_recording(session, case.model_dir, record=False)
+    assert plain(alone.event)["tokens_identical"] is None
