@@ -174,7 +174,9 @@ def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
     """Of all steps, and of all but the first: what chose the tokens of the others is not known."""
     for rank, passes in run.by_rank.items():
         run.by_rank[rank] = [
-            replace(one, tensors=[x for x in one.tensors if x.tap != "logits"]) if number >= steps - 1 else one
+            replace(one, tensors=[x for x in one.tensors if x.tap != "logits"])
+            if number >= steps - 1
+            else one
             for number, one in enumerate(passes)
         ]
     found = judged(run, case, tmp_path / "a.session")
