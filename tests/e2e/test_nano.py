@@ -1,6 +1,6 @@
 """nano-vllm itself, attached to on a CPU: its own code, with stand-ins for what needs a GPU (see nano_program.py).
 
-pip install --no-deps --target .nano nano-vllm-fork==20260210
+pip install --no-deps --target .nano nano-vllm-fork==20260210 xxhash
 LOCKSTEP_NANO=.nano pytest tests/e2e/test_nano.py
 """
 

@@ -114,13 +114,14 @@ class UntappedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One judgement of a branch over `steps` forward passes: "inconclusive" where nothing is wrong, but the reference
-    overflows at the engine's dtype, first at `overflow`. `max_abs_logits` is against the reference at the
-    engine's own dtype where there is one. `tokens_identical`: None where not all could be compared. `tolerance` is
-    "floor" (the reference's own error at that dtype) or "fixed". `causes` explain the first divergence, best first; `faulty` are the operations that are wrong by
-    themselves (None: that was not asked), `ledger` says them in words. `golden_session` is a file's name, `reference`
-    the library that recorded it; `quantisation` is known where that is llama.cpp and blocks are quantised. `confirmed`
-    are the rules in force ("NAME=VALUE") of which it was tried that the run matches without them, and only then.
-    `coverage` is what the verdict on a recording rests on, and may be why it is inconclusive."""
+    overflows at the engine's dtype, first at `overflow`. `max_abs_logits` is against the reference at the engine's
+    own dtype where there is one. `tokens_identical`: None where not all could be compared. `tolerance` is "floor"
+    (the reference's own error at that dtype) or "fixed". `causes` explain the first divergence, best first; `faulty`
+    are the operations that are wrong by themselves (None: that was not asked), `ledger` says them in words.
+    `golden_session` is a file's name, `reference` the library that recorded it; `quantisation` is known where that is
+    llama.cpp and blocks are quantised. `confirmed` are the rules in force ("NAME=VALUE") of which it was tried that
+    the run matches without them, and only then. `coverage` is what the verdict on a recording rests on, and may be
+    why it is inconclusive."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
     coverage: Coverage | None = None
