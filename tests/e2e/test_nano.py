@@ -53,6 +53,8 @@ def test_its_first_residual_in_float32_is_found(tmp_path: Path) -> None:
     """A bug of its own: `x.float()` of its norm is x itself in float32, so `mul_` changes the residual stream too."""
     told = attached(tmp_path, torch.float32, code=1)
     judged = told["judged"]
-    assert judged["causes"][0]["text"].endswith("the output of the MLP's norm goes on in place of the sum")
+    (cause,) = judged["causes"]  # what the norms and the layers after them seem to do follows from it
+    assert cause["text"] == "the output of the norm that reads the sum goes on in place of the sum"
+    assert cause["place"] == "layers.{0,1}.{attn,mlp}_residual"
     assert judged["first_divergence"]["tap"] == "layers.0.attn_residual"
     assert [one["kept"][:10] for one in told["passes"]] == ["statistics", "layers 0 t"]

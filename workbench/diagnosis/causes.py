@@ -56,7 +56,7 @@ def causes_of(
 
 def _consequence(group: FindingGroup, extent: Extent) -> str:
     if not group.chosen:
-        return f"{place_of(group.findings, extent)}: {group.first.shape}"
+        return f"{place_of(group.findings, extent)}: {group.first.shape or f'off by {_size(group.first)}'}"
     chosen = group.chosen[group.findings.index(group.first)]
     return f"{place_of(group.findings, extent)}: {_text(chosen.text, group.findings)}"
 
@@ -86,7 +86,7 @@ def _cause(
 
 def _unnamed(group: FindingGroup, seen: Survey, extent: Extent) -> Cause:
     finding = group.first
-    wrong = f"has {finding.shape}" if finding.shape else f"is off by {_size(finding)}"
+    wrong = f"has {finding.shape}" if finding.shape else f"is off by {_size(finding)},"
     text = f"{finding.operation} {wrong} given its own inputs and the checkpoint, and no known cause fits"
     evidence = [finding.example] if finding.example else []
     partly = [one for one in finding.hypotheses if not one.accepted and one.residual < 0.5]
@@ -107,7 +107,7 @@ def _unnamed(group: FindingGroup, seen: Survey, extent: Extent) -> Cause:
 def _size(finding: WrongOperation) -> str:
     if not math.isfinite(finding.rel_l2):
         return "what is not finite"
-    return f"{finding.rel_l2:.2g} (relative L2), {finding.ratio:.3g} times its rounding,"
+    return f"{finding.rel_l2:.2g} (relative L2), {finding.ratio:.3g} times its rounding"
 
 
 def _evidence(group: FindingGroup, one: Hypothesis, seen: Survey) -> list[str]:

@@ -1,24 +1,29 @@
 """Findings that follow from another one: told with their cause, not beside it.
 
 Each operation is judged on its own inputs, so that little follows. But a tensor of another shape leaves the next
-operation no other choice, and positions that the engine itself has wrong are used by its cache and its mask as well.
+operation no other choice, positions that the engine itself has wrong are used by its cache and its mask as well, and
+a norm that writes into its input leaves no input to be judged on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from engine.taps.names import local_name
+from engine.taps.names import layer_of, local_name
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.merging import FindingGroup
+from workbench.diagnosis.operations.residual import READER
 
 #: Where a mask shows: in the scores, or in the context of a fused attention.
 _MASKED = ("attn.scores", "attn.context")
 
 
-def folded(groups: Sequence[FindingGroup]) -> list[tuple[FindingGroup, tuple[FindingGroup, ...]]]:
-    """The groups that stand by themselves, in their order, each with those that follow from it."""
+def folded(
+    groups: Sequence[FindingGroup], layers: int = 0
+) -> list[tuple[FindingGroup, tuple[FindingGroup, ...]]]:
+    """The groups that stand by themselves, in their order, each with those that follow from it. `layers`: how many the
+    model has."""
     heads: list[FindingGroup] = []
     after: dict[int, list[FindingGroup]] = {}  # by the place in `heads`
     for group in groups:
@@ -26,7 +31,10 @@ def folded(groups: Sequence[FindingGroup]) -> list[tuple[FindingGroup, tuple[Fin
             (
                 i
                 for i, head in enumerate(heads)
-                if _follows(group, [head, *after[i]]) or _by_position(group, head) or _by_length(group, head)
+                if _follows(group, [head, *after[i]])
+                or _by_position(group, head)
+                or _by_length(group, head)
+                or _by_overwriting(group, head, layers)
             ),
             None,
         )
@@ -72,3 +80,31 @@ def _by_position(group: FindingGroup, head: FindingGroup) -> bool:
         and ((masks and local_name(one.tap) in _MASKED) or (one.shape and local_name(one.tap) in REMEMBERING))
         for one in group.findings
     )
+
+
+def _by_overwriting(group: FindingGroup, head: FindingGroup, layers: int) -> bool:
+    """Whether it is a norm that seems to be skipped because what it reads is its own output, which went on in place of
+    the sum; or layers of which nothing but what entered them is known, where that is such an output."""
+    over = {
+        finding.tap: set(finding.steps)
+        for finding, one in zip(head.findings, head.chosen, strict=bool(head.chosen))
+        if one.fitted.get("how") == READER
+    }
+    skipped = bool(group.chosen) and all(one.name == "norm_skipped" for one in group.chosen)
+    return bool(over) and all(
+        (skipped or (one.operation == "layer" and not group.chosen))
+        and any(set(one.steps) <= over.get(tap, set()) for tap in _read_by(one, over, layers))
+        for one in group.findings
+    )
+
+
+def _read_by(finding: WrongOperation, over: Iterable[str], layers: int) -> Sequence[str]:
+    """What the operation reads; of layers the last stream before them among `over`."""
+    if finding.operation != "layer":
+        return inputs_of(finding.tap, layers)
+    before = [
+        tap
+        for tap in over
+        if local_name(tap) == "mlp_residual" and (layer_of(tap) or 0) < (finding.layer or 0)
+    ]
+    return sorted(before, key=lambda tap: layer_of(tap) or 0)[-1:]

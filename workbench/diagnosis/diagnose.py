@@ -46,7 +46,11 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
     without = harmless(found, taps, facts)
     wrong = [group for number, group in enumerate(found) if number not in without]
     return Explanation(
-        tuple(cause for group, after in folded(wrong) for cause in causes_of(group, seen, extent, after)),
+        tuple(
+            cause
+            for group, after in folded(wrong, extent.layers)
+            for cause in causes_of(group, seen, extent, after)
+        ),
         tuple(_note(found[number], effect, extent) for number, effect in without.items()),
         tuple(finding for group in wrong for finding in group.findings),
         tuple(tap for effect in without.values() for tap in effect.through),

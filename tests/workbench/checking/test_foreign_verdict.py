@@ -184,3 +184,20 @@ def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
     with Session.open(tmp_path / "a.session") as session:
         alone = diagnose_recording(session, case.model_dir, record=False)
     assert plain(alone.event)["tokens_identical"] is None
+
+
+def test_norms_that_write_into_the_stream_are_one_cause(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    """As in nano-vllm in float32: what the norms read is, as recorded, their own output."""
+    readers = {"layers.0.attn_residual": "layers.0.mlp_norm", "layers.0.mlp_residual": "final_norm"}
+    for rank, passes in run.by_rank.items():
+        for number, one in enumerate(passes):
+            held = {x.tap: x.array for x in one.tensors}
+            run.by_rank[rank][number] = replace(
+                one, tensors=[replace(x, array=held[readers.get(x.tap, x.tap)]) for x in one.tensors]
+            )
+    found = judged(run, case, tmp_path / "a.session")
+    (cause,) = found.event.causes
+    assert cause.in_words() == (
+        "layers.0.{attn,mlp}_residual: the output of the norm that reads the sum goes on in place of the sum"
+    )
+    assert [one.split(":")[0] for one in cause.follows] == ["layers.0.mlp_norm, final_norm"]

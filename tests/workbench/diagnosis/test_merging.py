@@ -12,6 +12,7 @@ from workbench.diagnosis.confidence import confidence
 from workbench.diagnosis.consequences import folded
 from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from workbench.diagnosis.merging import groups
+from workbench.diagnosis.operations.residual import READER
 from workbench.views.causes import cause_lines
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))
@@ -165,3 +166,26 @@ def test_a_shape_that_an_input_brings_along_follows_from_it() -> None:
     assert [len(after) for _, after in folded(groups([cut, elsewhere]))] == [0, 0]
     right = replace(cut, shape="")
     assert [len(after) for _, after in folded(groups([right, turned]))] == [0, 0]
+
+
+def test_a_norm_that_has_written_into_its_input_is_not_told_to_be_skipped() -> None:
+    """Nor are the layers after it, of which nothing was recorded, a second cause."""
+    sums = [wrong(f"layers.{i}.{kind}_residual", hypothesis("residual_of_other", {"how": READER}), order=i)
+            for i in range(2) for kind in ("attn", "mlp")]  # fmt: skip
+    norms = [
+        wrong(tap, hypothesis("norm_skipped", {}), order=10)
+        for tap in ("layers.0.mlp_norm", "layers.1.attn_norm", "layers.1.mlp_norm")
+    ]
+    layer = replace(wrong("layers.2.mlp_residual", order=20), operation="layer")
+    ((head, after),) = folded(groups([*sums, *norms, layer]), 3)
+    assert {one.tap for group in after for one in group.findings} == {one.tap for one in (*norms, layer)}
+    (cause,) = causes_of(head, Survey({}, (), ()), EXTENT, after)
+    assert cause.place == "layers.{0,1}.{attn,mlp}_residual"
+    assert cause.follows[-1] == "layers.2.mlp_residual: off by 0.1 (relative L2), 1e+05 times its rounding"
+    # What reads another stream, or is off by something else, or at another step, is a cause of its own.
+    first = wrong("layers.0.attn_norm", hypothesis("norm_skipped", {}), order=10)
+    scaled = wrong("layers.1.attn_norm", hypothesis("norm_scaled", {}), order=10)
+    for other in (first, scaled):
+        assert len(folded(groups([*sums, other]), 3)) == 2
+    early = [replace(one, steps=(0,)) for one in sums]
+    assert not any(after for _, after in folded(groups([*early, *norms]), 3))

@@ -18,10 +18,14 @@ from workbench.diagnosis.operations.fits import (
     simple,
     wrong_rows,
 )
+from workbench.diagnosis.operations.layers import normalise
+from workbench.diagnosis.operations.shares import weight_names
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
 
+#: How it is the output of the sum's own reader that goes on in its place: a norm that writes into its input does so.
+READER = "reader"
 #: Share of the seen tensor up to which a sum of other terms is worth telling.
 _NEAR = 0.05
 
@@ -34,6 +38,7 @@ def residuals(site: Site) -> Iterator[Variant]:
     wrong = wrong_rows(site)
     branch = "attention" if site.kind == "attn_residual" else "MLP"
     yield from _multiples(site, x, y, branch, wrong)
+    yield from _overwritten(site, x, y)
     yield from _other_streams(site, x, y, branch, wrong)
     yield from _rows(site, x, y, branch, wrong)
     for dtype in narrower(site.facts.dtype):
@@ -154,9 +159,29 @@ def _cause(site: Site, tap: str, how: str) -> tuple[str, str]:
     return "residual_of_other", "residual"
 
 
+def _overwritten(site: Site, x: Array, y: Array) -> Iterator[Variant]:
+    """The norm that reads the sum has written into it: what came out of that norm, or else what should have."""
+    reader, facts = _reader(site), site.facts
+    given = site.rows_of(reader)
+    if given is None or given.shape != x.shape:
+        given = normalise(facts, weight_names(reader, "norm", facts)["weight"], x + y)
+    if given is not None and given.shape == x.shape:
+        text = "the output of the norm that reads the sum goes on in place of the sum"
+        noise = site.parts[0].noise + 2 * facts.unit * np.abs(given)
+        yield Variant("residual_of_other", "residual", text, {"how": READER}, given, noise=noise)
+
+
+def _reader(site: Site) -> str:
+    """The norm whose input the sum is."""
+    if site.kind == "attn_residual":
+        return site.near("mlp_norm")
+    layer = (site.layer or 0) + 1
+    return "final_norm" if layer == site.facts.model.num_layers else f"layers.{layer}.attn_norm"
+
+
 def _streams(site: Site) -> Iterator[tuple[str, str]]:
     """(tap, what it is in words), the nearest first."""
-    layer = site.layer or 0
+    layer, reader = site.layer or 0, _reader(site)
     mine = {
         "<": f"the stream that enters layer {layer}",
         "attn_norm": "the output of the attention's norm",
@@ -171,7 +196,7 @@ def _streams(site: Site) -> Iterator[tuple[str, str]]:
         for kind in (("<", "attn.o_proj") if site.kind == "attn_residual" else ("attn_residual", "mlp.down"))
     }
     for kind, what in mine.items():
-        if site.near(kind) not in inputs | {site.tap}:
+        if site.near(kind) not in inputs | {site.tap, reader}:
             yield site.near(kind), what
     if site.near("<") != "embed":
         yield "embed", "the embedding"

@@ -10,6 +10,7 @@ import torch
 
 from tests.workbench.diagnosis.operations.made import (
     DECODE,
+    MODEL,
     ROWS,
     Array,
     accepted,
@@ -18,6 +19,7 @@ from tests.workbench.diagnosis.operations.made import (
     made_site,
     names,
 )
+from workbench.diagnosis.operations.residual import READER
 
 RNG = np.random.default_rng(0)
 X, Y, E, N = (drawn(RNG, len(ROWS), 64) for _ in range(4))
@@ -99,3 +101,26 @@ def test_a_factor_of_nearly_one(seen: Array, words: str) -> None:
 def test_a_stream_of_eight_bits() -> None:
     low = torch.tensor(X).to(torch.float8_e4m3fn).double().numpy()
     assert "input x: rounded to float8 (e4m3)" in best(site(low + Y))[0].variant.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tap", "reader", "weight"),
+    [
+        ("layers.1.attn_residual", "layers.1.mlp_norm", "model.layers.1.post_attention_layernorm.weight"),
+        ("layers.0.mlp_residual", "layers.1.attn_norm", "model.layers.1.input_layernorm.weight"),
+        (f"layers.{MODEL.num_layers - 1}.mlp_residual", "final_norm", "model.norm.weight"),
+    ],
+)
+def test_the_norm_that_reads_the_sum_goes_on_in_its_place(
+    tap: str, reader: str, weight: str, dtype: str
+) -> None:
+    """Of a norm that overwrites its input the sentence is the same at each of the three, whether what came out of it
+    was recorded (it may be wrong itself) or not."""
+    said = "the output of the norm that reads the sum goes on in place of the sum"
+    recorded = made_site("residual", tap, {"x": X, "y": Y}, N, others={reader: N}, dtype=dtype)
+    w = drawn(RNG, 64)
+    normed = torch.nn.functional.rms_norm(torch.tensor(X + Y), (64,), torch.tensor(w), MODEL.rms_eps).numpy()
+    alone = made_site("residual", tap, {"x": X, "y": Y}, normed, weights={weight: w}, dtype=dtype)
+    for made in (recorded, alone):
+        assert [(one.variant.text, one.variant.fitted) for one in best(made)] == [(said, {"how": READER})]
