@@ -13,7 +13,7 @@ from engine.taps.names import layer_of, local_name
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.merging import FindingGroup
-from workbench.diagnosis.operations.residual import READER
+from workbench.diagnosis.variants.residual import READER
 
 #: Where a mask shows: in the scores, or in the context of a fused attention.
 _MASKED = ("attn.scores", "attn.context")

@@ -7,18 +7,17 @@ none that only inherits an error is among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.diagnosis.operations.attention import FUSED
-from workbench.diagnosis.operations.banks import stages
 from workbench.diagnosis.operations.deviation import Deviation
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import head_offset
 from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.operations.variant import Bank, Fit, Variant, fit, preference
+from workbench.diagnosis.variants.search import Search
+from workbench.diagnosis.variants.variant import Fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,72 +85,23 @@ class Survey:
     unjudged: tuple[Unjudged, ...]
 
 
-@dataclass(slots=True)
-class _Known:
-    """Which variants have explained an operation so far: a bug is seldom in one layer alone, so that these are tried
-    first in the layers after it, and nothing else where they fit."""
-
-    names: dict[str, set[str]] = field(default_factory=dict)
-
-    def fits(self, site: Site) -> tuple[list[Fit], list[str]]:
-        """The fits at a site, and the names of all that was tried: the banks of last resort where no other fits."""
-        expected = self.names.setdefault(site.kind, set())
-        found: list[Fit] = []
-        tried: dict[str, None] = {}
-        for banks in _rounds(site, frozenset(expected)):
-            for variant in banks:
-                tried[variant.name] = None
-                with np.errstate(all="ignore"):
-                    one = fit(site, variant)
-                if one is not None:
-                    found.append(one)
-                if expected and expected <= {one.variant.name for one in found if one.accepted}:
-                    break
-            if any(one.accepted for one in found):
-                break
-        found.sort(key=preference)
-        self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
-        return found, list(tried)
-
-
-def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
-    """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
-    first, last = stages(site.operation)
-    if expected and site.operation in FUSED:
-        yield _variants(replace(site, only=expected), (*first, *last))
-    yield _variants(site, first)
-    yield _variants(site, last)
-
-
-def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
-    such a bank those that it had before."""
-    for bank in banks:
-        try:
-            with np.errstate(all="ignore"):
-                yield from bank(site)
-        except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
-                raise
-
-
 def survey(operations: Iterable[Site | Unjudged], taps: RecordedTaps) -> Survey:
     """What is wrong among operations of a recording, and why."""
     order = {tap.name: number for number, tap in enumerate(taps.recording.session.taps)}
     judged: dict[str, int] = {}
-    found, unjudged, known = [], [], _Known()
+    found, unjudged, search = [], [], Search()
     for site in operations:
         if isinstance(site, Unjudged):
             unjudged.append(site)
             continue
         judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
         if site.deviation is not None:
-            found.append(_finding(site, site.deviation, order[site.tap], known))
+            found.append(_finding(site, site.deviation, order[site.tap], search))
     return Survey(judged, tuple(found), tuple(unjudged))
 
 
-def _finding(site: Site, deviation: Deviation, order: int, known: _Known) -> WrongOperation:
-    found, tried = known.fits(site)
+def _finding(site: Site, deviation: Deviation, order: int, search: Search) -> WrongOperation:
+    found, tried = search.fits(site)
     elements = sum(int(scope.sum()) for scope in deviation.scopes)
     offset = head_offset(site) if deviation.heads is not None else 0
     max_abs, example = _worst(site)

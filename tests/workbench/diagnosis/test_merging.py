@@ -12,7 +12,7 @@ from workbench.diagnosis.confidence import confidence
 from workbench.diagnosis.consequences import folded
 from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from workbench.diagnosis.merging import groups
-from workbench.diagnosis.operations.residual import READER
+from workbench.diagnosis.variants.residual import READER
 from workbench.views.causes import cause_lines
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))

@@ -1,4 +1,4 @@
-"""Whole layers that engines skip, repeat or run out of order: a layer is run again in float64, from what entered it."""
+"""A whole layer, run again in float64 from what entered it; and those of whose inside nothing was recorded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from workbench.diagnosis.operations.attention import AttentionPass, attention
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import heads_of, normalised, silu
 from workbench.diagnosis.operations.facts import LARGEST, Facts, product
-from workbench.diagnosis.operations.fits import apart, wrong_rows
 from workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from workbench.diagnosis.operations.rotary_forms import rotate
 from workbench.diagnosis.operations.shares import weight_names
 from workbench.diagnosis.operations.site import Site, near
-from workbench.diagnosis.operations.variant import Variant
 from workbench.diagnosis.recording import Array
 
 #: Roundings that a value has behind it after a whole layer: what its noise is taken for.
 _ROUNDINGS = 64
-#: Layers that are tried in place of others.
-_MOST = 8
 
 
 def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...]) -> Array | None:
@@ -144,37 +140,3 @@ def layer_noise(facts: Facts, x: Array) -> Array:
     """The rounding that the stream [N, H] may have behind it after a layer."""
     size = np.sqrt((x**2).mean(-1, keepdims=True))
     return np.asarray(_ROUNDINGS * facts.unit * size + np.zeros_like(x))
-
-
-def skipped(site: Site) -> Iterator[Variant]:
-    """Layers that left nothing in the recording never ran: what entered them goes on. `span` are the layers."""
-    assert site.span is not None, "a site of layers says which"
-    first, last, x = site.span.start, site.span.stop - 1, site.inputs["x"]
-    predicted = normalise(site.facts, site.weights["weight"], x) if site.weights else x
-    if predicted is not None:
-        which = f"layer {first} is" if first == last else f"layers {first} to {last} are"
-        text = f"{which} skipped: what enters layer {first} goes on unchanged"
-        yield Variant("layer_skipped", "residual", text, {"layers": [first, last]}, predicted)
-
-
-def repeated(site: Site) -> Iterator[Variant]:
-    """A layer that is run between the input of a layer's first norm and that norm: once more, or out of order."""
-    if site.kind not in ("attn_norm", "final_norm"):
-        return
-    wrong, layers = wrong_rows(site), site.facts.model.num_layers
-    at = layers if site.layer is None else site.layer
-    for layer in sorted(range(layers), key=lambda i: abs(i - at + 0.5))[:_MOST]:
-        with np.errstate(all="ignore"):
-            after = layer_output(site.facts, layer, site.inputs["x"], site.rows)
-            predicted = None if after is None else normalise(site.facts, site.weights["weight"], after)
-        if predicted is None:
-            return
-        if apart(site.seen[wrong], predicted[wrong]) < 0.1:
-            again = layer in (at, at - 1)
-            text = (
-                f"layer {layer} is run twice"
-                if again
-                else f"layer {layer} is run once more before layer {at}"
-            )
-            noise = layer_noise(site.facts, predicted)
-            yield Variant("layer_repeated", "residual", text, {"layer": layer}, predicted, noise=noise)

@@ -1,0 +1,205 @@
+"""Attention in one kernel, of which nothing inside is recorded: right ones are right, wrong ones are placed at the
+context and named from end to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.workbench.diagnosis.variants.attention.test_scores import (
+    MASKS,
+    SCORES,
+    WINDOWED,
+    again,
+    causal,
+    masked,
+    masked_by,
+    rotate,
+    where,
+)
+from tests.workbench.diagnosis.variants.attention.test_softmax import SOFTMAX
+from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
+from tests.workbench.diagnosis.variants.caches.test_caches import keep, rows_of
+
+_SCORES = {one[0]: one[1:] for one in SCORES}
+_MASKS = {one[0]: one[1:] for one in MASKS}
+_SOFTMAX = {one[0]: one[1:] for one in SOFTMAX}
+
+#: What is told otherwise of a context than of the scores or probabilities themselves.
+OTHERWISE = {
+    "cache masked": ("cache_not_used", "not the cache"),
+    "base 2": ("scores_scale", "0.69315 times the right scale"),
+    "key 2 hidden": ("mask_keys_hidden", "of sequence 0 the key at 2"),
+    "values": ("cache_keys_for_values", "what is read as keys are the values"),
+}
+
+QUICK_SCORES = ("unscaled", "any scale", "soft cap 50", "unrotated k", "tiled", "some", "alibi", "values")
+SLOW_SCORES = ("scaled twice", "by hidden", "sign", "soft cap 3.3", "unrotated q", "rotated again", "k one behind",
+               "newest missing", "reversed", "all 0", "shifted", "other group", "not transposed")  # fmt: skip
+QUICK_MASKS = ("none", "one ahead", "top left", "a window", "key 2 hidden", "cache masked")
+SLOW_MASKS = ("strict but for the first", "blocks of 4", "chunks of 4", "prefix of 3")
+QUICK_SOFTMAX = ("plus one", "sink", "bf16")
+SLOW_SOFTMAX = ("over queries", "over heads", "not divided", "base 2", "twice", "before mask", "fp16 scores")
+
+
+def _marked(quick: tuple[str, ...], slow: tuple[str, ...]) -> list[Any]:
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+def named(spoil: dict[str, Any], wanted: tuple[str, str], **options: Any) -> None:
+    found = causes(Run(model(), spoil, fused=True, **options), "context")
+    assert found, "nothing named"
+    first = found[0].variant
+    assert (first.name, wanted[1] in first.text) == (wanted[0], True), [one.variant.text for one in found]
+
+
+@pytest.mark.parametrize("which", _marked(QUICK_SCORES, SLOW_SCORES))
+def test_wrong_scores_are_named_from_the_context(which: str) -> None:
+    spoil, name, words = _SCORES[which]
+    named({"scores": spoil}, OTHERWISE.get(which, (name, words)))
+
+
+@pytest.mark.parametrize("which", _marked(QUICK_MASKS, SLOW_MASKS))
+def test_wrong_masks_are_named_from_the_context(which: str) -> None:
+    hidden, name, words = _MASKS[which]
+    named({"scores": masked_by(hidden)}, OTHERWISE.get(which, (name, words)))
+
+
+@pytest.mark.parametrize("which", _marked(QUICK_SOFTMAX, SLOW_SOFTMAX))
+def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
+    spoil, name, words = _SOFTMAX[which]
+    named({"probs": spoil}, OTHERWISE.get(which, (name, words)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (
+            {"k_cache": keep(lambda x, at: rows_of(at, "k_rope", layer=0)),
+             "v_cache": lambda x, at: rows_of(at, "v_proj", layer=0)},
+            "cache_of_another_layer", "cached keys and values: rows are those of layer 0",
+        ),
+        (
+            {"v_cache": lambda x, at: torch.cat([rows_of(at, "v_proj", layer=0)[: at.start],
+                                                 rows_of(at, "v_proj")[at.start :]])},
+            "cache_of_another_layer", "rows are those of layer 0: layers share a cache, those of earlier",
+        ),
+        ({"v_cache": lambda x, at: rows_of(at, "k_rope")}, "cache_keys_for_values", "as values are the keys"),
+        ({"v_cache": lambda x, at: rows_of(at, "v_proj").flip(1)}, "kv_heads_reversed", "KV heads in reversed order"),
+        ({"v_cache": lambda x, at: rows_of(at, "v_proj").to(torch.float8_e4m3fn).float()}, "low_precision_input",
+         "operands v are rounded to float8 (e4m3)"),
+    ],
+    ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8"],
+)  # fmt: skip
+def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
+    layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}
+    named(layers, (name, words))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_right_attention_is_not_accused(dtype: torch.dtype, ranks: int) -> None:
+    """Windowed and not, with more ranks than KV heads too, and whether scores and probabilities are rounded inside."""
+    run = Run(WINDOWED, ranks=ranks, dtype=dtype, fused=True)
+    for layer in range(3):
+        for rank in range(ranks):
+            site = run.site("context", layer, rank)
+            assert (site.operation, site.deviation) == ("attention", None)
+
+
+def test_exponent_and_values_in_float32_are_as_right_in_bfloat16() -> None:
+    def in_one_kernel(x: Tensor, at: At) -> Tensor:
+        q, k, v = (at.taps[name].float() for name in ("q_rope", "k_cache", "v_cache"))
+        probs = again(q, k, at).softmax(-1)
+        return torch.einsum("htk,khd->thd", probs, v.repeat_interleave(2, 1)).reshape(len(x), -1)
+
+    run = Run(model(), {"context": in_one_kernel}, dtype=torch.bfloat16, fused=True)
+    assert [run.site("context", layer).deviation for layer in range(3)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("width", "words"), [(6, "one token too wide"), (None, "of 5 is not applied"), (3, "3 wide instead of 5")]
+)
+def test_windows_of_another_width_are_told_from_the_context(width: int | None, words: str) -> None:
+    spoil = masked_by(lambda at: masked(*where(at), width if at.layer < 2 else None))
+    (first, *_) = causes(Run(WINDOWED, {"scores": spoil}, fused=True), "context")
+    assert words in first.variant.text
+
+
+def test_masks_that_are_numbers_are_told_from_the_context() -> None:
+    for spoil, name in (
+        (lambda x, at: x + causal(at).float() * -torch.inf, "mask_zero_times_inf"),
+        (lambda x, at: again(at.taps["q_rope"], at.taps["k_cache"], at, hidden=causal(at) & False) - 10.0 * causal(at),
+         "mask_finite"),
+    ):  # fmt: skip
+        assert names(Run(model(), {"scores": spoil}, fused=True), "context")[:1] == [name]
+
+
+def test_one_wrong_rank_of_two_is_told_with_its_heads() -> None:
+    def spoil(x: Tensor, at: At) -> Tensor:
+        x = x.clone()
+        x[2] *= 4 if at.rank else 1
+        return x
+
+    run = Run(model(), {"scores": spoil}, ranks=2, fused=True)
+    assert run.site("context", rank=0).deviation is None
+    wrong = run.site("context", rank=1)
+    assert wrong.deviation is not None
+    assert wrong.deviation.heads == (2,)
+    assert names(run, "context", rank=1)[0] == "scores_scale"
+
+
+def test_random_damage_is_not_blamed_on_anything() -> None:
+    noise = torch.Generator().manual_seed(5)
+    for size in (1e-3, 1.0):
+        spoil = {"context": lambda x, at, s=size: x + s * torch.randn(x.shape, generator=noise)}
+        run = Run(model(), spoil, fused=True)
+        assert run.site("context").deviation is not None
+        assert names(run, "context") == []
+
+
+def test_probabilities_are_judged_from_queries_and_keys_where_no_scores_were_recorded() -> None:
+    """llama.cpp shows probabilities and neither scores nor caches."""
+    shown = {"scores", "k_cache", "v_cache"}
+    right = Run(model(), hidden=shown)
+    assert right.site("probs").operation == "weights"
+    assert right.site("context").operation == "context"
+    assert [right.site(kind).deviation for kind in ("probs", "context")] == [None, None]
+    wrong = Run(model(), {"scores": _SCORES["unscaled"][0]}, hidden=shown)
+    assert names(wrong, "probs")[0] == "scores_scale"
+    tiled = Run(model(), {"scores": _SCORES["tiled"][0]}, hidden=shown)
+    assert names(tiled, "probs")[0] == "kv_heads_tiled"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (None, "", ""),
+        (
+            lambda x, at: rotate(x, torch.arange(at.start, at.start + len(x)), 1e6),
+            "rope_theta",
+            "1e+06 instead of 10000",
+        ),
+        (lambda x, at: x, "rope_not_applied", "not applied"),
+    ],
+    ids=["right", "another base", "none"],
+)
+def test_rotations_inside_of_the_kernel_are_told_from_the_context(spoil: Any, name: str, words: str) -> None:
+    """Neither rotated queries nor keys were recorded: they are made of the projected ones."""
+    hidden = {"q_rope", "k_rope", "k_cache", "v_cache", "scores", "probs"}
+    turned = {
+        f"{which}_rope": lambda x, at, which=which: spoil(at.taps[f"{which}_proj"].view(len(x), -1, 16), at)
+        for which in "qk"
+    }
+    # What is cached is what was rotated, so that keys of earlier passes are spoilt with the rest.
+    run = Run(model(), {} if spoil is None else turned, hidden=hidden)
+    site = run.site("context")
+    assert site.operation == "attention"
+    if spoil is None:
+        assert site.deviation is None
+        return
+    (first, *_) = causes(run, "context")
+    assert (first.variant.name, words in first.variant.text) == (name, True)

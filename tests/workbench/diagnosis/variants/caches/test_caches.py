@@ -1,0 +1,119 @@
+"""What a cache holds instead of what was written to it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names, rotate
+
+
+def rows_of(at: At, name: str, seq: int | None = None, layer: int | None = None) -> Tensor:
+    """Everything written so far by a sequence, [K, kv_heads, D]."""
+    held = at.run.held[f"layers.{at.layer if layer is None else layer}.attn.{name}", at.rank]
+    seq = at.seq if seq is None else seq
+    return torch.cat([x for x, one in zip(held, at.run.passes, strict=False) if one.seq == seq]).view(
+        -1, 4, 16
+    )
+
+
+def decode(change: Callable[[Tensor, At], Tensor]) -> Callable[[Tensor, At], Tensor]:
+    return lambda x, at: change(x, at) if at.step else x
+
+
+def row(i: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, At], Tensor]:
+    def spoil(x: Tensor, at: At) -> Tensor:
+        x = x.clone()
+        x[i] = change(x)
+        return x
+
+    return spoil
+
+
+def int8_rows(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, True) / 127
+    return (x / scale).round() * scale
+
+
+def padded(other: Tensor, like: Tensor) -> Tensor:
+    n = min(len(other), len(like))
+    return torch.cat([other[:n], like[n:]])
+
+
+CACHES: list[tuple[str, Any, str, str]] = [
+    ("not used", decode(lambda x, at: x[-1:]), "cache_not_used", "only this step's"),
+    ("newest missing", decode(lambda x, at: x[:-1]), "cache_newest_missing", "before it is written"),
+    ("newest 4", lambda x, at: x[-4:], "cache_cut_at_front", "older ones were dropped"),
+    ("zeros behind", lambda x, at: torch.cat([x, x[:3] * 0]), "cache_zero_rows", "beyond the sequence's length"),
+    ("twice", decode(lambda x, at: torch.cat([x, x[-1:]])), "cache_rows_twice", "written twice"),
+    ("zeros in front", decode(lambda x, at: torch.cat([x[:1] * 0, x])), "cache_rows_inserted", "before the first row"),
+    ("more between", decode(lambda x, at: torch.cat([x[:3], x[:2] + 9, x[3:]])), "cache_rows_inserted", "row 3"),
+    ("lost between", decode(lambda x, at: torch.cat([x[:2], x[4:]])), "cache_rows_dropped", "missing from row 2"),
+    ("blocks exchanged", decode(lambda x, at: torch.cat([x[2:4], x[:2], x[4:]])), "cache_rows_wrong", "another order"),
+    ("rotated", lambda x, at: rotate(x, torch.arange(len(x)), 1e4), "cache_values_rotated", "as keys are"),
+    ("repeated", lambda x, at: x.repeat_interleave(2, 1), "cache_heads_repeated", "as attention reads it"),
+    ("zero in decode", decode(lambda x, at: torch.cat([x[:-1], x[-1:] * 0])), "cache_rows_zero", "never written"),
+    ("row 0 overwritten", decode(row(0, lambda x: x[-1])), "cache_newest_row", "newest token's"),
+    ("shifted", lambda x, at: torch.cat([x[:1], x[:-1]]), "cache_rows_shifted", "1 position before"),
+    ("heads reversed", lambda x, at: x.flip(1), "cache_heads_moved", "reversed"),
+    ("layer 0", lambda x, at: rows_of(at, "v_proj", layer=0), "cache_of_another_layer", "layer 0"),
+    ("sequence 0", lambda x, at: padded(rows_of(at, "v_proj", seq=0), x) if at.seq else x,
+     "cache_of_another_sequence", "sequence 0"),
+    ("keys", lambda x, at: rows_of(at, "k_rope"), "cache_keys_for_values", "holds keys"),
+    ("scaled", lambda x, at: x * 0.25, "cache_scaled", "1/sqrt(head_dim)"),
+    ("scaled by 1.1", decode(lambda x, at: x * 1.1), "cache_scaled", "1.1 times"),
+    ("heads scaled", lambda x, at: x * torch.tensor([1.5, 2, 3, 4])[:, None], "cache_scaled_heads", "each KV head"),
+    ("bf16", lambda x, at: x.bfloat16().float(), "cache_low_precision", "in bfloat16"),
+    ("fp8", lambda x, at: x.to(torch.float8_e4m3fn).float(), "cache_low_precision", "float8 (e4m3)"),
+    ("fp8 e5m2", lambda x, at: x.to(torch.float8_e5m2).float(), "cache_low_precision", "float8 (e5m2)"),
+    ("int8", lambda x, at: int8_rows(x), "cache_low_precision", "int8"),
+    ("layout", lambda x, at: x.transpose(0, 1).reshape(x.shape), "cache_layout", "[rows, heads, D]"),
+    ("rows 2 and 4", lambda x, at: torch.cat([x[:2], x[5:6], x[3:4], x[:1], x[5:]]), "cache_rows_wrong", "row 5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"), [one[1:] for one in CACHES], ids=[one[0] for one in CACHES]
+)
+def test_wrong_caches_are_named(spoil: Any, name: str, words: str) -> None:
+    layers = lambda x, at: spoil(x, at) if at.layer == 1 else x  # noqa: E731
+    site_only = Run(model(), {"v_cache": keep(layers)})
+    found = causes(site_only, "v_cache")
+    assert found, "nothing named"
+    told = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all told
+    assert any(one == name and words in text for one, text in told), told
+
+
+def keep(spoil: Any) -> Any:
+    """What is read is spoilt; what is kept for the next step is not."""
+
+    def read(x: Tensor, at: At) -> Tensor:
+        return spoil(rows_of(at, "v_proj"), at)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lambda x, at: rows_of(at, "k_proj"), "cache_unrotated"),
+        (lambda x, at: rotate(rows_of(at, "k_rope"), torch.arange(len(x)), 1e4), "cache_rotated_again"),
+        (lambda x, at: rotate(rows_of(at, "k_rope"), torch.full((len(x),), 2), 1e4), "cache_rotated_offset"),
+    ],
+)
+def test_keys_that_are_cached_with_another_rotation(spoil: Any, name: str) -> None:
+    assert names(Run(model(), {"k_cache": spoil}), "k_cache")[0] == name
+
+
+def test_random_damage_to_a_cache_is_not_blamed_on_anything() -> None:
+    noise = torch.Generator().manual_seed(5)
+    for size in (1e-3, 1.0):
+        run = Run(model(), {"v_cache": lambda x, at, s=size: x + s * torch.randn(x.shape, generator=noise)})
+        assert run.site("v_cache").deviation is not None
+        assert names(run, "v_cache") == []
+        longer = Run(model(), {"v_cache": lambda x, at: torch.randn(len(x) + 1, 4, 16, generator=noise)})
+        assert names(longer, "v_cache") == []

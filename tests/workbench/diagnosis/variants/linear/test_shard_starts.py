@@ -1,0 +1,64 @@
+"""Shards of a rank that begin elsewhere in the weight than they should, made of numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.variants.linear.shard_starts import other_start
+
+UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
+OWN = slice(48, 96)
+
+
+def columns_from(start: int, damage: float = 0.0) -> Site:
+    """Rank 1 of 2: a partial of down_proj with the columns from `start` on."""
+    rng = np.random.default_rng(1)
+    x, weight = drawn(rng, len(ROWS), 48), drawn(rng, 64, 96)
+    seen = x @ _held(weight.T, start) + damage * drawn(rng, len(ROWS), 64)
+    return made_site(
+        "linear",
+        "layers.1.mlp.down.partial",
+        {"x": x},
+        seen,
+        weights={DOWN: weight},
+        tp=2,
+        rank=1,
+        columns=OWN,
+    )
+
+
+def rows_from(start: int) -> Site:
+    """Rank 1 of 2: up_proj with the rows from `start` on."""
+    rng = np.random.default_rng(2)
+    x, weight = drawn(rng, len(ROWS), 64), drawn(rng, 96, 64)
+    seen = x @ _held(weight, start).T
+    return made_site(
+        "linear", "layers.1.mlp.up", {"x": x}, seen, weights={UP: weight}, tp=2, rank=1, span=OWN
+    )
+
+
+def _held(whole: Array, start: int) -> Array:
+    held = whole[start : start + 48]
+    return np.pad(held, ((0, 48 - len(held)), (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("site", "start", "words"),
+    [
+        (columns_from(32), 32, "columns of model.layers.1.mlp.down_proj.weight from 32 on, not from 48"),
+        (columns_from(56), 56, "past the end of 96 into zeros; 56 is 1 × 56, as if each rank held 56"),
+        (rows_from(64), 64, "rows of model.layers.1.mlp.up_proj.weight from 64 on, not from 48"),
+    ],
+)
+def test_where_the_shard_begins_is_told(site: Site, start: int, words: str) -> None:
+    (fit,) = fits(site, (other_start,))
+    assert fit.accepted
+    assert (fit.variant.kind, fit.variant.fitted["start"]) == ("sharding", start)
+    assert words in fit.variant.text
+
+
+def test_damage_is_no_other_start() -> None:
+    assert fits(columns_from(48, damage=1.0), (other_start,)) == []

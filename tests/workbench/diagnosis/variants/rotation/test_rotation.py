@@ -1,0 +1,272 @@
+"""Rotations as engines get them wrong, made with transformers' own rotation and torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from engine.config import ModelConfig
+from engine.config.rope_scaling import RopeScaling
+from engine.rules.rope import frequencies
+from tests.workbench.diagnosis.variants.made import (
+    DECODE,
+    MODEL,
+    POSITIONS,
+    ROWS,
+    Array,
+    accepted,
+    best,
+    drawn,
+    made_site,
+    names,
+    of_model,
+)
+from workbench.diagnosis.operations.recorded import Row
+
+X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
+FREQ = frequencies(MODEL, 5e5)[0].double().numpy()
+PROMPTS = np.array([12.0 if row.seq == 0 else 5.0 for row in ROWS])
+STEP = np.array([row.step for row in ROWS])
+SEQ = np.array([row.seq for row in ROWS])
+YARN = of_model(rope_scaling=RopeScaling("yarn", 4.0, 64))
+LLAMA3 = of_model(rope_scaling=RopeScaling("llama3", 8.0, 32, low_freq_factor=1.0, high_freq_factor=4.0))
+OWN = frequencies(YARN, 5e5)[1]
+LLAMA3_BY_32 = of_model(rope_scaling=replace(LLAMA3.rope_scaling, factor=32.0))
+LINEAR = of_model(rope_scaling=RopeScaling("linear", 4.0))
+
+
+def turned(
+    at: Array,
+    model: ModelConfig = MODEL,
+    x: Array = X,
+    *,
+    theta: float | None = None,
+    factor: float | None = None,
+    freq: Array | None = None,
+) -> Array:
+    """transformers' rotation of x [N, heads, D] by positions [N] (or [N, heads])."""
+    inv_freq, own = frequencies(model, theta or model.rope_theta)
+    f = torch.tensor(freq) if freq is not None else inv_freq.double()
+    positions = torch.tensor(np.broadcast_to(at.reshape(len(at), -1), x.shape[:2]).copy())
+    angle = positions[..., None] * f
+    both = torch.cat([angle, angle], -1) * 1.0
+    by = own if factor is None else factor
+    out, _ = apply_rotary_pos_emb(
+        torch.tensor(x)[None],
+        torch.tensor(x)[None],
+        both.cos()[None] * by,
+        both.sin()[None] * by,
+        unsqueeze_dim=0,
+    )
+    return out[0].reshape(x.shape).numpy()
+
+
+def site(seen: Array, model: ModelConfig = MODEL, x: Array = X, **options: Any) -> Any:
+    return made_site(
+        "rope", "layers.1.attn.q_rope", {"x": x.reshape(len(x), -1)}, seen, model=model, **options
+    )
+
+
+@pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3, LINEAR], ids=["plain", "yarn", "llama3", "linear"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_right_rotation_is_no_deviation(model: ModelConfig, dtype: str) -> None:
+    assert site(turned(POSITIONS, model), model, dtype=dtype).deviation is None
+
+
+REVERSED = np.where(STEP == 0, PROMPTS - 1 - POSITIONS, POSITIONS)
+IN_BATCH = np.concatenate([np.arange((step == STEP).sum()) for step in range(4)]).astype(float)
+WRONG_POSITIONS: dict[str, tuple[Array, set[str], str]] = {
+    "stuck in decode": (np.where(DECODE, 0, POSITIONS), {"position_stuck"}, "position 0"),
+    "stuck at the prompt's end": (np.where(DECODE, PROMPTS - 1, POSITIONS), {"position_stuck"}, "prompt's last token"),
+    "one too far": (POSITIONS + 1, {"position_offset"}, "1 position too far"),
+    "two early in decode": (np.where(DECODE, POSITIONS - 2, POSITIONS), {"position_offset"}, "2 positions too early"),
+    "clamped": (np.minimum(POSITIONS, 7), {"positions_clamped"}, "beyond 7"),
+    "per chunk": (POSITIONS % 4, {"positions_restart"}, "after every 4"),
+    "through the batch": (IN_BATCH, {"positions_of_batch"}, "packed batch"),
+    "padded from the left": (POSITIONS + np.where(SEQ == 1, 7, 0), {"positions_padded"}, "padded"),
+    "halved": (POSITIONS / 2, {"positions_scaled"}, "divided by 2"),
+    "reversed": (REVERSED, {"positions_reversed"}, "backwards"),
+    "twice a step": (POSITIONS + STEP, {"positions_drift"}, "grows"),
+    "fraction": (POSITIONS + 0.5, {"position_offset"}, "0.5 positions too far"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", WRONG_POSITIONS)
+def test_wrong_positions_are_read_as_their_rule(model: ModelConfig, dtype: str, case: str) -> None:
+    at, expected, words = WRONG_POSITIONS[case]
+    found = site(turned(at, model), model, dtype=dtype)
+    assert {one.variant.name for one in best(found)} >= expected
+    told = [one.variant for one in best(found) if one.variant.name in expected]
+    assert any(words in one.text for one in told), [one.text for one in told]
+    kinds = {one.variant.kind for one in best(found)}
+    also = {"rope"} if case == "halved" and model is MODEL else set()  # as by linear scaling
+    assert kinds == {"positions"} | also, [one.variant.text for one in best(found)]
+
+
+def test_positions_that_follow_no_rule_are_told() -> None:
+    at = POSITIONS.copy()
+    at[[3, 5, 9]] = [8, 1, 2]
+    (found,) = best(site(turned(at)))
+    assert found.variant.name == "positions"
+    assert found.variant.fitted["positions"] == {"3": 8.0, "5": 1.0, "9": 2.0}
+
+
+def test_long_prompts_rounded_to_bfloat16_share_positions() -> None:
+    rows = tuple(Row(0, 0, position, 1, position) for position in range(250, 290))
+    x, at = drawn(np.random.default_rng(1), 40, 4, 16), np.arange(250.0, 290.0)
+    low = torch.tensor(at).bfloat16().double().numpy()
+    assert names(site(turned(low, x=x), x=x, rows=rows)) == {"positions_rounded"}
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0, 123_456.0])
+@pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
+def test_the_base_is_told_with_its_value(model: ModelConfig, theta: float) -> None:
+    found = best(site(turned(POSITIONS, model, theta=theta), model))
+    told = next(one.variant for one in found if one.variant.name == "rope_theta")
+    assert told.fitted["theta"] == pytest.approx(theta, rel=1e-3)
+    assert {one.variant.kind for one in found} == {"rope"}
+
+
+SCALINGS: dict[str, tuple[ModelConfig, ModelConfig, float | None, str]] = {
+    "llama3 missing": (LLAMA3, MODEL, None, "llama3 scaling of the frequencies is not applied"),
+    "yarn missing": (YARN, MODEL, None, "yarn scaling of the frequencies is not applied, nor is the attention factor"),
+    "yarn missing, factor kept": (YARN, MODEL, OWN, "yarn scaling of the frequencies is not applied"),
+    "linear missing": (LINEAR, MODEL, None, "linear scaling of the frequencies is not applied"),
+    "wrong factor": (LLAMA3, LLAMA3_BY_32, None, "factor 32 instead of 8"),
+    "linear for yarn": (YARN, LINEAR, 1.0, "divided by 4 (linear scaling) instead of yarn"),
+    "ntk": (MODEL, of_model(rope_theta=5e5 * 4 ** (16 / 14)), None, "NTK"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCALINGS)
+def test_stretched_contexts_are_told(case: str) -> None:
+    model, used, factor, words = SCALINGS[case]
+    found = best(site(turned(POSITIONS, used, factor=factor), model))
+    assert "rope_scaling" in {one.variant.name for one in found}
+    assert any(words in one.variant.text for one in found), [one.variant.text for one in found]
+    assert {one.variant.kind for one in found} <= {"rope"} | ({"positions"} if "linear" in case else set())
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"), [(1.0, "not applied"), (OWN**2, "twice"), (1 / OWN, "divided by")]
+)
+def test_the_attention_factor(factor: float, words: str) -> None:
+    (found,) = best(site(turned(POSITIONS, YARN, factor=factor), YARN))
+    assert (found.variant.name, words in found.variant.text) == ("attention_factor", True)
+
+
+def heads(at: Array) -> Array:
+    return turned(at)
+
+
+def interleaved(x: Array) -> Array:
+    """GPT-J's rotation."""
+    z = torch.view_as_complex(torch.tensor(x).reshape(*x.shape[:-1], -1, 2).contiguous())
+    angle = torch.tensor(POSITIONS)[:, None, None] * frequencies(MODEL, 5e5)[0].double()
+    return torch.view_as_real(z * torch.polar(torch.ones_like(angle), angle)).flatten(-2).numpy()
+
+
+def partial(pairs: slice) -> Array:
+    out, right = X.copy(), turned(POSITIONS)
+    for part in (slice(pairs.start, pairs.stop), slice(pairs.start + 8, pairs.stop + 8)):
+        out[..., part] = right[..., part]
+    return out
+
+
+def small_head() -> Array:
+    out = X.copy()
+    model = of_model(head_dim=8)
+    out[..., :8] = turned(POSITIONS, model, X[..., :8])
+    return out
+
+
+def three_quarters() -> Array:
+    out = X.copy()
+    out[..., :12] = turned(POSITIONS, x=X[..., :12], freq=FREQ[:6])
+    return out
+
+
+FORMS: dict[str, tuple[Callable[[], Array], str]] = {
+    "not applied": (lambda: X, "rope_not_applied"),
+    "interleaved": (lambda: interleaved(X), "rope_interleaved"),
+    "backwards": (lambda: turned(-POSITIONS), "rope_reversed"),
+    "twice": (lambda: turned(POSITIONS, x=turned(POSITIONS)), "rope_twice"),
+    "first pairs only": (lambda: partial(slice(0, 3)), "rope_partial"),
+    "last pairs only": (lambda: partial(slice(4, 8)), "rope_partial"),
+    "as a head of half the size": (small_head, "rope_partial"),
+    "three quarters": (three_quarters, "rope_partial"),
+    "head index added": (lambda: turned(POSITIONS[:, None] + np.arange(4.0)), "position_of_head"),
+    "head index instead": (lambda: turned(np.zeros((len(ROWS), 1)) + np.arange(4.0)), "position_of_head"),
+    "cos and sin exchanged": (lambda: np.concatenate(_exchanged(), -1), "rope_cos_sin_exchanged"),
+    "without the minus": (lambda: np.concatenate(_plus(), -1), "rope_sign"),
+    "exponent over half": (lambda: turned(POSITIONS, freq=5e5 ** -(np.arange(0, 16, 2) / 8)), "rope_dimension"),
+    "reversed frequencies": (lambda: turned(POSITIONS, freq=FREQ[::-1].copy()), "rope_frequencies_reversed"),
+}  # fmt: skip
+
+
+def _tables() -> tuple[Array, Array]:
+    angle = POSITIONS[:, None, None] * FREQ
+    return np.cos(angle), np.sin(angle)
+
+
+def _exchanged() -> tuple[Array, Array]:
+    cos, sin = _tables()
+    a, b = X[..., :8], X[..., 8:]
+    return a * sin - b * cos, b * sin + a * cos
+
+
+def _plus() -> tuple[Array, Array]:
+    cos, sin = _tables()
+    a, b = X[..., :8], X[..., 8:]
+    return a * cos + b * sin, b * cos + a * sin
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", FORMS)
+def test_other_forms_of_the_rotation(case: str, dtype: str) -> None:
+    make, name = FORMS[case]
+    found = best(site(make(), dtype=dtype))
+    assert name in {one.variant.name for one in found}
+    assert len({one.variant.name for one in found}) <= 2, [one.variant.text for one in found]
+
+
+def test_frequencies_of_no_rule_are_told_by_pair() -> None:
+    freq = FREQ.copy()
+    freq[3:5] *= [1.7, 0.6]
+    (found,) = best(site(turned(POSITIONS, freq=freq)))
+    assert (found.variant.name, found.variant.fitted["pairs"]) == ("rope_frequencies", [3, 4])
+
+
+def test_tables_in_bfloat16_of_a_float32_engine() -> None:
+    cos, sin = (torch.tensor(t).bfloat16().double().numpy() for t in _tables())
+    a, b = X[..., :8], X[..., 8:]
+    found = best(site(np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)))
+    assert [one.variant.text for one in found] == ["cosine and sine are rounded to bfloat16"]
+
+
+def test_one_head_alone_is_named() -> None:
+    seen = turned(POSITIONS)
+    seen[:, 2] = turned(POSITIONS + 3)[:, 2]
+    found = site(seen)
+    assert found.deviation.heads == (2,)
+    assert names(found) == {"position_offset"}
+
+
+def test_noise_beyond_the_floor_is_not_given_a_name() -> None:
+    rng = np.random.default_rng(3)
+    seen = turned(POSITIONS)
+    assert accepted(site(seen + rng.normal(0, 1e-3, seen.shape))) == []
+    assert accepted(site(seen + rng.normal(0, 1.0, seen.shape))) == []
+
+
+def test_a_position_and_the_attention_factor_are_told_together() -> None:
+    (found,) = best(site(turned(np.where(DECODE, 0, POSITIONS), YARN, factor=1.0), YARN, x=X))[:1]
+    assert found.variant.kind in ("positions", "rope")

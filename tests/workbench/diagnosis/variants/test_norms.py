@@ -1,0 +1,184 @@
+"""Norms as engines get them wrong, made with torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.workbench.diagnosis.variants.made import (
+    DECODE,
+    MODEL,
+    ROWS,
+    Array,
+    accepted,
+    best,
+    drawn,
+    made_site,
+    names,
+)
+
+RNG = np.random.default_rng(0)
+X = drawn(RNG, len(ROWS), 64) * 2.0 ** RNG.integers(-7, -2, size=(len(ROWS), 1))
+W = 1 + drawn(RNG, 64) / 4
+WEIGHTS = {
+    f"model.layers.{i}.{kind}.weight": 1 + drawn(RNG, 64) / 4
+    for i in range(3)
+    for kind in ("input_layernorm", "post_attention_layernorm")
+} | {"model.layers.1.input_layernorm.weight": W, "model.norm.weight": 1 + drawn(RNG, 64) / 4}
+EPS = MODEL.rms_eps
+
+
+def norm(x: Array = X, weight: Array = W, eps: float = EPS) -> Array:
+    return F.rms_norm(torch.tensor(x), (x.shape[-1],), torch.tensor(weight), eps).numpy()
+
+
+def site(seen: Array, **options: Any) -> Any:
+    return made_site("norm", "layers.1.attn_norm", {"x": X}, seen, weights=WEIGHTS, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_equivalent_norms_are_no_deviation(dtype: str) -> None:
+    at = getattr(torch, dtype)
+    x, w = torch.tensor(X).to(at), torch.tensor(W).to(at)
+    before = w * F.rms_norm(x.float(), (64,), None, EPS).to(at)
+    after = (w.float() * F.rms_norm(x.float(), (64,), None, EPS)).to(at)
+    for seen in (before, after, F.rms_norm(x, (64,), w, EPS)):
+        assert site(seen.double().numpy(), dtype=dtype).deviation is None
+
+
+T = torch.tensor(X)
+SQUARES = T.pow(2).mean(-1, keepdim=True)
+CASES: dict[str, tuple[Callable[[], Array], str, str]] = {
+    "epsilon": (lambda: norm(eps=1e-5), "norm_epsilon", "1e-05 instead of 1e-06"),
+    "odd epsilon": (lambda: norm(eps=3.3e-4), "norm_epsilon", "0.00033 instead"),
+    "no epsilon": (lambda: norm(eps=0.0), "norm_epsilon", "no epsilon"),
+    "epsilon outside": (lambda: (T / (SQUARES.sqrt() + EPS)).numpy() * W, "norm_epsilon", "outside"),
+    "weight absent": (lambda: norm(weight=np.ones(64)), "norm_weight_missing", "is not applied"),
+    "one plus weight": (lambda: norm(weight=1 + W), "norm_plus_one", "1 + w"),
+    "weight twice": (lambda: norm(weight=W * W), "norm_weight_squared", "twice"),
+    "other norm's weight": (
+        lambda: norm(weight=WEIGHTS["model.layers.1.post_attention_layernorm.weight"]),
+        "norm_weight_of_other", "post_attention_layernorm.weight of the same layer is used",
+    ),
+    "other layer's weight": (
+        lambda: norm(weight=WEIGHTS["model.layers.0.input_layernorm.weight"]),
+        "norm_weight_of_other", "input_layernorm.weight of the layer before is used",
+    ),
+    "layer norm": (lambda: F.layer_norm(T, (64,), torch.tensor(W), None, EPS).numpy(), "norm_centred", "LayerNorm"),
+    "sum for mean": (lambda: (T / T.pow(2).sum(-1, keepdim=True).add(EPS).sqrt()).numpy() * W, "norm_sum", "summed"),
+    "no root": (lambda: (T / SQUARES.add(EPS)).numpy() * W, "norm_no_root", "not its root"),
+    "inverted": (lambda: (T * SQUARES.add(EPS).sqrt()).numpy() * W, "norm_inverted", "reciprocal"),
+    "not normalised": (lambda: X * W, "norm_missing", "not normalised"),
+    "skipped": (lambda: X, "norm_skipped", "is skipped"),
+    "twice": (lambda: norm(norm()), "norm_repeated", "twice"),
+    "halves": (
+        lambda: torch.cat([F.rms_norm(half, (32,), None, EPS) for half in T.chunk(2, -1)], -1).numpy() * W,
+        "norm_over_shard", "each of 2 parts",
+    ),
+    "first half's size": (
+        lambda: (T / T[:, :32].pow(2).mean(-1, keepdim=True).add(EPS).sqrt()).numpy() * W,
+        "norm_over_shard", "part 0 of 2",
+    ),
+    "neighbour's row": (lambda: np.roll(norm(), 1, axis=0), "rows_moved", "token 1 before"),
+    "scaled": (lambda: 8.0 * norm(), "factor", "sqrt(width)"),
+    "bias": (lambda: norm() + np.linspace(-1, 1, 64), "norm_bias", "same vector"),
+    "unknown weight": (lambda: norm(weight=RNG.normal(size=64)), "channel_factor", "factor of its own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_norms_are_named(case: str, dtype: str) -> None:
+    make, name, words = CASES[case]
+    found = site(make(), dtype=dtype, tp=2)
+    if dtype == "bfloat16" and found.deviation is None:
+        assert case in ("epsilon outside", "no epsilon")  # within a rounding
+        return
+    told = [one.variant for one in best(found) if one.variant.name == name]
+    assert told, [one.variant.text for one in accepted(found)]
+    assert words in told[0].text
+    # The epsilons that bfloat16 cannot tell apart are all told, and nothing else.
+    others = {one.variant.name for one in best(found)} - {name}
+    assert others <= ({"norm_weight_missing"} if case == "first half" else set()), [
+        o.variant.text for o in best(found)
+    ]
+
+
+def test_the_input_of_another_place() -> None:
+    before, down = X / 4, drawn(RNG, *X.shape)
+    others = {"layers.0.attn_residual": before, "layers.0.mlp.down": down, "embed": before + down}
+    assert names(site(norm(before), others=others)) == {"norm_before_residual"}
+    assert names(site(norm(down), others=others)) == {"residual_missing"}
+    assert names(site(norm(before + down), others=others)) == {"layer_skipped"}
+
+
+def test_a_norm_wrong_in_decode_only() -> None:
+    seen = np.where(DECODE[:, None], X, norm())
+    found = site(seen)
+    assert found.deviation.steps == (1, 2, 3)
+    assert names(found) == {"norm_skipped"}
+
+
+def test_heads_are_normalised_together() -> None:
+    x, w = drawn(RNG, len(ROWS), 4, 16), 1 + drawn(RNG, 16) / 4
+    seen = F.rms_norm(torch.tensor(x).flatten(1), (64,), None, EPS).reshape(x.shape).numpy() * w
+    name = "layers.1.attn.q_norm"
+    weights = {"model.layers.1.self_attn.q_norm.weight": w, "model.layers.1.self_attn.k_norm.weight": w[::-1]}
+    inputs = {"x": x.reshape(len(x), -1)}
+    assert names(made_site("norm", name, inputs, seen, weights=weights)) == {"norm_over_heads"}
+    other = F.rms_norm(torch.tensor(x), (16,), torch.tensor(w[::-1].copy()), EPS).numpy()
+    found = best(made_site("norm", name, inputs, other, weights=weights))
+    assert "self_attn.k_norm.weight of the same layer is used" in " ".join(one.variant.text for one in found)
+
+
+def test_rounding_before_the_weight_in_a_float32_engine() -> None:
+    seen = (F.rms_norm(T, (64,), None, EPS).bfloat16().double() * torch.tensor(W)).numpy()
+    (found,) = best(site(seen))
+    assert found.variant.text == "the normalised row is rounded to bfloat16 before the weight"
+
+
+def test_the_mean_square_in_bfloat16_of_a_float32_engine() -> None:
+    low = T.bfloat16()
+    seen = (T * torch.rsqrt(low.pow(2).mean(-1, keepdim=True).double() + EPS)).numpy() * W
+    (found,) = best(site(seen))
+    assert found.variant.text == "the mean square is taken in bfloat16"
+
+
+def test_noise_is_given_no_name() -> None:
+    for size in (1e-4, 1e-2, 1.0):
+        assert accepted(site(norm() + RNG.normal(0, size, X.shape))) == []
+
+
+def test_single_channels_of_the_weight() -> None:
+    weight = W.copy()
+    weight[[9, 30]] *= (-1, 1.5)
+    first = best(site(norm(weight=weight)))[0].variant
+    assert (first.name, first.fitted["channels"]) == ("norm_weight_elements", [9, 30])
+
+
+def test_a_copy_that_differs_from_the_other_ranks_is_sharding() -> None:
+    seen = norm() * 1.01
+    found = made_site(
+        "norm", "layers.1.attn_norm", {"x": X}, seen, weights=WEIGHTS, rank=1, tp=2,
+        others={"layers.1.attn_norm": (norm(), seen)},
+    )  # fmt: skip
+    first = best(found)[0].variant
+    assert (first.name, first.kind) == ("factor", "sharding")
+    assert "the copy of rank 1 differs" in first.text
+
+
+def test_the_weight_of_eight_bits() -> None:
+    low = torch.tensor(W).to(torch.float8_e4m3fn).double().numpy()
+    assert "weight: rounded to float8 (e4m3)" in best(site(norm(weight=low)))[0].variant.text
+
+
+def test_the_input_in_tf32() -> None:
+    given = torch.tensor(X * 1.0137).float()
+    low = (given.view(torch.int32) & ~0x1FFF).view(torch.float32).double().numpy()
+    found = made_site("norm", "layers.1.attn_norm", {"x": given.double().numpy()}, norm(low), weights=WEIGHTS)
+    assert "input x: rounded to TF32" in best(found)[0].variant.text

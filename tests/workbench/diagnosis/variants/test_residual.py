@@ -1,0 +1,126 @@
+"""Residual streams as engines get them wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workbench.diagnosis.variants.made import (
+    DECODE,
+    MODEL,
+    ROWS,
+    Array,
+    accepted,
+    best,
+    drawn,
+    made_site,
+    names,
+)
+from workbench.diagnosis.variants.residual import READER
+
+RNG = np.random.default_rng(0)
+X, Y, E, N = (drawn(RNG, len(ROWS), 64) for _ in range(4))
+EARLIER, INPUT = (drawn(RNG, *X.shape) for _ in range(2))
+OTHERS = {
+    "embed": E,
+    "layers.1.mlp_norm": N,
+    "layers.0.mlp_residual": INPUT,
+    "layers.0.attn_residual": EARLIER,
+}
+
+
+def site(seen: Array, **options: Any) -> Any:
+    return made_site("residual", "layers.1.mlp_residual", {"x": X, "y": Y}, seen, others=OTHERS, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_sum_is_right_in_any_precision(dtype: str) -> None:
+    at = getattr(torch, dtype)
+    seen = torch.tensor(X).to(at) + torch.tensor(Y).to(at)
+    assert site(seen.double().numpy(), dtype=dtype).deviation is None
+
+
+CASES: dict[str, tuple[Array, str, str]] = {
+    "missing": (Y, "residual_missing", "stream is not added"),
+    "no branch": (X, "branch_missing", "output is not added"),
+    "twice": (2 * X + Y, "residual_repeated", "stream is added 2 times"),
+    "branch twice": (X + 2 * Y, "branch_scaled", "added 2 times"),
+    "subtracted": (X - Y, "branch_subtracted", "subtracted"),
+    "scaled": (X + Y / np.sqrt(2), "branch_scaled", "1/sqrt(2)"),
+    "both scaled": (0.5 * (X + Y), "residual_scaled", "both multiplied by 1/2"),
+    "odd factor": (X + 0.377 * Y, "branch_scaled", "0.377"),
+    "after the norm": (N + Y, "residual_after_norm", "output of the MLP's norm"),
+    "parallel": (INPUT + Y, "parallel_blocks", "enters layer 1"),
+    "skipped": (INPUT, "layer_skipped", "enters layer 1"),
+    "embedding again": (X + Y + E, "residual_extra", "the embedding is added as well"),
+    "of another layer": (EARLIER + Y, "residual_of_other", "layer 0's attention"),
+    "other token's branch": (X + np.roll(Y, 1, axis=0), "rows_moved", "MLP's output of another token"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_sums_are_named(case: str, dtype: str) -> None:
+    seen, name, words = CASES[case]
+    found = best(site(seen, dtype=dtype))
+    assert {one.variant.name for one in found} == {name}, [one.variant.text for one in accepted(site(seen))]
+    assert any(words in one.variant.text for one in found), [one.variant.text for one in found]
+
+
+def test_wrong_in_decode_only() -> None:
+    found = site(np.where(DECODE[:, None], Y, X + Y))
+    assert (names(found), found.deviation.steps) == ({"residual_missing"}, (1, 2, 3))
+
+
+def test_a_stream_in_bfloat16_of_a_float32_engine() -> None:
+    found = best(site(torch.tensor(X + Y).bfloat16().double().numpy()))
+    assert found[0].variant.text == "the residual stream is kept in bfloat16"
+    assert all("bfloat16" in one.variant.text for one in found)  # also told of results as such
+
+
+def test_noise_is_given_no_name() -> None:
+    for size in (1e-4, 1e-2, 1.0):
+        assert accepted(site(X + Y + RNG.normal(0, size, X.shape))) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (X + (1 + 3e-5) * Y, "the MLP's output is multiplied by 1.00003 before"),
+        ((1 - 2e-5) * X + Y, "the residual stream is multiplied by 0.99998"),
+        ((1 + 4e-5) * (X + Y), "both multiplied by 1.00004"),
+    ],
+)
+def test_a_factor_of_nearly_one(seen: Array, words: str) -> None:
+    assert words in best(site(seen))[0].variant.text
+
+
+def test_a_stream_of_eight_bits() -> None:
+    low = torch.tensor(X).to(torch.float8_e4m3fn).double().numpy()
+    assert "input x: rounded to float8 (e4m3)" in best(site(low + Y))[0].variant.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tap", "reader", "weight"),
+    [
+        ("layers.1.attn_residual", "layers.1.mlp_norm", "model.layers.1.post_attention_layernorm.weight"),
+        ("layers.0.mlp_residual", "layers.1.attn_norm", "model.layers.1.input_layernorm.weight"),
+        (f"layers.{MODEL.num_layers - 1}.mlp_residual", "final_norm", "model.norm.weight"),
+    ],
+)
+def test_the_norm_that_reads_the_sum_goes_on_in_its_place(
+    tap: str, reader: str, weight: str, dtype: str
+) -> None:
+    """Of a norm that overwrites its input the sentence is the same at each of the three, whether what came out of it
+    was recorded (it may be wrong itself) or not."""
+    said = "the output of the norm that reads the sum goes on in place of the sum"
+    recorded = made_site("residual", tap, {"x": X, "y": Y}, N, others={reader: N}, dtype=dtype)
+    w = drawn(RNG, 64)
+    normed = torch.nn.functional.rms_norm(torch.tensor(X + Y), (64,), torch.tensor(w), MODEL.rms_eps).numpy()
+    alone = made_site("residual", tap, {"x": X, "y": Y}, normed, weights={weight: w}, dtype=dtype)
+    for made in (recorded, alone):
+        assert [(one.variant.text, one.variant.fitted) for one in best(made)] == [(said, {"how": READER})]

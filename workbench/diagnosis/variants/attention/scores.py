@@ -1,0 +1,245 @@
+"""What wrong attention scores may be instead of `scale * q . k`: other scales, operands, caps, heads.
+
+Scores are [heads, T, K]; which cells the mask forbids is `mask`'s matter. Everything is fitted at once over all passes
+at which a head is wrong: a decode step alone has a single row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnosis.operations.attention import expand
+from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from workbench.diagnosis.operations.rotary_forms import rotate
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
+from workbench.diagnosis.variants.blocks import (
+    all_wrong_heads,
+    cached,
+    history,
+    of_scores,
+    others,
+    places,
+    positions,
+    products,
+    shaped,
+    unrotated,
+    wrong_heads,
+)
+from workbench.diagnosis.variants.fits import factor_of, resolution
+from workbench.diagnosis.variants.variant import Variant
+
+#: Soft caps of published models; another one is fitted.
+SOFT_CAPS = (50.0, 30.0, 20.0, 100.0)
+
+_Raw = Sequence[Array | None]
+
+
+def scores(site: Site) -> Iterator[Variant]:
+    """Variants of the products of one layer on one rank."""
+    if not all(part.fits for part in site.parts):
+        return
+    right: list[Array | None] = [products(part.inputs["q"], part.inputs["k"]) for part in site.parts]
+    scale = float(site.facts.model.head_dim**-0.5)
+    wrong = wrong_heads(site)
+    yield from _scaled(site, right, scale)
+    yield from _scales_of_heads(site, right, scale)
+    yield from _log_scale(site, right, scale)
+    yield from _soft_cap(site, right, scale)
+    for name, text, raw in other_operands(site, right):
+        if all(x is None or _alike(x, right[i]) for i, x in enumerate(raw) if wrong[i]):
+            continue  # of a single token, say, many operands are the right ones
+        yield Variant(name, "scores", text, {}, _masked(site, raw, scale))
+        yield from _scaled(site, raw, scale, name, text)
+
+
+def _alike(x: Array, y: Array | None) -> bool:
+    return y is not None and x.shape == y.shape and np.allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def _masked(site: Site, raw: _Raw, scale: float) -> list[Array]:
+    """Scores out of products, under the right mask."""
+    return of_scores(site, [None if x is None else x * scale for x in raw])
+
+
+def _cells(site: Site, raw: _Raw, only: int | None = None) -> tuple[Array, Array]:
+    """(products, what was seen) of the wrong heads where the mask allows and all is finite."""
+    xs, ys = [np.empty(0)], [np.empty(0)]
+    for index, head in places(site):
+        part, x = site.parts[index], raw[index]
+        if x is None or x.shape != part.seen.shape or only not in (None, head):
+            continue
+        seen = part.seen[head]
+        cells = np.isfinite(part.expected[head]) & np.isfinite(seen) & np.isfinite(x[head])
+        xs.append(x[head][cells])
+        ys.append(seen[cells])
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str = "") -> Iterator[Variant]:
+    """Another factor in the place of 1 / sqrt(head_dim)."""
+    x, y = _cells(site, raw)
+    factor = factor_of(x, y) if len(x) > 1 else scale
+    if abs(factor / scale - 1) < resolution(site):
+        return
+    known = [(value, text) for value, text in meanings(site, scale)
+             if math.isclose(factor, value, rel_tol=resolution(site), abs_tol=1e-6 * scale)]  # fmt: skip
+    factor = known[0][0] if known else factor
+    told = (
+        f"{factor:.5g} instead of {scale:.5g} = 1/sqrt(head_dim), {factor / scale:.5g} times the right scale"
+    )
+    words = ", or ".join(text for _, text in known)
+    text = f"{what + '; ' if what else ''}scores are scaled by {told}{': ' + words if words else ''}"
+    fitted = {"scale": factor, "ratio": factor / scale, "meanings": [text for _, text in known]}
+    yield Variant(f"{name}_scale", "scores", text, fitted, _masked(site, raw, factor), 0 if known else 1)
+
+
+def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
+    """What a wrong scale may stand for: (value, words)."""
+    model, ranks, layer = site.facts.model, len(site.taps.ranks), site.layer or 0
+    dim, heads, kv_heads, hidden = model.head_dim, model.num_heads, model.num_kv_heads, model.hidden_size
+    yield 1.0, "the scale is missing"
+    yield 1 / dim, "scaled twice, by 1/head_dim"
+    roots = [(hidden, "hidden_size"), (heads, "the number of heads"), (kv_heads, "the number of KV heads"),
+             (dim // 2, "half of head_dim"), (2 * dim, "twice head_dim")]  # fmt: skip
+    if hidden // heads != dim:
+        roots.append((hidden // heads, "hidden_size / heads, which is not this model's head_dim"))
+    if ranks > 1:
+        roots += [(hidden // ranks, "a rank's share of hidden_size"), (heads // ranks, "a rank's number of heads"),
+                  (dim // ranks, "head_dim over the ranks"), (dim * ranks, "head_dim times the ranks")]  # fmt: skip
+    for size, words in roots:
+        if size > 1 and size != dim:
+            yield size**-0.5, f"by 1/sqrt of {words}"
+    yield 1 / hidden, "by 1/hidden_size"
+    yield dim**0.5, "multiplied by sqrt(head_dim) instead of divided"
+    yield right * math.log2(math.e), "log2(e) is folded in as exp2 needs it, but exp follows"
+    yield right * math.log(2), "ln(2) is folded in"
+    yield -right, "the sign is turned"
+    yield 0.0, "all scores are zero"
+    divisors = [(layer + 1, "the layer's number"), (layer, "the layer's index"), (ranks, "the number of ranks"),
+                (heads // kv_heads, "the number of queries a KV head serves")]  # fmt: skip
+    for divisor, words in divisors:
+        if divisor > 1:
+            yield right / divisor, f"divided by {words} as well"
+            yield right * divisor, f"multiplied by {words} as well"
+
+
+def _scales_of_heads(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
+    """Every wrong head by a factor of its own."""
+    factors = {head: factor_of(*_cells(site, raw, head)) for head in all_wrong_heads(site)}
+    spread = [value / scale for value in factors.values()]
+    if len(factors) < 2 or max(spread) - min(spread) < resolution(site) * max(map(abs, spread)):
+        return
+    guesses: list[Array | None] = []
+    for x in raw:
+        by = np.array([factors.get(head, scale) for head in range(0 if x is None else len(x))])
+        guesses.append(None if x is None else x * by[:, None, None])
+    ratios = {str(head): value / scale for head, value in factors.items()}
+    yield Variant("scores_scale_of_heads", "scores", "each head's scores are scaled by a factor of its own",
+                  {"ratios": ratios}, _masked(site, guesses, 1.0), len(factors))  # fmt: skip
+
+
+def _log_scale(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
+    """Queries scaled by a multiple of the logarithm of their position, as some models do beyond the trained context."""
+    grown: list[Array | None] = [
+        None if x is None else x * scale * np.log(positions(part) + 1.0)[:, None]
+        for x, part in zip(raw, site.parts, strict=True)
+    ]
+    x, y = _cells(site, grown)
+    factor = factor_of(x, y) if len(x) > 7 else 0.0
+    if factor > 0:
+        length = math.exp(min(1 / factor, 700))
+        text = f"scores are multiplied by log(position + 1) / log({length:.4g})"
+        yield Variant(
+            "scores_log_position", "scores", text, {"length": length}, _masked(site, grown, factor), 1
+        )
+
+
+def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
+    """cap * tanh(score / cap), the cap found by bisection."""
+    x, y = _cells(site, raw)
+    x = x * scale
+    top = float(np.abs(x).max(initial=0.0))
+    if len(x) < 2 or not top or np.abs(y).max() > top * (1 + resolution(site)):
+        return
+    low, high = 1e-2 * top, 1e4 * top
+    for _ in range(100):  # the larger the cap, the larger what comes out
+        cap = math.sqrt(low * high)
+        low, high = (low, cap) if np.abs(cap * np.tanh(x / cap)) @ np.abs(y) > y @ y else (cap, high)
+    known = [value for value in SOFT_CAPS if math.isclose(cap, value, rel_tol=1e-2)]
+    cap = known[0] if known else cap
+    guesses = [
+        np.where(np.isfinite(part.expected), cap * np.tanh(part.expected / cap), -np.inf)
+        for part in site.parts
+    ]
+    text = (
+        f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
+    )
+    yield Variant("scores_soft_cap", "scores", text, {"cap": cap}, guesses, 0 if known else 1)
+
+
+def other_operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
+    """Products of other operands than rotated queries and cached keys, as (name, text, [heads, T, K] a part)."""
+    q = [part.inputs["q"] for part in site.parts]
+    k = [part.inputs["k"] for part in site.parts]
+    plain_q = _like(others(site, unrotated(site, "q")), q)
+    plain_k = _like(history(site, unrotated(site, "k")), k)
+    yield ("scores_transposed", "the scores are transposed: queries and keys are exchanged",
+           [x.swapaxes(1, 2) if x is not None and x.shape[1] == x.shape[2] else None for x in right])  # fmt: skip
+    yield "scores_unrotated_keys", "keys enter the scores without their rotation", _pairs(q, plain_k)
+    yield "scores_unrotated_queries", "queries enter the scores without their rotation", _pairs(plain_q, k)
+    yield (
+        "scores_unrotated",
+        "queries and keys enter the scores without their rotation",
+        _pairs(plain_q, plain_k),
+    )
+    again_q = [_turn(site, part, x, positions(part)) for x, part in zip(q, site.parts, strict=True)]
+    again_k = [_turn(site, part, x, np.arange(len(x))) for x, part in zip(k, site.parts, strict=True)]
+    yield "scores_rotated_again", "attention rotates queries and keys once more", _pairs(again_q, again_k)
+    yield (
+        "scores_keys_rotated_again",
+        "cached keys are rotated once more when they are read",
+        _pairs(q, again_k),
+    )
+    yield "scores_queries_rotated_again", "attention rotates the queries once more", _pairs(again_q, k)
+    yield ("scores_keys_one_behind", "each key stands one place too late: the cache is read one row behind",
+           _pairs(q, [np.concatenate([0 * x[:1], x[:-1]]) for x in k]))  # fmt: skip
+    yield ("scores_keys_one_ahead", "each key stands one place too early: the cache is read one row ahead",
+           _pairs(q, [np.concatenate([x[1:], 0 * x[:1]]) for x in k]))  # fmt: skip
+    yield ("scores_newest_key_missing", "the newest key is not there yet: its row of the cache is read as zero",
+           _pairs(q, [np.concatenate([x[:-1], 0 * x[:1]]) for x in k]))  # fmt: skip
+    yield (
+        "scores_heads_not_transposed",
+        "q [T, heads, D] is read as [heads, T, D] without being transposed",
+        [
+            np.einsum("htd,khd->htk", x.reshape(x.shape[1], x.shape[0], -1), expand(y, x.shape[1]))
+            for x, y in zip(q, k, strict=True)
+        ],
+    )
+    values = _like(cached(site, "v"), k)
+    yield "scores_of_values", "queries are multiplied with the values instead of the keys", _pairs(q, values)
+    for layer in range(site.facts.model.num_layers):
+        if layer != site.layer:
+            text = f"queries are multiplied with the keys of layer {layer}"
+            theirs = _like(cached(site, "k", layer), k)
+            yield "scores_keys_of_layer", text, _pairs(q, theirs)
+            text = f"the queries are those of layer {layer}"
+            yield "scores_queries_of_layer", text, _pairs(_like(others(site, "attn.q_rope", layer), q), k)
+
+
+def _like(found: Sequence[Array | None], right: Sequence[Array]) -> list[Array | None]:
+    return [shaped(x, like) for x, like in zip(found, right, strict=True)]
+
+
+def _pairs(q: Sequence[Array | None], k: Sequence[Array | None]) -> list[Array | None]:
+    return [None if x is None or y is None else products(x, y) for x, y in zip(q, k, strict=True)]
+
+
+def _turn(site: Site, part: Part, x: Array, at: NDArray[np.int64]) -> Array:
+    """[N, heads, D] rotated by the model's angles at those positions, once more, in the pass of `part`."""
+    return rotate(x, at[:, None, None] * frequencies(site.facts.model, lengths_of(part.rows[-1:])))

@@ -1,0 +1,133 @@
+"""All variants by the operation that they replace. A bank is added here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.diagnosis.variants import embedding, head
+from workbench.diagnosis.variants.activation import activations
+from workbench.diagnosis.variants.activation_columns import other_columns
+from workbench.diagnosis.variants.attention.combined_scores import combined_scores
+from workbench.diagnosis.variants.attention.context import contexts
+from workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
+from workbench.diagnosis.variants.attention.head_maps import score_heads, value_heads
+from workbench.diagnosis.variants.attention.mask import irregular_masks, masks
+from workbench.diagnosis.variants.attention.merged_heads import merged_heads
+from workbench.diagnosis.variants.attention.score_biases import score_biases
+from workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
+from workbench.diagnosis.variants.attention.scores import scores
+from workbench.diagnosis.variants.attention.softmax import softmaxes
+from workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
+from workbench.diagnosis.variants.attention.split_keys import denominators, split_contexts, split_softmaxes
+from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
+from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
+from workbench.diagnosis.variants.caches.caches import caches
+from workbench.diagnosis.variants.layers import repeated, skipped
+from workbench.diagnosis.variants.linear import (
+    feature_orders,
+    linear,
+    matrices,
+    moved,
+    precision,
+    reduce,
+    shard_starts,
+    unloaded,
+)
+from workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
+from workbench.diagnosis.variants.norms import norms, unknown_norms
+from workbench.diagnosis.variants.overflow import not_finite, overflows
+from workbench.diagnosis.variants.residual import residuals
+from workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
+from workbench.diagnosis.variants.rotation.rope_frequencies import fitted_frequencies, other_frequencies
+from workbench.diagnosis.variants.rotation.rotation import rotations
+from workbench.diagnosis.variants.variant import Bank
+
+#: Operation -> banks that are always tried.
+BANKS: Mapping[str, tuple[Bank, ...]] = {
+    "embedding": (
+        embedding.misread,
+        embedding.other_rows,
+        embedding.masked,
+        embedding.scaled,
+        embedding.added,
+        embedding.normed,
+        moved.token_moved,
+    ),
+    "norm": (norms,),
+    "linear": (
+        reduce.summed_products,
+        matrices.misread,
+        linear.bias,
+        linear.scale,
+        moved.rows_moved,
+        moved.token_moved,
+        matrices.transposed,
+        matrices.sliced_inputs,
+        matrices.zeroed,
+        matrices.single_weights,
+        linear.other_input,
+        linear.input_heads,
+        unloaded.nothing_multiplied,
+        feature_orders.features_permuted,
+        shard_starts.other_start,
+        reduce.with_stream,
+    ),
+    "rope": (rotations, other_frequencies),
+    "cache": (caches, cache_lengths, cached_numbers),
+    "scores": (scores, score_heads, score_biases, score_factors, masks),
+    "softmax": (softmaxes, softmax_fits),
+    "context": (contexts, merged_heads, value_heads),
+    "weights": (fused,),
+    "attention": (fused, merged_heads, value_heads),
+    "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, moved.token_moved),
+    "residual": (residuals,),
+    "activation": (activations,),
+    "head": (
+        head.not_the_head,
+        head.other_head,
+        head.changed_logits,
+        head.other_hidden,
+        head.other_columns,
+    ),
+    "layer": (skipped,),
+}
+
+#: Banks that are always tried, whatever the operation.
+EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
+
+#: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
+LAST: Mapping[str, tuple[Bank, ...]] = {
+    "embedding": (coarse_inputs,),
+    "norm": (repeated, coarse_inputs, unknown_norms),
+    "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
+    "residual": (coarse_inputs,),
+    "activation": (other_columns, coarse_inputs),
+    "linear": (
+        matrices.other_matrix,
+        linear.channel_scale,
+        linear.constant,
+        matrices.features_changed,
+        precision.rounded_operands,
+        precision.rounded_result,
+        linear.feature_scale,
+        matrices.low_rank,
+        unloaded.unrelated_weight,
+    ),
+    "head": (
+        precision.rounded_operands,
+        precision.rounded_result,
+        matrices.single_weights,
+        linear.channel_scale,
+    ),
+    "reduce": (reduce.stale, reduce.rounded_partials, coarse_inputs),
+    "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),
+    "softmax": (split_softmaxes, denominators, coarse_operands),
+    "context": (coarse_operands, split_contexts),
+    "weights": (coarse_operands, fused_unlikely),
+    "attention": (coarse_operands, fused_unlikely),
+}
+
+
+def stages(operation: str) -> tuple[tuple[Bank, ...], tuple[Bank, ...]]:
+    """The banks that are tried first, and those that are tried where no variant of these fits."""
+    return (*BANKS[operation], *EVERYWHERE), (*LAST.get(operation, ()), not_finite)

@@ -1,0 +1,1 @@
+"""Variants of what a KV cache holds."""

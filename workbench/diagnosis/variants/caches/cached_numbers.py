@@ -1,0 +1,117 @@
+"""The right rows of a cache, changed: scaled, stored in fewer bits, or rotated otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from workbench.diagnosis.operations.rotary_forms import rotate
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
+from workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated
+from workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
+from workbench.diagnosis.variants.fits import factor_of, known_number, resolution
+from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix
+from workbench.diagnosis.variants.variant import Variant
+
+
+def cached_numbers(site: Site) -> Iterator[Variant]:
+    """Variants of one layer's cache of keys or of values on one rank."""
+    if all(part.fits for part in site.parts):
+        yield from _factors(site)
+        yield from _coarse(site)
+        yield from _rotations(site)
+
+
+def _factors(site: Site) -> Iterator[Variant]:
+    """Rows larger by one factor, or each KV head by its own."""
+    scope = [each.swapaxes(0, 1) for each in scopes(site)]  # [K, kv_heads, D]
+    x, y, heads = [], [], []
+    for part, cells in zip(site.parts, scope, strict=True):
+        good = cells & np.isfinite(part.seen)
+        x.append(part.expected[good])
+        y.append(part.seen[good])
+        heads.append(np.nonzero(good)[1])
+    right, seen = np.concatenate(x), np.concatenate(y)
+    head = np.concatenate(heads)
+    if not len(right):
+        return
+    dim, ranks = site.facts.model.head_dim, len(site.taps.ranks)
+    known = [
+        (dim**-0.5, ": 1/sqrt(head_dim), the scale of the scores"),
+        (dim**0.5, ": sqrt(head_dim)"),
+        (-1.0, ": the sign is turned"),
+        (ranks, ": the number of ranks"),
+        (1 / ranks, ": 1 / the number of ranks"),
+    ]
+    factor = factor_of(right, seen)
+    if abs(factor - 1) > resolution(site):
+        match = known_number(factor, known, resolution(site))
+        text = f"cached {what(site)} are {factor:.5g} times what was written{match[1] if match else ''}"
+        guesses = [part.expected * factor for part in site.parts]
+        yield cache_variant(site, "cache_scaled", text, guesses, {"factor": factor}, 0 if match else 1)
+    own = {int(h): factor_of(right[head == h], seen[head == h]) for h in np.unique(head)}
+    if len(own) > 1:
+        by = np.array([own.get(h, 1.0) for h in range(site.parts[0].expected.shape[1])])
+        text = f"cached {what(site)} are scaled by a factor of each KV head"
+        guesses = [part.expected * by[:, None] for part in site.parts]
+        fitted = {"factors": {str(h): f for h, f in own.items()}}
+        yield cache_variant(site, "cache_scaled_heads", text, guesses, fitted, len(own))
+
+
+def _coarse(site: Site) -> Iterator[Variant]:
+    """Rows stored in fewer bits: a scale for each row and head, each row, or each pass."""
+    rows = [part.expected for part in site.parts]
+    for to, change in ROUNDINGS.items():
+        for each, guesses in (
+            ("", [_rounded(change, x.reshape(-1, x.shape[2]), x) for x in rows]),
+            (" of all heads", [_rounded(change, x.reshape(len(x), -1), x) for x in rows]),
+            (" of each pass", [_by_pass(site, change, i, x) for i, x in enumerate(rows)]),
+        ):
+            made = cache_variant(
+                site, "cache_low_precision", f"the cache holds {what(site)} in {to}{each}", guesses
+            )
+            yield Variant(made.name, "precision", made.text, {"to": to}, made.predicted)
+            if not any(word in to for word in ("row", "one", "scaled")):
+                break  # no scale: all three are the same
+
+
+def _rounded(change: Callable[[Matrix], Matrix | None], flat: Array, like: Array) -> Array | None:
+    found = change(flat)
+    return None if found is None else np.asarray(found, dtype=np.float64).reshape(like.shape)
+
+
+def _by_pass(site: Site, change: Callable[[Matrix], Matrix | None], i: int, rows: Array) -> Array | None:
+    own = site.taps.passes[site.passes[i]]
+    counts = [len(one.rows) for one in site.taps.passes[: site.passes[i] + 1] if one.seq == own.seq]
+    if sum(counts) != len(rows):
+        return None
+    parts = [_rounded(change, x.reshape(len(x), -1), x) for x in np.split(rows, np.cumsum(counts)[:-1])]
+    whole = [x for x in parts if x is not None]
+    return np.concatenate(whole) if len(whole) == len(parts) else None
+
+
+def _rotations(site: Site) -> Iterator[Variant]:
+    """Keys that are cached before their rotation, rotated once more, or by so many positions too far; values that are
+    rotated as keys are."""
+    rows = [part.expected for part in site.parts]
+    if site.kind == "attn.k_cache":
+        plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
+        yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
+    at = [np.array([row.position for row in part.rows])[:, None, None] for part in site.parts]
+    if any(len(each) != len(x) for each, x in zip(at, rows, strict=True)):
+        return
+    angles = [frequencies(site.facts.model, lengths_of(part.rows)) for part in site.parts]
+    again = [rotate(x, each * by) for x, each, by in zip(rows, at, angles, strict=True)]
+    if site.kind == "attn.v_cache":
+        yield cache_variant(
+            site, "cache_values_rotated", "cached values are rotated (RoPE) as keys are", again
+        )
+        return
+    yield cache_variant(site, "cache_rotated_again", "cached keys are rotated once more", again)
+    for offset in OFFSETS:
+        text = f"cached keys are rotated {abs(offset)} positions too {'far' if offset > 0 else 'little'}"
+        turned = [rotate(x, offset * by) for x, by in zip(rows, angles, strict=True)]
+        yield cache_variant(site, "cache_rotated_offset", text, turned, {"offset": offset})

@@ -1,0 +1,128 @@
+"""Results of any operation, and operands of attention, in fewer bits than the engine says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
+from workbench.diagnosis.operations.deviation import Part
+from workbench.diagnosis.operations.expected import ROW_WISE, Operands
+from workbench.diagnosis.operations.facts import UNIT, Facts, rounded
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
+from workbench.diagnosis.variants.blocks import positions
+from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix
+from workbench.diagnosis.variants.variant import Variant
+
+#: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
+_APART = ((1.02, "is rounded to"), (2.04, "is cut to"), (16.0, "is computed, with roundings on the way, in"))
+
+
+def coarse_results(site: Site) -> Iterator[Variant]:
+    """Everything that is wrong lies on the grid of a coarser type, near the right result."""
+    deviation = site.deviation
+    if deviation is None or not all(part.fits for part in site.parts):
+        return
+    pairs = list(zip(site.parts, deviation.scopes, strict=True))
+    for dtype in ("bfloat16", "float16", "float32"):  # each a part of the next
+        unit = UNIT[dtype]
+        if unit <= site.facts.unit or not all(_on_grid(part.seen[scope], dtype) for part, scope in pairs):
+            continue
+        for apart, words in _APART:
+            inside = unit / site.facts.unit if apart == _APART[-1][0] else 1.0
+            guesses = [_snapped(part, dtype, apart * unit, inside) for part in site.parts]
+            if all(
+                (guess == part.seen)[scope].all() for guess, (part, scope) in zip(guesses, pairs, strict=True)
+            ):
+                text = f"the result {words} {dtype}"
+                yield Variant("low_precision", "precision", text, {"dtype": dtype}, guesses)
+                return
+
+
+def _on_grid(x: Array, dtype: str) -> bool:
+    held = rounded(x, dtype).astype(np.float64)
+    return bool(x.size) and bool(((held == x) | ~np.isfinite(x)).all()) and bool(np.isfinite(x).any())
+
+
+def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:
+    """What was seen where it is that near to the right result; else that, rounded. Noise grows by `inside` where the
+    operation rounds on its way as well."""
+    near = np.abs(part.seen - part.expected) <= apart * np.abs(part.expected) + 5 * inside * part.noise
+    same = near | (part.seen == part.expected)
+    return np.where(same, part.seen, rounded(part.expected, dtype).astype(np.float64))
+
+
+def coarse_inputs(site: Site) -> Iterator[Variant]:
+    """A row-wise operation on inputs, or with a weight, of fewer bits: each alone and all together."""
+    part = site.parts[0]
+    if not part.fits or site.operation not in ROW_WISE:
+        return
+    names = {site.weights[role]: role for role in ("weight",) if role in site.weights}
+    everything = (*part.inputs, *names)
+    for to, change in ROUNDINGS.items():
+        if to in UNIT and UNIT[to] <= site.facts.unit:
+            continue
+        for chosen in dict.fromkeys([*((one,) for one in everything), everything]):
+            given = {role: _coarse(x, change) if role in chosen else x for role, x in part.inputs.items()}
+            facts = _with_coarse(site.facts, {name for name in names if name in chosen}, change)
+            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns)
+            predicted = ROW_WISE[site.operation](operands)[0]
+            what = " and ".join(names.get(one, f"input {one}") for one in chosen)
+            yield Variant("low_precision_input", "precision", f"{what}: rounded to {to}",
+                          {"to": to, "operands": list(chosen)}, predicted)  # fmt: skip
+
+
+def _coarse(x: Array, change: Callable[[Matrix], Matrix | None]) -> Array:
+    """Rounded along the last axis; as it is where the rounding does nothing."""
+    found = change(x.reshape(-1, x.shape[-1]))
+    return x if found is None else np.asarray(found, dtype=np.float64).reshape(x.shape)
+
+
+def _with_coarse(facts: Facts, names: set[str], change: Callable[[Matrix], Matrix | None]) -> Facts:
+    """The model with these weights rounded."""
+    if not names:
+        return facts
+
+    def read(name: str) -> Matrix | None:
+        weight = facts.weight(name)
+        if name not in names or weight is None:
+            return weight
+        return _coarse(np.atleast_2d(weight).astype(np.float64), change).reshape(weight.shape)
+
+    return Facts(facts.model, "float64", read)
+
+
+def coarse_operands(site: Site) -> Iterator[Variant]:
+    """Scores of rounded queries and keys, contexts of rounded probabilities and values, or of cached rows."""
+    roles = {
+        "scores": ("q", "k"),
+        "softmax": ("scores",),
+        "weights": ("q", "k"),
+        "context": ("probs", "v"),
+        "attention": ("q", "k", "v"),
+    }[site.operation]
+    if not all(part.fits for part in site.parts):
+        return
+    for to, change in ROUNDINGS.items():
+        if to in UNIT and UNIT[to] <= site.facts.unit:
+            continue
+        for chosen in dict.fromkeys((roles, roles[1:], roles[:1], roles[-1:])):
+            guesses = []
+            for part in site.parts:
+                inputs = dict(part.inputs)
+                for role in chosen:
+                    x = inputs[role]
+                    coarse = change(x.reshape(-1, x.shape[-1]))
+                    if coarse is not None:
+                        inputs[role] = np.asarray(coarse, dtype=np.float64).reshape(x.shape)
+                windows, layer = site.facts.model.windows, site.layer
+                window = windows[layer] if windows and layer is not None else None
+                guesses.append(
+                    BLOCKS[site.operation](AttentionPass(site.facts, inputs, positions(part), window))[0]
+                )
+            text = f"the operands {' and '.join(chosen)} are rounded to {to}"
+            yield Variant(
+                "low_precision_input", "precision", text, {"to": to, "operands": list(chosen)}, guesses
+            )

@@ -1,0 +1,1 @@
+"""Variants of the rotation of queries and keys: pairs, positions, frequencies."""

@@ -1,0 +1,62 @@
+"""The search for variants that explain a wrong operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from workbench.diagnosis.operations.attention import FUSED
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.variants.banks import stages
+from workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
+
+
+@dataclass(slots=True)
+class Search:
+    """Which variants have explained an operation so far: a bug is seldom in one layer alone, so that these are tried
+    first in the layers after it, and nothing else where they fit."""
+
+    names: dict[str, set[str]] = field(default_factory=dict)
+
+    def fits(self, site: Site) -> tuple[list[Fit], list[str]]:
+        """The fits at a site, and the names of all that was tried: the banks of last resort where no other fits."""
+        expected = self.names.setdefault(site.kind, set())
+        found: list[Fit] = []
+        tried: dict[str, None] = {}
+        for banks in _rounds(site, frozenset(expected)):
+            for variant in banks:
+                tried[variant.name] = None
+                with np.errstate(all="ignore"):
+                    one = fit(site, variant)
+                if one is not None:
+                    found.append(one)
+                if expected and expected <= {one.variant.name for one in found if one.accepted}:
+                    break
+            if any(one.accepted for one in found):
+                break
+        found.sort(key=preference)
+        self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
+        return found, list(tried)
+
+
+def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
+    """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
+    first, last = stages(site.operation)
+    if expected and site.operation in FUSED:
+        yield _variants(replace(site, only=expected), (*first, *last))
+    yield _variants(site, first)
+    yield _variants(site, last)
+
+
+def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
+    such a bank those that it had before."""
+    for bank in banks:
+        try:
+            with np.errstate(all="ignore"):
+                yield from bank(site)
+        except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
+            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
+                raise
