@@ -87,7 +87,7 @@ BUGS = (
         tp=1,
     ),
     RecordedBug(
-        "qkv_sizes", "mixed", "columns_moved", "Two words take turns; on one rank the same model is right."
+        "qkv_sizes", "mixed", "pack_offsets", "Two words take turns; on one rank the same model is right."
     ),
     RecordedBug(
         "load_bias",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engine.taps.names import layer_of
 from sessions import slices
 from sessions.layouts import Rebuilt
+from workbench.views.difference import less
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -34,7 +35,8 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionHead:
-    """One query head. `values[queries, keys]`; -inf is a key that the mask hides. `figures` are of the last query."""
+    """One query head. `values[queries, keys]`; -inf is a key that the mask hides. `figures` are of the last query's
+    probabilities, of scores of those that they give."""
 
     head: int
     rank: int
@@ -64,15 +66,9 @@ class LayerAttention:
     @property
     def difference(self) -> NDArray[np.float32] | None:
         """The values less golden's; None where there is no golden."""
-        return None if self.values is None or self.golden is None else less(self.values, self.golden)
-
-
-def less(values: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The difference of two matrices of attention; keys that are hidden in the first stay so."""
-    others = np.where(np.isneginf(others), 0, others)
-    with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, and shown as such
-        difference: NDArray[np.float32] = np.where(np.isneginf(values), -np.inf, values - others)
-    return difference.astype(np.float32)
+        if self.values is None or self.golden is None:
+            return None
+        return less(self.values, self.golden, f"attn.{self.kind}")
 
 
 def attention(
@@ -95,7 +91,7 @@ def attention(
     count = len(values)
     if head is not None and not 0 <= head < count:
         return replace(found, missing=f"there is no head {head}: the layer has {count}")
-    heads = _heads(source, values, range(count) if head is None else (head,))
+    heads = _heads(source, values, range(count) if head is None else (head,), kind)
     return replace(found, values=values, first_query=first, heads=heads, dropped=told)
 
 
@@ -128,15 +124,24 @@ def attention_and_golden(
 
 
 def _heads(
-    source: SessionSource, values: NDArray[np.float32], shown: Iterable[int]
+    source: SessionSource, values: NDArray[np.float32], shown: Iterable[int], kind: str
 ) -> tuple[AttentionHead, ...]:
     """The heads with the rank that computes each and the key/value head that it reads."""
     ranks, count = source.session.ranks, len(values)
     kv_heads = min(source.meta.model.num_kv_heads or count, count)
+    newest = values[:, -1] if kind == "probs" else _softmax(values[:, -1])
     return tuple(
-        AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], row_figures(values[h, -1]))
+        AttentionHead(h, h * ranks // count, h * kv_heads // count, values[h], row_figures(newest[h]))
         for h in shown
     )
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The probabilities [heads, keys] that scores give; a row that is not finite gives NaN."""
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+        found: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return found
 
 
 def _matching(golden: NDArray[np.float32] | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:

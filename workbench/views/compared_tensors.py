@@ -12,6 +12,7 @@ from sessions.errors import SessionError
 from sessions.metrics import Metrics
 from sessions.text import clean
 from workbench.views.attention import LayerAttention, attention
+from workbench.views.difference import less
 from workbench.views.sides import Other, Sides, sides
 from workbench.views.source import SessionSource
 from workbench.views.tensor import Tensor, tensor
@@ -37,8 +38,8 @@ class ComparedTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedAttention:
-    """A layer's attention on both sides [heads, queries, keys], the same queries, and ours less theirs (-inf where
-    both hide the key); None with the reason in `why_not`."""
+    """A layer's attention on both sides [heads, queries, keys], the same queries, and ours less theirs (infinities as
+    in `views.difference.less`); None with the reason in `why_not`."""
 
     step: int
     names: tuple[str, str]
@@ -84,11 +85,7 @@ def _subtracted(
         return None, None, clean(str(error), limit=200)
     if left.shape != right.shape:
         return None, None, f"the shapes differ: {left.shape} and {right.shape}"
-    with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, and drawn as such
-        difference = np.where(
-            (left == right) | (np.isnan(left) & np.isnan(right)), np.float32(0), left - right
-        )
-    return difference, _metrics(both, name), ""
+    return less(left, right, name), _metrics(both, name), ""
 
 
 def _metrics(both: Sides, name: str) -> Metrics | None:
@@ -131,7 +128,4 @@ def _attention_difference(
     left, right = ours.values[:, -queries:], theirs.values[:, -queries:]
     if left.shape != right.shape:
         return None, f"the shapes differ: {ours.values.shape} and {theirs.values.shape}"
-    hidden = np.isneginf(left) & np.isneginf(right)
-    with np.errstate(invalid="ignore"):
-        shown = [np.where(np.isneginf(side), 0, side) for side in (left, right)]
-        return np.where(hidden, -np.inf, shown[0] - shown[1]).astype(np.float32), ""
+    return less(left, right, f"attn.{ours.kind}"), ""

@@ -13,6 +13,7 @@ from sessions.errors import LayoutError, SessionError
 from sessions.records import TensorRecord
 from sessions.text import clean
 from workbench.views.axes import Axis, by_head, tap_axes
+from workbench.views.difference import less
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
 
@@ -101,16 +102,8 @@ def _found(source: SessionSource, where: Where, name: str, empty: Tensor) -> Ten
         return replace(found, array=shown, axes=told, golden=golden)
     if golden is None:
         return replace(found, note=found.note or "golden's tensor was not captured")
-    values = golden if empty.view == GOLDEN else _less(shown, golden)
+    values = golden if empty.view == GOLDEN else less(shown, golden, name)
     return replace(found, array=values, axes=told, golden=golden)
-
-
-def _less(ours: NDArray[np.float32], golden: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The difference; -inf where both are: what both masks hide."""
-    with np.errstate(invalid="ignore"):
-        found = np.where(ours == golden, np.float32(0), ours - golden)
-    found[np.isneginf(ours) & np.isneginf(golden)] = -np.inf
-    return found
 
 
 def _golden(source: SessionSource, where: Where, name: str) -> NDArray[np.float32] | None:

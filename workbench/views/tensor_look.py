@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
+from workbench.views.difference import hides
 from workbench.views.sheet import Sheet, Strong, arrangements, sheet
 from workbench.views.source import SessionSource
 from workbench.views.tensor import DIFFERENCE, REBUILT, Tensor, TensorFigures, tensor, tensor_figures
@@ -60,7 +60,7 @@ def tensor_look(
     if found.array is None or not found.array.size:
         return TensorLook(found, 0, None, None, ())
     ways = arrangements(found.axes, room[1])
-    masked = local_name(found.tap) in ("attn.scores", "attn.probs")
+    masked = hides(found.tap)
     beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
     laid = sheet(found.array, beside, found.axes, ways[way % len(ways)], index, room, masked)
     strongest = laid.strongest()

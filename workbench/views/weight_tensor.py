@@ -13,6 +13,7 @@ from engine.parallel import shards
 from engine.parallel.shards import Shard
 from sessions.text import clean
 from workbench.views.axes import by_head, parameter_axes
+from workbench.views.difference import less
 from workbench.views.rank_weights import share_text
 from workbench.views.source import SessionSource
 from workbench.views.tensor import DIFFERENCE, Tensor
@@ -55,7 +56,7 @@ def weight_tensor(source: SessionSource, where: Where, name: str, view: str, hel
         found = replace(found, dtype=dtype, note=note if kind == "rank" else "the rank is not at hand")
     elif kind == DIFFERENCE:
         same = expected is not None and expected.shape == own.shape
-        array = own - expected if same and expected is not None else None
+        array = less(own, expected, name) if same and expected is not None else None
         words = f"the rank holds {own.shape}, the checkpoint's share is not of that shape"
         found = replace(found, note="" if same else words)
     if array is None:

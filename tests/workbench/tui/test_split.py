@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from sessions import SequenceStep, SessionWriter, StepRecord, Tap
+from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
 from sessions.meta import SessionMeta
 from tests.workbench.tui.conftest import Bench, enter, press, text_of
 from tests.workbench.tui.synthetic import build
@@ -17,6 +17,7 @@ from workbench.tui.screens.side_chooser import SideChooser
 from workbench.tui.screens.split import SplitScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.split.maps import SideMaps
+from workbench.tui.widgets.heatmap import Heatmap
 from workbench.views.sides import GOLDEN
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
@@ -173,6 +174,44 @@ async def test_nan_on_one_side(bench: Bench) -> None:
         assert _row(pilot, "NaN: the logits of a side are NaN")
         await press(pilot, "2")
         assert any("×" in line for line in text_of(pilot)), "NaN is drawn"
+
+
+def _masks(path: Path) -> Path:
+    """Two branches with the scores of one head; the mask of the second hides nothing."""
+    taps = [Tap(0, "layers.0.attn.scores", "shard(0)"), Tap(1, "logits", "replicate")]
+    scores = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
+    causal = np.where(np.tril(np.ones((3, 3), bool)), scores, -np.inf).astype(np.float32)
+    with SessionWriter.create(path, taps=taps, ranks=1, meta=SessionMeta()) as writer:
+        for name, held in (("main", causal), ("mask=none", scores + 0.5)):
+            branch = 0 if name == "main" else writer.branch(name, parent=0, fork_step=0)
+            told = SequenceStep(0, [1, 2, 3], [0, 1, 2], [[3]], block_table=[0], emitted=5)
+            found = [TensorRecord("layers.0.attn.scores", 0, 0, held, "float32")]
+            sums = np.array([[1 + branch], [1]], np.uint64)
+            writer.step(
+                branch, StepRecord(0, "prefill", [told], 0.1, np.ones((2, 1, 8), np.float32), sums, found)
+            )
+    return path
+
+
+async def test_scores_that_one_side_alone_masks(bench: Bench, tmp_path: Path) -> None:
+    async with bench((120, 40), _masks(tmp_path / "masks.session")) as pilot:
+        await press(pilot, "vertical_line", "2", "v")
+        assert _row(pilot, "∞ main alone hides 3 of 9 scores")
+        assert any(line.split()[:2] == ["0", "∞"] for line in text_of(pilot)), "the head's largest difference"
+        maps = pilot.app.screen.query_one("#attention-maps", SideMaps)
+        matrices = [column.query_one(Heatmap).matrix for column in maps.columns]
+        assert [one and one.scale for one in matrices] == ["difference"] * 3, "scores have a sign"
+        await press(pilot, "tab", "down", "right")
+        under = _row(pilot, "difference ")
+        assert "main 4.000   mask=none 4.500   difference -0.5000" in under
+        await press(pilot, "right")
+        assert "main hidden by the mask   mask=none 5.500   difference hidden by main alone" in _row(
+            pilot, "difference "
+        )
+        assert any("∞∞" in line for line in text_of(pilot)), "drawn on the difference"
+        # The tensor of the same operation says the same.
+        await press(pilot, "4")
+        assert _row(pilot, "∞ main alone hides 3 of 9 scores")
 
 
 async def test_with_several_branches_it_asks_and_the_strip_s_other_goes_first(

@@ -219,7 +219,8 @@ def found_cause(golden: dict[str, Any]) -> str:
     cause = golden["causes"][0]
     residual = cause["residual"]
     left = "" if not residual >= 1e-4 else f" (leaves {100 * residual:.2g} % of the error)"
-    return f"{cause['text']}{left}"
+    place = f"{cause['place']}: " if cause["place"] else ""
+    return f"{place}{cause['text']}{left}"
 
 
 def test_the_sentinels(told: Told) -> None:

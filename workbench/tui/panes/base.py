@@ -228,14 +228,21 @@ class Pane(PaintedWidget):
         if fills and not self.live:
             fills = "This is a replay: what was not recorded cannot be had here."
         self._empty.update(f"{text}\n\n{fills}".rstrip())
+        was_filled, self.can_focus = not self.has_class("-empty"), True
         self.add_class("-empty")
-        self.can_focus = True  # what is empty has keys all the same: those of the pane, and the way back
+        if was_filled:  # what is empty has keys all the same: those of the pane, and the way back
+            self._focus_again()
 
     def filled(self) -> None:
         """Show the content, and let it have the keys that it could not take while it was not there."""
         was_empty, self.can_focus = self.has_class("-empty"), False
         self.remove_class("-empty")
-        if was_empty and self.display and self.screen.is_current:
+        if was_empty:
+            self._focus_again()
+
+    def _focus_again(self) -> None:
+        """Give the keys to what now takes the place of what had them."""
+        if self.display and self.screen.is_current:
             focused = self.screen.focused
             if focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self):
                 self.call_after_refresh(self.focus_content)

@@ -14,8 +14,18 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.taps.names import layer_of
+from workbench.export.colormap import Scale
 from workbench.export.table import Table
-from workbench.tui.split.maps import MAP_HINTS, MapsPart, SideMap, SideMaps, strongest, under_cursor
+from workbench.tui.split.maps import (
+    MAP_HINTS,
+    MapsPart,
+    Plane,
+    SideMap,
+    SideMaps,
+    hidden_line,
+    strongest,
+    under_cursor,
+)
 from workbench.tui.widgets.axes import Axes
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.tui.widgets.heatmap import Heatmap
@@ -37,7 +47,8 @@ class SplitAttention(MapsPart):
 One layer's attention on both sides, and ours less theirs on the diverging scale (blue below, orange above).
 
 The list gives each head's largest difference and the entropy of its last row on both sides; the maps are of the
-head under the cursor. Both sides share a scale. Where it is narrow one map stands alone.
+head under the cursor. Both sides share a scale. Where it is narrow one map stands alone. Of scores, ∞ on the
+difference is a key that the mask hides on one side alone.
 
   d    the next map              v    probabilities or scores
   z    one map alone, or all     , .  previous, next layer
@@ -80,7 +91,11 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
     def lacking(self) -> Sequence[tuple[str, str]]:
         """The sides without the layer's attention."""
         sides = () if self.snapshot is None else self.snapshot.lacking
-        return [(side, f"layers.{self.present_layer}.attn.{self.kind}") for side in sides]
+        return [(side, self._tap) for side in sides]
+
+    @property
+    def _tap(self) -> str:
+        return f"layers.{self.present_layer}.attn.{self.kind}"
 
     def answer(self, snapshot: ComparedAttention) -> None:
         """Show the layer."""
@@ -122,7 +137,7 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
             (str(head), f"rank{self._any.heads[head].rank % 4}"),
             (
                 "-" if farthest is None else number(farthest),
-                "text" if farthest and np.isfinite(farthest) else "quiet",
+                "quiet" if not farthest else "text" if np.isfinite(farthest) else "wrong",
             ),
             *(
                 (
@@ -143,17 +158,14 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
         (ours, theirs), sides = found.names, (found.ours, found.theirs)
         shown = [None if side is None or side.values is None else side.values[head] for side in sides]
         top = strongest(shown)
+        scale: Scale = "magnitude" if self.kind == "probs" else "difference"
         maps = [
-            SideMap(name, _matrix(one, top, self._axes(one, side)), self._missing(name, side))
+            SideMap(name, _matrix(one, scale, self._axes(one, side), top), self._missing(name, side))
             for name, one, side in zip(found.names, shown, sides, strict=True)
         ]
         difference = None if found.difference is None else found.difference[head]
         axes = self._axes(difference, found.ours)
-        matrix = (
-            None
-            if difference is None
-            else Matrix(np.ascontiguousarray(difference), "difference", masked=True, axes=axes)
-        )
+        matrix = _matrix(difference, "difference", axes)
         maps.append(SideMap(f"{ours} − {theirs}", matrix, [[(found.why_not, "accent")]]))
         self.query_one(SideMaps).show(maps)
         self._tell_under()
@@ -197,15 +209,16 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
         planes = [None if values is None else values[self.head] for values in arrays]
         ours, theirs = found.names
         position = self._any.first_query + query
-        told = found.why_not or f"{ours} − {theirs}: blue is less, orange more"
+        told: TextLine = [(found.why_not, "accent")]
+        if not found.why_not:
+            told = [(f"{ours} − {theirs}: blue is less, orange more", "quiet")]
+            told += hidden_line(found.names, planes[0], planes[1], self._tap)
         head: TextLine = [
             (f"layer {self.present_layer} {self.kind}  head {self.head}  ", "strong"),
             (f"q {position} “{self.label(position)}”   k {key} “{self.label(key)}”", "text"),
         ]
-        cells = under_cursor(found.names, planes, cursor)
-        self.query_one("#under", TextBlock).show(
-            [head, [(told, "accent" if found.why_not else "quiet")], cells]
-        )
+        cells = under_cursor(found.names, planes, cursor, self._tap)
+        self.query_one("#under", TextBlock).show([head, told, cells])
 
     @on(Grid.Pointed)
     def _head_pointed(self, event: Grid.Pointed) -> None:
@@ -254,10 +267,10 @@ head under the cursor. Both sides share a scale. Where it is narrow one map stan
         return Table(f"attention {self.kind}, layer {self.present_layer}, step {found.step}", columns, rows)
 
 
-def _matrix(values: NDArray[np.float32] | None, top: float | None, axes: Axes | None) -> Matrix | None:
+def _matrix(values: Plane, scale: Scale, axes: Axes | None, top: float | None = None) -> Matrix | None:
     if values is None:
         return None
-    return Matrix(np.ascontiguousarray(values), "magnitude", top=top, masked=True, axes=axes)
+    return Matrix(np.ascontiguousarray(values), scale, top=top, masked=True, axes=axes)
 
 
 def _farthest(values: NDArray[np.float32]) -> float:

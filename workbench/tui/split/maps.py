@@ -22,6 +22,7 @@ from workbench.tui.widgets.painted import PaintedWidget
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.status_line import Fact, StatusLine
 from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from workbench.views.difference import hidden_by_one, hides
 from workbench.views.numbers import number
 
 #: Cells from which the three stand beside each other.
@@ -41,20 +42,42 @@ class SideMap:
     missing: Sequence[TextLine] = ()
 
 
+#: A side's matrix, or the difference of both.
+Plane = NDArray[np.float32] | None
+
+
 def under_cursor(
-    names: Sequence[str], planes: Sequence[NDArray[np.float32] | None], cursor: tuple[int, int]
+    names: Sequence[str], planes: Sequence[Plane], cursor: tuple[int, int], tap: str
 ) -> TextLine:
     """The value of each plane at (row, column), after the name of its side; `-` where it has none."""
+    values = [None if plane is None else _value(plane, cursor) for plane in planes]
+    hidden = [hides(tap) and value == -np.inf for value in values[:2]]
     line: list[GridCell] = []
-    for name, values in zip((*names, "difference"), planes, strict=True):
-        inside = values is not None and all(i < size for i, size in zip(cursor, values.shape, strict=True))
-        value = float(values[cursor]) if values is not None and inside else None
-        wrong = value is not None and not np.isfinite(value)
-        line += [(f"{name} ", "quiet"), (f"{number(value, 4)}   ", "wrong" if wrong else "text")]
+    for place, (name, value) in enumerate(zip((*names, "difference"), values, strict=True)):
+        told = number(value, 4), "text" if value is None or np.isfinite(value) else "wrong"
+        if hidden[place] if place < DIFFERENCE else all(hidden):
+            told = ("hidden by the mask", "quiet") if place < DIFFERENCE else ("none", "quiet")
+        elif place == DIFFERENCE and value == np.inf and any(hidden):
+            told = f"hidden by {names[hidden.index(True)]} alone", "wrong"
+        line += [(f"{name} ", "quiet"), (f"{told[0]}   ", told[1])]
     return line
 
 
-def strongest(planes: Sequence[NDArray[np.float32] | None]) -> float | None:
+def _value(plane: NDArray[np.float32], cursor: tuple[int, int]) -> float | None:
+    inside = all(i < size for i, size in zip(cursor, plane.shape, strict=True))
+    return float(plane[cursor]) if inside else None
+
+
+def hidden_line(names: Sequence[str], ours: Plane, theirs: Plane, tap: str) -> TextLine:
+    """How many scores one side alone hides, and which; nothing where there are none."""
+    if ours is None or theirs is None:
+        return []
+    counts = hidden_by_one(ours, theirs, tap)
+    told = [f"{name} alone hides {count}" for name, count in zip(names, counts, strict=True) if count]
+    return [(f"   ∞ {', '.join(told)} of {ours.size} scores", "wrong")] if told else []
+
+
+def strongest(planes: Sequence[Plane]) -> float | None:
     """The largest finite magnitude of some planes, for a scale that they share; None for none."""
     found = [float(np.abs(one[np.isfinite(one)]).max(initial=0)) for one in planes if one is not None]
     return max(found, default=0.0) or None

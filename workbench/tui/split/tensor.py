@@ -14,13 +14,22 @@ from textual.widget import Widget
 from workbench.export.colormap import Scale
 from workbench.export.table import Table
 from workbench.tui.panes.tensor_text import coordinate, sheet_axes
-from workbench.tui.split.maps import MAP_HINTS, MapsPart, SideMap, SideMaps, strongest, under_cursor
+from workbench.tui.split.maps import (
+    MAP_HINTS,
+    MapsPart,
+    SideMap,
+    SideMaps,
+    hidden_line,
+    strongest,
+    under_cursor,
+)
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.key_bar import KeyHint
 from workbench.tui.widgets.shading import Matrix
 from workbench.tui.widgets.text_block import TextBlock, TextLine
 from workbench.views.axes import Axis, strides
 from workbench.views.compared_tensors import ComparedTensor, compared_tensor
+from workbench.views.difference import hides
 from workbench.views.numbers import number
 from workbench.views.rank_weights import shape_text
 from workbench.views.sheet import Sheet, arrangements, sheet
@@ -115,8 +124,8 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
         axes = next((axes for axes in known if strides(axes) == array.size), plain)
         width, height = self.query_one(SideMaps).room
         ways = arrangements(axes, height)
-        masked = found.tap.endswith((".scores", ".probs"))
-        return sheet(array, None, axes, ways[self._way % len(ways)], self._index, (width, height), masked)
+        way, room = ways[self._way % len(ways)], (width, height)
+        return sheet(array, None, axes, way, self._index, room, hides(found.tap))
 
     def _missing(self, name: str, side: Tensor | None) -> list[TextLine]:
         assert self.snapshot is not None
@@ -142,18 +151,19 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
             axis = laid.axes[laid.arrangement.sliced]
             words += f": {coordinate(axis.name, axis.numbers[laid.index], self.label)} of {len(axis)}"
         head = [(f"{found.tap} ", "strong"), (f"{shapes[0] if shapes else ''}{words}", "quiet")]
-        told = (found.why_not, "accent")
+        told: TextLine = [(found.why_not, "accent")]
         if not found.why_not and found.metrics is not None:
             one = found.metrics
             figures = f"max abs {number(one.max_abs)} at {list(one.where)}   rel L2 {number(one.rel_l2)}"
-            told = ("equal" if one.equal else f"{figures}   cos {number(one.cosine, 4)}", "text")
+            told = [("equal" if one.equal else f"{figures}   cos {number(one.cosine, 4)}", "text")]
+            told += hidden_line(found.names, arrays[0], arrays[1], found.tap)
         cursor = self.query_one(SideMaps).cursor
         planes = [None if one is None else one.values for one in self._sheets]
-        line = under_cursor(found.names, planes, cursor)
+        line = under_cursor(found.names, planes, cursor, found.tap)
         if laid is not None:
             place = ", ".join(self._coordinate(*one) for one in laid.coordinates(*cursor))
             line = [(f"{place}   ", "strong"), *line]
-        self.query_one("#figures", TextBlock).show([head, [told], line])
+        self.query_one("#figures", TextBlock).show([head, told, line])
 
     def _coordinate(self, name: str, at: int) -> str:
         told = coordinate(name, at, self.label)
