@@ -31,7 +31,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LOCKSTEP_STATE_DIR", str(tmp_path / "state"))
@@ -76,8 +76,10 @@ def replaying(reader: Reader) -> Route:
 
 
 @pytest.fixture
-def bench(session: Path) -> Bench:
-    """`async with bench(size=(80, 24), path=…, theme=…) as pilot`: the workbench on a session."""
+def bench(session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """`async with bench(size=(80, 24), path=…, theme=…) as pilot`: the workbench on a session, with no golden reference
+    but those beside it."""
+    monkeypatch.setenv("LOCKSTEP_CACHE_DIR", str(tmp_path / "cache"))
 
     @asynccontextmanager
     async def opened(
