@@ -21,9 +21,9 @@ from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.sites import sites_of
+from workbench.diagnosis.operations.weights import checkpoint_weights
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.verdict import judge
-from workbench.diagnosis.weights import checkpoint_weights
 from workbench.views.causes import UNNAMED, Cause
 
 Q = "layers.1.attn.q_proj"

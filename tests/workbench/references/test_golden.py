@@ -176,7 +176,7 @@ def test_the_front_stays_light() -> None:
     """Asking for a reference imports neither torch nor transformers."""
     code = (
         "import sys, workbench.references.golden, workbench.diagnosis.verdict, workbench.diagnosis.naming,"
-        " workbench.diagnosis.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
+        " workbench.diagnosis.operations.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
         " sys.exit(', '.join(heavy) or None)"
     )
     root = str(Path(golden.__file__).parents[2])

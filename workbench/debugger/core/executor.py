@@ -21,7 +21,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.ranks.messages import ChecksumCache
 from engine.taps.breaks import PauseSpec
 from sessions.records import StepRecord, TensorRecord
 from workbench.debugger.core.fork_event import SamplingChange
@@ -192,10 +191,6 @@ class Executor:
         finally:
             if self.inferior.client.alive:
                 self.inferior.watch(usual)
-
-    def kv_checksums(self) -> list[int]:
-        """One number a rank for all that is cached."""
-        return [report.checksum for report in self.inferior.client.call(ChecksumCache())]
 
     def reset(self) -> None:
         """Break the pass in flight off and start from the prompt: nothing is known of where the engine stands."""

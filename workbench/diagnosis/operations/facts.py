@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
 from sessions.dtypes import rounded as rounded
+from workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
 from workbench.diagnosis.recording import Array
-from workbench.diagnosis.weights import checkpoint_misreadings, checkpoint_weights
 
 #: Bytes of weights that are kept.
 KEPT_BYTES = 1 << 30

@@ -19,6 +19,7 @@ from tests.workbench.debugger.conftest import Engines, Live, finish, texts
 from workbench.debugger.answers import Position, Stop
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, DebuggerError
+from workbench.inferior.inferior import Inferior
 
 STEPS = 7
 
@@ -104,6 +105,11 @@ RUNS: list[tuple[int, dict[str, str]]] = [
 SAMPLING = Sampling(temperature=1.0, seed=11)
 
 
+def cached(inferior: Inferior) -> list[int]:
+    """One number a rank for all that is cached."""
+    return [report.checksum for report in inferior.client.call(ChecksumCache())]
+
+
 @pytest.fixture(scope="module")
 def straight(engines: Engines) -> Any:
     """(tp, rules) -> a run straight on, on an inferior without a debugger."""
@@ -116,13 +122,13 @@ def straight(engines: Engines) -> Any:
             inferior.add([3, 14, 15, 92, 65], SAMPLING)
             kv, sums, tokens = [], [], []
             for _ in range(STEPS):
-                kv.append([a.checksum for a in inferior.client.call(ChecksumCache())])
+                kv.append(cached(inferior))
                 record = inferior.step()
                 assert record.checksums is not None
                 assert record.sequences[0].emitted is not None
                 sums.append(record.checksums)
                 tokens.append(record.sequences[0].emitted)
-            kv.append([a.checksum for a in inferior.client.call(ChecksumCache())])
+            kv.append(cached(inferior))
             known[key] = Straight(sums, tokens, kv)
         return known[key]
 
@@ -182,7 +188,7 @@ def agree(debugger: Debugger, expected: Straight) -> None:
     done = at.step + 1 if at.place is None else at.step
     assert debugger.executor is not None
     debugger.executor.reach(at.branch, done)
-    assert debugger.executor.kv_checksums() == expected.kv[done]
+    assert cached(debugger.executor.inferior) == expected.kv[done]
 
 
 # --- divergence --------------------------------------------------------------------------------------

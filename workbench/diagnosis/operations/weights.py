@@ -15,7 +15,7 @@ from engine.checkpoint.gguf.source import GgufSource
 from engine.checkpoint.header import read_header
 from engine.checkpoint.resolve import open_checkpoint
 from sessions.dtypes import widen
-from workbench.diagnosis.misreadings import Misreading, misreadings
+from workbench.diagnosis.operations.misreadings import Misreading, misreadings
 
 #: How the file's dtypes lie in numpy, which has no bfloat16.
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}

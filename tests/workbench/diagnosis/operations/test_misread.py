@@ -17,7 +17,7 @@ from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
 from workbench.diagnosis.diagnose import Explanation, diagnose
 from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.weights import checkpoint_misreadings
+from workbench.diagnosis.operations.weights import checkpoint_misreadings
 from workbench.inferior.inferior import Inferior
 from workbench.inferior.session import create_session
 from workbench.models.capture import FULL
