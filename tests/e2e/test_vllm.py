@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed: `make vllm`"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def shared_memory() -> Iterator[None]:
+    """Removes what vLLM leaves in shared memory: it kills its ranks at the end, with a tap and without."""
+    shared = Path("/dev/shm")
+    before = set(shared.glob("vllm_dist_*"))
+    yield
+    for left in set(shared.glob("vllm_dist_*")) - before:
+        left.unlink(missing_ok=True)
 
 
 def program(tp: int) -> list[str]:
@@ -80,11 +91,14 @@ def test_vllm_is_right(tp: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bug", "tp", "tap", "cause"),
     [
+        ("biases_dropped", 1, "layers.0.attn.q_proj", "q,k,v}_proj.bias is not added"),
         ("biases_dropped", 2, "layers.0.attn.q_proj", "q,k,v}_proj.bias is not added"),
+        ("rope_theta", 1, "layers.0.attn.q_rope", "rope_theta is 10000 instead of 1e+06"),
         ("rope_theta", 2, "layers.0.attn.q_rope", "rope_theta is 10000 instead of 1e+06"),
         ("all_reduce_missing", 2, "layers.2.mlp.down", "no sum over the ranks"),
         ("kv_heads_exchanged", 2, "layers.0.attn.k_proj", "computes with rank 0's shard of model.layers.*.self_attn"),
         ("kv_heads_exchanged", 1, "layers.0.attn.k_proj", "self_attn.{k,v}_proj"),
+        ("residual_twice", 1, "layers.1.attn_residual", "the residual stream is added 2 times"),
         ("residual_twice", 2, "layers.1.attn_residual", "the residual stream is added 2 times"),
     ],
 )  # fmt: skip
@@ -93,4 +107,5 @@ def test_a_planted_bug_is_found_where_it_is(bug: str, tp: int, tap: str, cause: 
     judged = told["judged"]
     assert judged["verdict"] == "diverged"
     assert judged["first_divergence"]["tap"] == tap
-    assert cause in judged["causes"][0]["text"]
+    (told_first,) = [one for one in judged["causes"] if not one["alternative"]]
+    assert cause in told_first["text"]
