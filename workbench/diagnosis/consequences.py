@@ -1,15 +1,15 @@
 """Findings that follow from another one: told with their cause, not beside it.
 
 Each operation is judged on its own inputs, so that little follows. But a tensor of another shape leaves the next
-operation no other choice, positions that the engine itself has wrong are used by its cache and its mask as well, and
-a norm that writes into its input leaves no input to be judged on.
+operation no other choice, positions that the engine itself has wrong are used by its cache and its mask as well, and a
+norm that writes into its input leaves no input to be judged on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from engine.taps.names import layer_of, local_name
+from engine.taps.names import local_name
 from workbench.diagnosis.dataflow import REMEMBERING, inputs_of
 from workbench.diagnosis.findings import WrongOperation
 from workbench.diagnosis.merging import FindingGroup
@@ -20,10 +20,10 @@ _MASKED = ("attn.scores", "attn.context")
 
 
 def folded(
-    groups: Sequence[FindingGroup], layers: int = 0
+    groups: Sequence[FindingGroup], judged: Collection[str] = (), layers: int = 0
 ) -> list[tuple[FindingGroup, tuple[FindingGroup, ...]]]:
-    """The groups that stand by themselves, in their order, each with those that follow from it. `layers`: how many the
-    model has."""
+    """The groups that stand by themselves, in their order, each with those that follow from it. `judged`: the taps that
+    could be; `layers`: how many the model has."""
     heads: list[FindingGroup] = []
     after: dict[int, list[FindingGroup]] = {}  # by the place in `heads`
     for group in groups:
@@ -35,6 +35,7 @@ def folded(
                 or _by_position(group, head)
                 or _by_length(group, head)
                 or _by_overwriting(group, head, layers)
+                or _by_what_is_everywhere(group, head, judged)
             ),
             None,
         )
@@ -84,27 +85,25 @@ def _by_position(group: FindingGroup, head: FindingGroup) -> bool:
 
 def _by_overwriting(group: FindingGroup, head: FindingGroup, layers: int) -> bool:
     """Whether it is a norm that seems to be skipped because what it reads is its own output, which went on in place of
-    the sum; or layers of which nothing but what entered them is known, where that is such an output."""
+    the sum."""
+    if not group.chosen or not all(one.name == "norm_skipped" for one in group.chosen):
+        return False
     over = {
         finding.tap: set(finding.steps)
         for finding, one in zip(head.findings, head.chosen, strict=bool(head.chosen))
         if one.fitted.get("how") == READER
     }
-    skipped = bool(group.chosen) and all(one.name == "norm_skipped" for one in group.chosen)
-    return bool(over) and all(
-        (skipped or (one.operation == "layer" and not group.chosen))
-        and any(set(one.steps) <= over.get(tap, set()) for tap in _read_by(one, over, layers))
+    return all(
+        any(set(one.steps) <= over.get(tap, set()) for tap in inputs_of(one.tap, layers))
         for one in group.findings
     )
 
 
-def _read_by(finding: WrongOperation, over: Iterable[str], layers: int) -> Sequence[str]:
-    """What the operation reads; of layers the last stream before them among `over`."""
-    if finding.operation != "layer":
-        return inputs_of(finding.tap, layers)
-    before = [
-        tap
-        for tap in over
-        if local_name(tap) == "mlp_residual" and (layer_of(tap) or 0) < (finding.layer or 0)
-    ]
-    return sorted(before, key=lambda tap: layer_of(tap) or 0)[-1:]
+def _by_what_is_everywhere(group: FindingGroup, head: FindingGroup, judged: Iterable[str]) -> bool:
+    """Whether it is layers of whose inside nothing was recorded, and the cause is in all others: it is in these too, as
+    far as anyone can tell."""
+    if group.chosen or not head.chosen or any(one.operation != "layer" for one in group.findings):
+        return False
+    kinds = {local_name(one.tap) for one in head.findings}
+    told = {one.tap for one in (*head.findings, *group.findings)}
+    return all(tap in told for tap in judged if local_name(tap) in kinds)

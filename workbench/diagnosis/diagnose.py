@@ -48,7 +48,7 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
     return Explanation(
         tuple(
             cause
-            for group, after in folded(wrong, extent.layers)
+            for group, after in folded(wrong, seen.judged, extent.layers)
             for cause in causes_of(group, seen, extent, after)
         ),
         tuple(_note(found[number], effect, extent) for number, effect in without.items()),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from sessions import Session
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
@@ -201,3 +202,30 @@ def test_norms_that_write_into_the_stream_are_one_cause(run: PackedRun, case: Ca
         "layers.0.{attn,mlp}_residual: the output of the norm that reads the sum goes on in place of the sum"
     )
     assert [one.split(":")[0] for one in cause.follows] == ["layers.0.mlp_norm, final_norm"]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_logits_of_ranks_that_differ_are_right_by_what_each_rank_held(
+    run: PackedRun, case: Case, tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    """Each rank gives its part of the vocabulary, which is then gathered, by all or by one: what is wrong on one rank
+    is one cause."""
+    weights = load_file(case.model_dir / "model.safetensors")
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).double().numpy()
+    cut = len(head) // 2 + 3  # padded, as by vLLM
+    run = edited(run, "final_norm", lambda x: 2 * x, (1,))
+    for number, (first, second) in enumerate(zip(run.by_rank[0], run.by_rank[1], strict=True)):
+        held = {x.tap: x for x in second.tensors}
+        hidden = [
+            {x.tap: x.array for x in one.tensors}["final_norm"].astype(np.float64) for one in (first, second)
+        ]
+        rows = held["logits"].rows
+        hidden = [x if rows is None else x[list(rows)] for x in hidden]
+        given = np.concatenate([hidden[0] @ head[:cut].T, hidden[1] @ head[cut:].T], 1).astype(np.float32)
+        for rank, one in enumerate((first, second)):
+            logits = [replace(held["logits"], layout="replicate", array=given)] if rank in ranks else []
+            run.by_rank[rank][number] = replace(
+                one, tensors=[*(x for x in one.tensors if x.tap != "logits"), *logits]
+            )
+    (cause,) = judged(run, case, tmp_path / "a.session").event.causes
+    assert (cause.tap, cause.ranks) == ("final_norm", (1,))

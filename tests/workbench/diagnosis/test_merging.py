@@ -169,23 +169,32 @@ def test_a_shape_that_an_input_brings_along_follows_from_it() -> None:
 
 
 def test_a_norm_that_has_written_into_its_input_is_not_told_to_be_skipped() -> None:
-    """Nor are the layers after it, of which nothing was recorded, a second cause."""
     sums = [wrong(f"layers.{i}.{kind}_residual", hypothesis("residual_of_other", {"how": READER}), order=i)
             for i in range(2) for kind in ("attn", "mlp")]  # fmt: skip
     norms = [
         wrong(tap, hypothesis("norm_skipped", {}), order=10)
         for tap in ("layers.0.mlp_norm", "layers.1.attn_norm", "layers.1.mlp_norm")
     ]
-    layer = replace(wrong("layers.2.mlp_residual", order=20), operation="layer")
-    ((head, after),) = folded(groups([*sums, *norms, layer]), 3)
-    assert {one.tap for group in after for one in group.findings} == {one.tap for one in (*norms, layer)}
+    ((head, after),) = folded(groups([*sums, *norms]), (), 3)
+    assert {one.tap for group in after for one in group.findings} == {one.tap for one in norms}
     (cause,) = causes_of(head, Survey({}, (), ()), EXTENT, after)
     assert cause.place == "layers.{0,1}.{attn,mlp}_residual"
-    assert cause.follows[-1] == "layers.2.mlp_residual: off by 0.1 (relative L2), 1e+05 times its rounding"
     # What reads another stream, or is off by something else, or at another step, is a cause of its own.
     first = wrong("layers.0.attn_norm", hypothesis("norm_skipped", {}), order=10)
     scaled = wrong("layers.1.attn_norm", hypothesis("norm_scaled", {}), order=10)
     for other in (first, scaled):
-        assert len(folded(groups([*sums, other]), 3)) == 2
+        assert len(folded(groups([*sums, other]), (), 3)) == 2
     early = [replace(one, steps=(0,)) for one in sums]
-    assert not any(after for _, after in folded(groups([*early, *norms]), 3))
+    assert not any(after for _, after in folded(groups([*early, *norms]), (), 3))
+
+
+def test_layers_that_were_not_recorded_are_no_cause_beside_one_that_is_in_all_others() -> None:
+    found = [wrong(f"layers.{i}.mlp.up", hypothesis("transposed", {}), order=i) for i in range(2)]
+    judged = [*(one.tap for one in found), "layers.0.mlp.gate", "layers.2.mlp_residual"]
+    unknown = replace(wrong("layers.2.mlp_residual", order=20), operation="layer")
+    ((head, after),) = folded(groups([*found, unknown]), judged)
+    (cause,) = causes_of(head, Survey({}, (), ()), EXTENT, after)
+    assert cause.follows == ("layers.2.mlp_residual: off by 0.1 (relative L2), 1e+05 times its rounding",)
+    # Of what is in one layer of two nothing follows for the others; nor of what was recorded.
+    assert len(folded(groups([found[0], unknown]), [*judged, "layers.1.mlp.up"])) == 2
+    assert len(folded(groups([*found, replace(unknown, operation="residual")]), judged)) == 2

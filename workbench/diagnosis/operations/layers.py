@@ -93,8 +93,9 @@ _INSIDE = ("attn_norm", "attn.q_proj", "attn.o_proj", "mlp_norm", "mlp.gate", "m
 
 
 def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]:
-    """A layer of whose inside nothing was recorded, though of others it was: its output (`tap`), or where that lacks as
-    well the norm that reads it, held against what the layer should have given. The site stands at the layer."""
+    """A layer of whose inside nothing was recorded, no statistics either, though of others it was: its output (`tap`),
+    or where that lacks as well the norm that reads it, held against what the layer should have given. The site stands
+    at the layer."""
     at, norm = layer_of(tap), local_name(tap) in ("attn_norm", "final_norm")
     last = (facts.model.num_layers if at is None else at) - 1 if norm else at
     if last is None or last < 0 or (norm and _captured(taps, f"layers.{last}.mlp_residual")):
@@ -129,7 +130,8 @@ def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]
 
 
 def _ran(taps: RecordedTaps, layer: int) -> bool:
-    return any(_captured(taps, f"layers.{layer}.{kind}") for kind in _INSIDE)
+    names = [f"layers.{layer}.{kind}" for kind in _INSIDE]
+    return any(_captured(taps, name) or taps.measured(name) for name in names)
 
 
 def _captured(taps: RecordedTaps, tap: str) -> bool:

@@ -78,6 +78,14 @@ class RecordedTaps:
         """Whether any tensor of it was recorded."""
         return self.has(tap) and (tap in self._replaced or tap in self._captured)
 
+    def measured(self, tap: str) -> bool:
+        """Whether statistics of it were recorded, whatever became of its tensors."""
+        steps, session = self.recording.steps, self.recording.session
+        tables = (session.stats(step, self.recording.branch) for step in steps[:1])
+        return self.has(tap) and any(
+            table is not None and bool(np.isfinite(table[session.tap(tap).index]).any()) for table in tables
+        )
+
     def tensors(self, tap: str, rank: int) -> tuple[Array | None, ...]:
         """What one rank held in each pass, in float64; None where that was not captured whole."""
         if not self.has(tap):

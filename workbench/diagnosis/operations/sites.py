@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from workbench.diagnosis.operations.attention import BLOCKS, FUSED, AttentionPas
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
 from workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
+from workbench.diagnosis.operations.gathered import gathered_logits
 from workbench.diagnosis.operations.layers import missing_layers
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -89,17 +90,29 @@ class _RankOperation:
         seen = self.taps.rows(self.tap, self.rank, passes)
         if seen is None:
             raise Lacking("its tensors have other shapes from step to step")
-        if self.tap == "logits":  # of each pass the last token's row
-            counts = [len(self.taps.passes[i].rows) for i in passes]
-            if len(seen) == len(passes):
-                rows = [self.taps.passes[i].rows[-1] for i in passes]
-                inputs["x"] = inputs["x"][np.cumsum(counts) - 1]
+        at = np.arange(len(rows))
+        if self.tap == "logits" and len(seen) == len(passes):  # of each pass the last token's row
+            at = np.cumsum([len(self.taps.passes[i].rows) for i in passes]) - 1
+            rows = [self.taps.passes[i].rows[-1] for i in passes]
+            inputs["x"] = inputs["x"][at]
         operands = Operands(self.facts, tuple(rows), inputs, self.weights, self.span, self.columns)
         expected, noise = ROW_WISE[self.operation](operands)
+        if self.tap == "logits" and self.span is None:
+            others = [replace(operands, inputs={"x": x[at]}) for x in self._of_other_ranks(passes)]
+            expected = gathered_logits(expected, [ROW_WISE[self.operation](one)[0] for one in others], seen)
         noise = noise + self._summed_noise(inputs, expected, passes)
         if seen.shape != expected.shape and seen.size == expected.size:
             seen = seen.reshape(expected.shape)
         return [Part(tuple(rows), inputs, seen, expected, noise, LARGEST[self.facts.dtype])], passes
+
+    def _of_other_ranks(self, passes: list[int]) -> list[Array]:
+        """The input of every rank, where they differ and are as large; else none."""
+        tap = self.sources["x"].tap
+        if len({self.taps.lead(tap, rank) for rank in self.taps.ranks}) == 1:
+            return []
+        found = [self.taps.rows(tap, rank, passes) for rank in self.taps.ranks]
+        held = [x for x in found if x is not None]
+        return held if len(held) == len(found) and len({x.shape for x in held}) == 1 else []
 
     def _summed_noise(self, inputs: Mapping[str, Array], expected: Array, passes: list[int]) -> Array | float:
         """What an engine may have rounded of sums that were not recorded: by the size of their terms, as far as it goes
