@@ -39,11 +39,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def bugged(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The run of an engine that takes the fourth layer's up_proj for something else."""
+    """The run of an engine that takes the fourth layer's up_proj, and the last one's, for something else."""
     folder = tmp_path_factory.mktemp("bugged")
     model = tiny_checkpoint(folder, "qwen2", num_hidden_layers=LAYERS)
     weights = load_file(model / "model.safetensors")
-    weights["model.layers.3.mlp.up_proj.weight"] *= 1.5
+    for layer in (3, LAYERS - 1):
+        weights[f"model.layers.{layer}.mlp.up_proj.weight"] *= 1.5
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     forced = forced_onto(case.floor.path)
     record(GoldenRequest(str(model), forced, STEPS, "float32"), folder / "run.session")
@@ -159,7 +160,8 @@ def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
     assert tensors(tmp_path / "run.session") == {2, 3, 4}
     judged = told["judged"]
     assert judged["first_divergence"]["tap"] == "layers.3.mlp.up"
-    assert "1.5" in judged["causes"][0]["text"]
+    (cause,) = judged["causes"]  # that the layers after these are wrong as a whole is no other cause
+    assert "1.5" in cause["text"]
     assert (judged["coverage"]["layers"], judged["coverage"]["by_statistics"]) == (LAYERS, LAYERS - 3)
     first, second = told["passes"]
     assert "first leaves the reference at layers.3.mlp.up, step 0" in first["found"]
