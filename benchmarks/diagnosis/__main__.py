@@ -12,6 +12,8 @@
     unseen_2    more bugs like the unseen ones, written later by somebody else; to be measured once
     unseen_3    yet more, by a third hand; to be measured once
     unseen_3_controls   harmless changes by that hand
+    unseen_4    yet more, weighed by how often they happen; to be measured once
+    unseen_4_controls   harmless changes by that hand
     prompts     random prompts on correct engines
 
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.

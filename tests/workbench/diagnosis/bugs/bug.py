@@ -6,8 +6,8 @@
 
 The bugs were built from what engines do wrong, not from what the diagnosis can name. Half of them, by a hash of the
 name, are held out: they lie in the files `held_out_*.py`. Those of `unseen_*.py`, controls too, were written when the
-diagnosis was done, by somebody who did not know it; those of `unseen_2_*.py` and `unseen_3_*.py` later,
-in the same way.
+diagnosis was done, by somebody who did not know it; those of `unseen_2_*.py`, `unseen_3_*.py` and
+`unseen_4_*.py` later, in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ ROTATED = ("attn.q_rope", "attn.k_rope")
 CACHES = ("attn.k_cache", "attn.v_cache")
 
 Part = Literal[
-    "open", "held_out", "controls", "unseen", "unseen_controls", "unseen_2", "unseen_3", "unseen_3_controls"
+    "open",
+    "held_out",
+    "controls",
+    "unseen",
+    "unseen_controls",
+    "unseen_2",
+    "unseen_3",
+    "unseen_3_controls",
+    "unseen_4",
+    "unseen_4_controls",
 ]
 
 
@@ -75,6 +84,8 @@ class Bug:
             return "unseen_2"
         if file.startswith("unseen_3_"):
             return "unseen_3_controls" if self.harmless else "unseen_3"
+        if file.startswith("unseen_4_"):
+            return "unseen_4_controls" if self.harmless else "unseen_4"
         if file.startswith("unseen_"):
             return "unseen_controls" if self.harmless else "unseen"
         if self.harmless:

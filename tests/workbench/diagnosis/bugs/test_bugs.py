@@ -41,8 +41,13 @@ QUICK_UNSEEN = (
     "global_head_number_on_the_local_keys",
     "rank_1_keeps_its_partial_sum_in_decode",
     "splits_joined_by_a_base_two_logarithm_taken_for_natural",
+    "second_norm_divides_by_the_root_of_the_first",
 )
-QUICK_UNSEEN_CONTROLS = ("root_of_the_scale_on_both_sides", "last_shard_padded_to_the_size_of_the_others")
+QUICK_UNSEEN_CONTROLS = (
+    "root_of_the_scale_on_both_sides",
+    "last_shard_padded_to_the_size_of_the_others",
+    "queries_doubled_and_keys_halved",
+)
 ALL = bugs()
 
 
@@ -101,6 +106,19 @@ def test_the_third_unseen_ones_are_of_every_kind():
     assert sum(bug.place.step > 0 for bug in unseen) >= 12
     assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 12
     assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
+    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
+
+
+def test_the_fourth_unseen_ones_are_of_every_kind():
+    unseen = [bug for bug in ALL.values() if bug.part == "unseen_4"]
+    assert len(unseen) == 80
+    assert sum(bug.part == "unseen_4_controls" for bug in ALL.values()) == 20
+    assert len({bug.group for bug in unseen}) >= 13
+    assert sum(bug.tp > 1 for bug in unseen) >= 27
+    assert sum(bug.place.step > 0 for bug in unseen) >= 14
+    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 14
+    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 10
+    assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
     assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
 
 
