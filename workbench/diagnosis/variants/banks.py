@@ -18,7 +18,7 @@ from workbench.diagnosis.variants.attention.score_factors import score_dimension
 from workbench.diagnosis.variants.attention.scores import scores
 from workbench.diagnosis.variants.attention.softmax import softmaxes
 from workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
-from workbench.diagnosis.variants.attention.split_keys import denominators, split_contexts, split_softmaxes
+from workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
 from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from workbench.diagnosis.variants.caches.caches import caches
@@ -121,10 +121,10 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     ),
     "reduce": (reduce.stale, reduce.rounded_partials, coarse_inputs),
     "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),
-    "softmax": (split_softmaxes, denominators, coarse_operands),
-    "context": (coarse_operands, split_contexts),
-    "weights": (coarse_operands, fused_unlikely),
-    "attention": (coarse_operands, fused_unlikely),
+    "softmax": (split_keys, denominators, coarse_operands),
+    "context": (coarse_operands, split_keys),
+    "weights": (coarse_operands, fused_unlikely, split_keys),
+    "attention": (coarse_operands, fused_unlikely, split_keys),
 }
 
 

@@ -1,6 +1,6 @@
-"""A fused attention opened: guesses of what ran inside of one kernel, held against the context that came out.
+"""Attention opened: guesses of what ran inside of one kernel, held against the context that came out.
 
-Of such an attention (or of probabilities straight from queries and keys) only the ends were recorded. A guess gives the
+Of a fused attention (or of probabilities straight from queries and keys) only the ends were recorded. A guess gives the
 probabilities and the values that may have met inside; a few wrong rows say whether it is worth computing whole.
 """
 
@@ -72,6 +72,10 @@ class Inside:
     def masked(self, i: int, rows: Rows, scores: Array) -> Array:
         """Scores [heads, rows, K] of some rows of a part under the right mask."""
         return np.where(self.allowed[i][:, rows], scores, -np.inf)
+
+    def probs(self, i: int) -> Array:
+        """Of a part the right probabilities [heads, T, K]."""
+        return self.site.parts[i].inputs.get("probs", self.site.parts[i].expected)
 
     def values(self, i: int) -> Array | None:
         return self.site.parts[i].inputs.get("v")
@@ -198,9 +202,10 @@ class Inside:
             if found is None:
                 return part.expected, part.noise
             probs, values = found
-            moved = (
-                grown * part.inputs["score_noise"].max(-1, keepdims=True) + facts.unit + 8 * facts.sum_unit
-            )
+            noise = part.inputs.get(
+                "score_noise", np.zeros(probs.shape)
+            )  # none where probabilities were recorded
+            moved = grown * noise.max(-1, keepdims=True) + facts.unit + 8 * facts.sum_unit
             out, noise = weighed(facts, probs, np.broadcast_to(moved, probs.shape), values)
             return (
                 (out, np.nan_to_num(noise)) if out.shape == part.seen.shape else (part.expected, part.noise)

@@ -1,89 +1,111 @@
-"""Attention over keys in blocks whose parts were put together wrongly: sums, denominators, and blocks left out."""
+"""Attention over keys in parts that were joined wrongly, and denominators that are no sum of all.
+
+A context is held against the results of the parts of its keys before the forms of joining them are tried: where no
+weights of theirs give it, none of the forms does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.attention import expand
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.softmax import divided
-from workbench.diagnosis.variants.blocks import all_wrong_heads, in_place, places, scopes, usual_noise
-from workbench.diagnosis.variants.variant import Variant
+from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from workbench.diagnosis.variants.attention.key_parts import FORMS, Parts, Shares, Split, splits
+from workbench.diagnosis.variants.blocks import all_wrong_heads, by_head, places, scopes
+from workbench.diagnosis.variants.variant import UNEXPLAINED, Variant
 
-#: Sizes of blocks that are tried.
-BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512)
-
-_Keys = NDArray[np.int64]
-
-
-def _each(p: Array, blocks: _Keys) -> Array:
-    """Probabilities that add up to 1 in each block that is seen."""
-    return np.asarray(sum((divided(p * (blocks == i)) for i in np.unique(blocks)), np.zeros_like(p)))
+#: Relative size of what keeps weights of parts finite that have the same result.
+_RIDGE = 1e-12
 
 
-def _seen(p: Array, blocks: _Keys) -> Array:
-    """How many blocks each query sees, [heads, T, 1]."""
-    there = [(p * (blocks == i)).sum(-1, keepdims=True) > 0 for i in np.unique(blocks)]
-    return np.asarray(np.maximum(np.sum(there, axis=0), 1))
-
-
-def _last(p: Array, blocks: _Keys) -> Array:
-    """The newest block that each query sees, [heads, T, 1]."""
-    return np.asarray(np.where(p > 0, blocks, -1).max(-1, keepdims=True))
-
-
-#: What probabilities [heads, T, K] become where the keys [K] belong to those blocks: (words, form).
-FORMS: tuple[tuple[str, Callable[[Array, _Keys], Array]], ...] = (
-    ("each block's result, divided by its own sum, counts the same", lambda p, b: _each(p, b) / _seen(p, b)),
-    ("the blocks' results, each divided by its own sum, are added up", _each),
-    ("the newest block alone counts, divided by its own sum", lambda p, b: divided(p * (b == _last(p, b)))),
-    ("the newest block is left out", lambda p, b: np.where((b == _last(p, b)) & (b > 0), 0.0, p)),
-    (
-        "the newest block is left out, the others are divided by their own sum",
-        lambda p, b: np.where(_last(p, b) > 0, divided(np.where(b == _last(p, b), 0.0, p)), p),
-    ),
-    ("the first block alone counts, divided by its own sum", lambda p, b: divided(p * (b == 0))),
-    ("only the first block is added up", lambda p, b: p * (b == 0)),
-    (
-        "the sum of the newest block alone is divided by",
-        lambda p, b: p / np.maximum((p * (b == _last(p, b))).sum(-1, keepdims=True), 1e-300),
-    ),
-)
-
-
-def split_contexts(site: Site) -> Iterator[Variant]:
-    """Variants of one layer's context on one rank, of which the keys' parts have wrong shares."""
+def split_keys(site: Site) -> Iterator[Variant]:
+    """Variants of one layer's probabilities, or of its context, of which the keys' parts have wrong shares."""
     if not all(part.fits for part in site.parts):
         return
-    probs = [part.inputs["probs"] for part in site.parts]
-    values = [expand(part.inputs["v"], len(p)) for part, p in zip(site.parts, probs, strict=True)]
-    for text, guesses in _splits(probs):
-        made = [
-            np.einsum("htk,khd->thd", p, v, optimize=True).reshape(p.shape[1], -1)
-            for p, v in zip(guesses, values, strict=True)
-        ]
-        yield Variant(
-            "context_split_keys", "context", text, {}, in_place(site, made), noise=usual_noise(site)
-        )
+    inside, known = Inside(site), set()
+    of = "context" if inside.values(0) is not None else "softmax"
+    for words, split in splits(max(inside.probs(i).shape[2] for i in range(len(site.parts)))):
+        cut = [_parts(inside, i, split) for i in range(len(site.parts))]
+        key = tuple(each.tobytes() for each in cut)
+        if key in known or not any(each.any() for each in cut):
+            continue
+        known.add(key)
+        if not _in_reach(inside, cut):
+            continue
+        text = f"attention runs over the keys {words}, whose results are joined wrongly"
+        for told, _ in FORMS:
+            yield inside.variant(f"{of}_split_keys", of, f"{text}: {told}", _guess(inside, cut, told))
+        if of == "context":
+            yield from _by_fitted_weights(inside, cut, text)
 
 
-def split_softmaxes(site: Site) -> Iterator[Variant]:
-    """Variants of one layer's softmax on one rank, over keys in blocks."""
-    if all(part.fits for part in site.parts):
-        for text, guesses in _splits([part.expected for part in site.parts]):
-            yield Variant("softmax_split_keys", "softmax", text, {}, in_place(site, guesses))
+def _parts(inside: Inside, i: int, split: Split) -> Parts:
+    return np.asarray(split(inside.probs(i).shape[2], len(inside.site.parts[i].rows)), dtype=np.int64)
 
 
-def _splits(probs: Sequence[Array]) -> Iterator[tuple[str, list[Array]]]:
-    most = max(p.shape[2] for p in probs)
-    for size in (size for size in BLOCKS if size < most):
-        for words, form in FORMS:
-            text = f"keys are taken in blocks of {size}, which are put together wrongly: {words}"
-            yield text, [np.asarray(form(p, np.arange(p.shape[2]) // size)) for p in probs]
+def _guess(inside: Inside, cut: list[Parts], told: str) -> Guess:
+    form = dict(FORMS)[told]
+
+    def guess(i: int, rows: Rows) -> tuple[Array, Array | None]:
+        shares = Shares(inside.probs(i)[:, rows], cut[i])
+        return shares.of_keys(form(shares)), inside.values(i)
+
+    return guess
+
+
+def _in_reach(inside: Inside, cut: list[Parts]) -> bool:
+    """Whether some weights of the parts' results give what was seen in a few wrong rows."""
+    left = error = 0.0
+    for sample in inside.sample:
+        results = _results(inside, sample.part, sample.rows, cut[sample.part])
+        seen = by_head(inside.site, sample.seen)
+        rest = seen - np.einsum("htn,htnd->htd", _weights(results, seen), results)
+        cells = by_head(inside.site, sample.cells)
+        left, error = left + float(np.square(rest[cells]).sum()), error + sample.error
+    return bool(left <= (UNEXPLAINED**2) * error)
+
+
+def _results(inside: Inside, i: int, rows: Rows, parts: Parts) -> Array:
+    """What each part adds to the context, or to the probabilities, [heads, rows, n, D]."""
+    shares, values = Shares(inside.probs(i)[:, rows], parts), inside.values(i)
+    own = shares.probs[:, :, None] * shares.members
+    if values is None:
+        return own
+    return np.asarray(np.einsum("htnk,khd->htnd", own, expand(values, len(own)), optimize=True))
+
+
+def _weights(results: Array, seen: Array) -> Array:
+    """The weights [heads, T, n] by which results [heads, T, n, D] come nearest to what was seen [heads, T, D]."""
+    square = results @ results.swapaxes(-1, -2)
+    size = np.trace(square, axis1=-2, axis2=-1)[..., None, None]
+    square = square + (_RIDGE * size + 1e-300) * np.eye(square.shape[-1])
+    return np.asarray(np.linalg.solve(square, results @ seen[..., None])[..., 0])
+
+
+def _by_fitted_weights(inside: Inside, cut: list[Parts], text: str) -> Iterator[Variant]:
+    """Two parts of the keys, each right by itself, in other shares than theirs, whatever rule gave these."""
+    if max(int(parts.max()) for parts in cut) != 1:
+        return
+    site, ratios = inside.site, []
+    guesses, scope = [part.expected for part in site.parts], scopes(site)
+    for i in inside.wrong_parts:
+        rows = np.arange(len(site.parts[i].rows))
+        results = _results(inside, i, rows, cut[i])
+        weights = _weights(results, by_head(site, site.parts[i].seen))
+        made = np.einsum("htn,htnd->htd", weights, results)
+        guesses[i] = made.swapaxes(0, 1).reshape(site.parts[i].seen.shape)
+        mass = Shares(inside.probs(i), cut[i]).mass
+        there = scope[i].any(-1) & (mass > 0).all(-1)
+        ratios.append((weights * mass)[there])
+    found = np.concatenate(ratios) if ratios else np.empty((0, 2))
+    if len(found) and (np.abs(found.sum(-1) - 1) < 1e-3).all():
+        told = f"their shares add up to 1, but are wrong (the first has {found[0, 0]:.4g} in the first wrong row)"
+        yield Variant("context_split_keys", "context", f"{text}: {told}", {"share": float(found[0, 0])}, guesses,
+                      len(found))  # fmt: skip
 
 
 def denominators(site: Site) -> Iterator[Variant]:

@@ -36,8 +36,29 @@ def without_the_rest(p: Tensor) -> Tensor:
 
 
 def lost_terms(p: Tensor) -> Tensor:
-    """In the denominator keys at odd places are missing."""
-    return p / p[..., ::2].sum(-1, True)
+    """In the denominator every third key is missing."""
+    return p / (p * (torch.arange(p.shape[2]) % 3 != 1)).sum(-1, True)
+
+
+def in_two(weights: Any, at: Any = lambda keys: keys // 2, decode: bool = True) -> Any:
+    """Flash decoding in two parts, of lengths by `at(keys)`, weighted by `weights(sums, largest)` [.., 2]."""
+
+    def change(p: Tensor) -> Tensor:
+        if decode and p.shape[1] > 1:
+            return p
+        parts = p.split([at(p.shape[2]), p.shape[2] - at(p.shape[2])], -1)
+        sums = torch.stack([x.sum(-1) for x in parts], -1)
+        w = weights(sums, torch.stack([x.amax(-1) for x in parts], -1))
+        w = w / w.sum(-1, keepdim=True)
+        return torch.cat([x * (w / sums)[..., i, None] for i, x in enumerate(parts)], -1)
+
+    return change
+
+
+def not_rescaled(p: Tensor) -> Tensor:
+    """Online softmax in blocks of 4: what is in the accumulator stays when the maximum grows."""
+    top = torch.cat([p[..., :i].amax(-1, True) for i in range(4, p.shape[2] + 4, 4)], -1)
+    return p * p.amax(-1, True) / top.repeat_interleave(4, -1)[..., : p.shape[2]]
 
 
 SPLITS: list[tuple[str, str, Any, str, str]] = [
@@ -45,6 +66,36 @@ SPLITS: list[tuple[str, str, Any, str, str]] = [
     ("mean", "context", with_probs(mean_of_blocks), "context_split_keys", "blocks of 4"),
     ("rest", "context", with_probs(without_the_rest), "context_split_keys", "left out"),
     ("mean of probs", "probs", lambda x, at: mean_of_blocks(x), "softmax_split_keys", "counts the same"),
+    (
+        "base 2",
+        "context",
+        with_probs(in_two(lambda s, _: s**1.442695, lambda keys: 5)),
+        "context_split_keys",
+        "to base 2",
+    ),
+    (
+        "halves",
+        "context",
+        with_probs(in_two(lambda s, _: 0 * s + 1)),
+        "context_split_keys",
+        "counts the same",
+    ),
+    (
+        "no maximum",
+        "context",
+        with_probs(in_two(lambda s, top: s / top)),
+        "context_split_keys",
+        "maxima are left",
+    ),
+    (
+        "exchanged",
+        "context",
+        with_probs(in_two(lambda s, _: s.flip(-1))),
+        "context_split_keys",
+        "that of the part before it",
+    ),
+    ("not rescaled", "context", with_probs(not_rescaled), "context_split_keys", "not rescaled"),
+    ("no known rule", "context", with_probs(in_two(lambda s, _: s**0.3)), "context_split_keys", "are wrong"),
     (
         "denominator",
         "probs",
@@ -64,8 +115,21 @@ def test_blocks_put_together_wrongly_are_named(tap: str, spoil: Any, name: str, 
     assert (found[0].variant.name, words in found[0].variant.text) == (name, True), found[0].variant.text
 
 
+def test_parts_joined_wrongly_in_a_fused_kernel_are_named() -> None:
+    spoil = {"context": with_probs(in_two(lambda s, _: s**1.442695))}
+    found = causes(Run(model(), spoil, fused=True), "context")
+    assert (found[0].variant.name, found[0].variant.kind) == ("context_split_keys", "context")
+    assert "to base 2 on one side" in found[0].variant.text
+
+
 @pytest.mark.parametrize("tap", ["probs", "context"])
 def test_random_damage_is_not_blamed_on_blocks(tap: str) -> None:
     noise = torch.Generator().manual_seed(5)
     run = Run(model(), {tap: lambda x, at: x * (1 + torch.rand(x.shape, generator=noise))})
     assert names(run, tap) == []
+
+
+def test_random_damage_to_a_fused_context_is_not_blamed_on_parts() -> None:
+    noise = torch.Generator().manual_seed(5)
+    spoil = {"context": lambda x, at: x * (1 + torch.rand(x.shape, generator=noise))}
+    assert names(Run(model(), spoil, fused=True), "context") == []
