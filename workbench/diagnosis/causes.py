@@ -20,6 +20,8 @@ from workbench.views.known_faults import fault_of
 
 #: Hypotheses that are named among those that were ruled out.
 _MOST_RULED_OUT = 12
+#: Kinds of taps of one layer that are told one by one: more are nearly all that compute something by themselves.
+_MOST_KINDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
 
 
 def taps_in_words(taps: Sequence[str], layers: int) -> str:
-    """Taps of one family drawn together: "layers.*.attn.{q,k,v}_proj", "layers.{0,2}.mlp.act", "logits"."""
+    """Taps of one family drawn together: "layers.*.attn.{q,k,v}_proj", "layers.{0,2}.mlp.act", "logits"; whole layers
+    as "layers.1.*"."""
     kinds: dict[str, set[int]] = {}
     for tap in taps:
         layer = layer_of(tap)
@@ -194,7 +197,10 @@ def taps_in_words(taps: Sequence[str], layers: int) -> str:
     told: dict[tuple[int, ...], list[str]] = {}
     for kind, numbers in kinds.items():
         told.setdefault(tuple(sorted(numbers)), []).append(kind)
-    return ", ".join(_layers(numbers, layers) + _joined(names) for numbers, names in told.items())
+    return ", ".join(
+        _layers(numbers, layers) + ("*" if numbers and len(names) > _MOST_KINDS else _joined(names))
+        for numbers, names in told.items()
+    )
 
 
 def _layers(numbers: tuple[int, ...], layers: int) -> str:

@@ -20,6 +20,7 @@ from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.site import Unjudged
 from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.recording import Recording
+from workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
 from workbench.views.causes import Cause
 
 
@@ -41,6 +42,8 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, says at which positions tokens stand."""
     taps = RecordedTaps(Recording(engine, branch), None if golden is None else Recording(golden))
+    scaled = scaled_stream(taps, facts)
+    taps = taps if scaled is None else scaled.taps
     seen, extent = survey(sites(taps, facts), taps), Extent.of(taps)
     found = groups(seen.findings)
     without = harmless(found, taps, facts)
@@ -51,12 +54,22 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
             for group, after in folded(wrong, seen.judged, extent.layers)
             for cause in causes_of(group, seen, extent, after)
         ),
-        tuple(_note(found[number], effect, extent) for number, effect in without.items()),
+        (
+            *([] if scaled is None else [_note_of_stream(scaled, extent)]),
+            *(_note(found[number], effect, extent) for number, effect in without.items()),
+        ),
         tuple(finding for group in wrong for finding in group.findings),
-        tuple(tap for effect in without.values() for tap in effect.through),
+        (
+            *(() if scaled is None else scaled.right),
+            *(tap for effect in without.values() for tap in effect.through),
+        ),
         sum(seen.judged.values()),
         seen.unjudged,
     )
+
+
+def _note_of_stream(scaled: ScaledStream, extent: Extent) -> str:
+    return f"differs, has no effect here: {taps_in_words(scaled.right, extent.layers)}: {scaled.text}"
 
 
 def _note(group: FindingGroup, effect: Effect, extent: Extent) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from engine.taps.names import local_name
 from workbench.diagnosis.findings import Hypothesis, WrongOperation
+from workbench.diagnosis.misplaced_layers import misplaced_layers
 
 #: Fitted figures of one bug may differ by so much from layer to layer.
 ALIKE = 0.03
@@ -63,9 +64,14 @@ def family_of(finding: WrongOperation) -> tuple[str, ...]:
 def groups(findings: Sequence[WrongOperation]) -> list[FindingGroup]:
     """The findings by their causes, in the order in which they show."""
     families: dict[tuple[str, ...], list[WrongOperation]] = {}
+    misplaced = misplaced_layers(findings, [family_of(one) for one in findings])
+    explained = {id(finding) for finding, _ in misplaced}
     for one in findings:
-        families.setdefault(family_of(one), []).append(one)
+        if id(one) not in explained:
+            families.setdefault(family_of(one), []).append(one)
     found = [group for family in families.values() for group in _explained(family)]
+    if misplaced:
+        found.append(FindingGroup(tuple(f for f, _ in misplaced), tuple(h for _, h in misplaced)))
     return sorted(found, key=lambda group: (min(group.first.steps, default=0), group.first.order))
 
 

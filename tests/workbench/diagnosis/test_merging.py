@@ -198,3 +198,64 @@ def test_layers_that_were_not_recorded_are_no_cause_beside_one_that_is_in_all_ot
     # Of what is in one layer of two nothing follows for the others; nor of what was recorded.
     assert len(folded(groups([found[0], unknown]), [*judged, "layers.1.mlp.up"])) == 2
     assert len(folded(groups([*found, replace(unknown, operation="residual")]), judged)) == 2
+
+
+LOADED = {
+    "attn_norm": "input_layernorm", "attn.q_proj": "self_attn.q_proj", "attn.o_proj": "self_attn.o_proj",
+    "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def loaded(layer: int, of: int, kinds: tuple[str, ...] = tuple(LOADED)) -> list[WrongOperation]:
+    """A layer whose tensors are another one's. Beside it stands what would explain all projections at once."""
+    found = []
+    for n, kind in enumerate(kinds):
+        names = {
+            "weight": f"model.layers.{layer}.{LOADED[kind]}.weight",
+            "is": f"model.layers.{of}.{LOADED[kind]}.weight",
+        }
+        other = hypothesis("weight_of_another", {**names, "of": f"layer {of}"})
+        unrelated = hypothesis("weight_unrelated", {}, parameters=1)
+        both = [replace(one, kind="weight") for one in (unrelated, other)]
+        found.append(wrong(f"layers.{layer}.{kind}", *both, order=10 * layer + n))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("moved", "words", "fault"),
+    [
+        ({1: 2, 2: 1}, "layers 1 and 2 hold each other's weights", None),
+        ({3: 0, 4: 1}, "layers hold the weights of others: layer 3 those of layer 0, layer 4 those of layer 1", None),
+        (
+            {0: 1, 1: 2, 2: 0},
+            "the weights are those of the next layer, of the last those of the first",
+            "tensor_of=next_layer",
+        ),
+        ({1: 0}, "the weights are those of the layer before", None),
+    ],
+)  # fmt: skip
+def test_layers_that_hold_the_weights_of_others_are_one_cause(
+    moved: Mapping[int, int], words: str, fault: str | None
+) -> None:
+    found = [one for layer, of in moved.items() for one in loaded(layer, of)]
+    (group,) = groups(found)
+    (cause,) = causes_of(group, Survey({}, tuple(found), ()), EXTENT)
+    assert (cause.text, cause.kind, cause.fault) == (words, "weight", fault)
+    assert (cause.layers, cause.tap) == (tuple(sorted(moved)), f"layers.{min(moved)}.attn_norm")
+
+
+def test_one_matrix_of_another_layer_is_no_layer() -> None:
+    """What is wrong beside whole layers stays a cause."""
+    name = "model.layers.{}.mlp.down_proj.weight"
+    single = hypothesis(
+        "weight_of_another", {"weight": name.format(1), "is": name.format(2), "of": "the next layer"}
+    )
+    (group,) = groups([wrong("layers.1.mlp.down", replace(single, kind="weight"))])
+    assert group.chosen[0].fitted == single.fitted
+    mixed = [*loaded(1, 2), wrong("layers.0.mlp.up", hypothesis("bias_dropped", {}))]
+    assert sorted(one.chosen[0].name for one in groups(mixed)) == ["bias_dropped", "weight_of_another"]
+
+
+def test_whole_layers_are_told_shortly() -> None:
+    kinds = ("attn_norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp_norm", "mlp.down")
+    assert taps_in_words([f"layers.{i}.{kind}" for i in (1, 2) for kind in kinds], 4) == "layers.{1,2}.*"

@@ -128,6 +128,15 @@ class RecordedTaps:
         }
         return other
 
+    def scaled(self, factors: Mapping[str, float]) -> RecordedTaps:
+        """The same recording with the tensors of some taps multiplied by a number each."""
+        other = copy(self)
+        other._replaced = {
+            **self._replaced,
+            **{tap: _times(self._decoded(tap), x) for tap, x in factors.items()},
+        }
+        return other
+
     def lead(self, tap: str, rank: int) -> int:
         """The lowest rank whose tensors of that tap equal this rank's bit for bit, throughout."""
         return self._decoded(tap).lead[rank] if self.has(tap) else 0
@@ -157,6 +166,13 @@ class RecordedTaps:
         }
         nbytes = sum(x.nbytes for tensors in arrays.values() for x in tensors if x is not None)
         return _Decoded(lead, arrays, nbytes)
+
+
+def _times(decoded: _Decoded, factor: float) -> _Decoded:
+    arrays = {
+        rank: tuple(None if x is None else x * factor for x in held) for rank, held in decoded.arrays.items()
+    }
+    return _Decoded(decoded.lead, arrays, decoded.nbytes)
 
 
 def _alike(own: Sequence[TensorRecord | None], other: Sequence[TensorRecord | None]) -> bool:
