@@ -63,7 +63,10 @@ def record_reference(
     sequences = [one if isinstance(one, GoldenSequence) else GoldenSequence(tuple(one)) for one in prompts]
 
     def count(done: int, of: int) -> None:
-        progress("golden reference", done, of)
+        if done:
+            progress("golden reference", done, of)
+        else:  # it takes seconds until the first pass
+            progress(f"loading {reference}", 0, 0)
 
     how: Options = {"progress": count, "warn": warn, "waiting": waiting}
     if reference == "llama.cpp":
