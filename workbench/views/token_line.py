@@ -11,6 +11,7 @@ from itertools import accumulate
 from rich.cells import cell_len
 
 from sessions.errors import SessionDamaged
+from sessions.records import SequenceStep
 from workbench.views.candidates import first_difference, probabilities
 from workbench.views.source import SessionSource
 from workbench.views.where import Where
@@ -115,12 +116,16 @@ class TokenLines:
             self._read(source, Where(branch, growing.next_step, seq), growing, against, forks)
             growing.next_step += 1
         complete = growing.next_step >= steps.stop
-        cells, fed = growing.cells, tuple(growing.fed)
+        shown = growing
         if complete and source.under_way(branch, steps.stop) is not None:
-            cells = [*cells, TokenCell("…", steps.stop)]
+            # A copy: the step may be taken back.
+            shown = replace(growing, cells=[*growing.cells], fed=[*growing.fed])
             reads = source.sequence(steps.stop, branch, seq)
-            fed += tuple(source.texts.label(token) for token in reads.ids) if reads is not None else ()
-        return TokenLine(TokenRow.of(cells), growing.prompt, complete, growing.skipped, fed)
+            if reads is not None:
+                _feed(source, shown, reads)
+            shown.cells.append(TokenCell("…", steps.stop))
+        row, fed = TokenRow.of(shown.cells), tuple(shown.fed)
+        return TokenLine(row, shown.prompt, complete, shown.skipped, fed)
 
     def _read(
         self, source: SessionSource, where: Where, growing: _Growing, against: int | None, forks: set[int]
@@ -132,17 +137,7 @@ class TokenLines:
             growing.lost = growing.begun = True
             return
         if sequence is not None:
-            if growing.lost and sequence.positions:
-                growing.skipped, growing.fed, growing.lost = sequence.positions[0], [], False
-            ids = list(sequence.ids)[-_PROMPT_CELLS:]
-            growing.fed += [source.texts.label(token) for token in ids]
-            if not growing.begun:  # at step 0, or later for one that joins a batch that runs
-                growing.begun = True
-                growing.cells[:0] = [
-                    TokenCell(label, token=token) for label, token in zip(growing.fed, ids, strict=True)
-                ]
-                growing.prompt = len(ids)
-                growing.skipped = len(sequence.ids) - len(ids)
+            _feed(source, growing, sequence)
         emitted = sequence.emitted if sequence is not None else None
         if self._own and sequence is not None and emitted is not None and sequence.topk_ids:
             emitted = sequence.topk_ids[0]
@@ -162,6 +157,21 @@ class TokenLines:
                 token=emitted,
             )
         )
+
+
+def _feed(source: SessionSource, growing: _Growing, sequence: SequenceStep) -> None:
+    """Take the tokens that went in at a step; those of the first are the prompt."""
+    if growing.lost and sequence.positions:
+        growing.skipped, growing.fed, growing.lost = sequence.positions[0], [], False
+    ids = list(sequence.ids)[-_PROMPT_CELLS:]
+    growing.fed += [source.texts.label(token) for token in ids]
+    if not growing.begun:  # at step 0, or later for one that joins a batch that runs
+        growing.begun = True
+        growing.cells[:0] = [
+            TokenCell(label, token=token) for label, token in zip(growing.fed, ids, strict=True)
+        ]
+        growing.prompt = len(ids)
+        growing.skipped = len(sequence.ids) - len(ids)
 
 
 def _divergence(source: SessionSource, where: Where, against: int | None) -> float | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sessions import Session, SessionWriter
 from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap
+from sessions.records import STATISTICS, SequenceStep, StepInFlight, StepRecord, Tap
 from workbench.tui.panes.followed import history_lines, move
 from workbench.views.candidate_history import candidate_history
 from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
@@ -84,6 +86,25 @@ def test_a_position_is_named_by_the_token_that_went_in_there(tmp_path: Path) -> 
     assert [line.label(position) for position in range(6)] == ["t1", "t2", "t3", "t4", "t5", ""]
     assert [cell.label for cell in line.tokens.cells] == ["t1", "t2", "…", "t4", "t5"]
     assert line.at(1) == 3
+
+
+def test_the_prompt_is_there_while_the_first_step_is_under_way(tmp_path: Path) -> None:
+    path, texts = tmp_path / "under_way.session", TokenTexts({i: f"t{i}" for i in range(10)})
+    stats = np.ones((1, 1, len(STATISTICS)), np.float32)
+    with SessionWriter.create(
+        path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
+    ) as writer:
+        told = SequenceStep(0, [1, 2], [0, 1], [[2]])
+        writer.in_flight(0, StepInFlight(0, 0, [told], stats))
+        with Session.open(path) as session:
+            lines = TokenLines()
+            line = lines.line(SessionSource(session, texts), 0, 0)
+            assert [cell.label for cell in line.tokens.cells] == ["t1", "t2", "…"]
+            assert (line.at(0), line.label(1)) == (2, "t2")
+            writer.step(0, StepRecord(0, "prefill", [replace(told, emitted=3)], 0.1))
+            session.refresh()
+            over = lines.line(SessionSource(session, texts), 0, 0)
+            assert [cell.label for cell in over.tokens.cells] == ["t1", "t2", "t3"]
 
 
 def test_a_candidate_over_the_steps_has_its_rank_where_it_was_recorded(tmp_path: Path) -> None:

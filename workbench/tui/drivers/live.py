@@ -112,8 +112,10 @@ class LiveDriver:
             return Fact("○ engine ended", "wrong")
         if self.running is not None and busy:
             return Fact(f"● {self.running.split()[0]} …", "accent")
-        if at is None or at.step < 0:
+        if at is None:
             return Fact("● stopped", "text")
+        if at.step < 0:
+            return Fact("● before step 0", "text")
         inside = f" at {at.tap}" if at.tap else ""
         if (at.branch, at.step) != (where.branch, where.step):
             on = f", branch {at.branch}" if at.branch != where.branch else ""
