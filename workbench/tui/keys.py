@@ -67,7 +67,7 @@ VIEW_KEYS = (
     ),
     ScreenKey("R", "view('rank')", "one rank, then the next, then all", name="next-rank"),
     ScreenKey("w", "view('compare')", "two branches, token for token", name="compare-branches"),
-    ScreenKey("T", "view('token_colour')", "tokens by probability, entropy, divergence", name="token-colour"),
+    ScreenKey("T", "view('token_colour')", "tokens by p, entropy or divergence", name="token-colour"),
     ScreenKey(
         "a", "view('fill')", "have what this pane lacks captured", name="capture-pane", needs_model=True
     ),

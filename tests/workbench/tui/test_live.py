@@ -256,6 +256,7 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         await until(lambda: "● rank lost" in text_of(pilot)[0], pilot)  # while nothing runs
         assert any("rank 1" in line and "✗" in line for line in text_of(pilot))
         await enter(pilot, "colon", "restart")
+        await until(lambda: "● before step 0" in text_of(pilot)[0], pilot)
         await press(pilot, "n", "n")
         await until(lambda: screen.where.step >= 1, pilot)
 
