@@ -41,7 +41,7 @@ def status_facts(
         else (Fact(f"recorded from {overview.engine}" if overview.engine else "rules  all correct", "quiet"),)
     )
     alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
-    return (left, right), (rule_facts, (*alarm, _golden(present), Fact(overview.name, "quiet", drop=2)))
+    return (left, right), (rule_facts, (*alarm, _golden(present, where.step), Fact(overview.name, "quiet", drop=2)))
 
 
 def _recording(overview: Overview) -> Fact:
@@ -50,9 +50,10 @@ def _recording(overview: Overview) -> Fact:
     return Fact("replay" if overview.state == "closed" else STATE_WORDS[overview.state], "quiet", drop=3)
 
 
-def _golden(present: Present | None) -> Fact:
+def _golden(present: Present | None, step: int) -> Fact:
     if present is None or present.verdict is None:
-        return Fact("golden: not compared", "quiet", drop=1)
+        which = f"step {step} " if present is not None and present.steps else ""  # others may have been
+        return Fact(f"golden: {which}not compared", "quiet", drop=1)
     if present.first_wrong is not None:
         return Fact(f"golden: ✗ {present.first_wrong}", "wrong", drop=1)
     if present.inconclusive:
