@@ -41,7 +41,10 @@ def status_facts(
         else (Fact(f"recorded from {overview.engine}" if overview.engine else "rules  all correct", "quiet"),)
     )
     alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
-    return (left, right), (rule_facts, (*alarm, _golden(present, where.step), Fact(overview.name, "quiet", drop=2)))
+    return (left, right), (
+        rule_facts,
+        (*alarm, _golden(present, where.step), Fact(overview.name, "quiet", drop=2)),
+    )
 
 
 def _recording(overview: Overview) -> Fact:
