@@ -17,8 +17,8 @@ from textual.strip import Strip
 
 from workbench.export.colormap import SHADES, shades
 from workbench.export.pooling import pool
-from workbench.tui.theme import DARK, LIGHT
-from workbench.tui.widgets.axes import Axes, column_labels, row_labels
+from workbench.tui.theme import _PAINTS, DARK, LIGHT
+from workbench.tui.widgets.axes import Axes, column_labels, row_labels, scale_line
 from workbench.tui.widgets.fit import fit
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.tui.widgets.shading import Matrix
@@ -194,3 +194,15 @@ async def test_on_a_light_ground_the_map_is_light() -> None:
             seen[theme] = [_lightness(colour) for colour in colours]
     assert max(seen[DARK.name]) < 30
     assert min(seen[LIGHT.name]) > 80
+
+
+def test_what_is_to_be_known_of_a_map_takes_the_room_of_its_scale() -> None:
+    notes = ("max-pooled 3 × 2", "× NaN")
+    lines = {
+        width: "".join(
+            one.text for one in scale_line("magnitude", 1.0, _PAINTS[DARK.name], width, notes=notes)
+        )
+        for width in (36, 80)
+    }
+    assert all(line.endswith("max-pooled 3 × 2  × NaN") for line in lines.values())
+    assert len(lines[36]) == 36

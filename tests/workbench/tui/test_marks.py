@@ -75,6 +75,17 @@ async def test_the_mouse_puts_marks_and_takes_them_away(bench: Bench) -> None:
         assert not any("◆" in line for line in text_of(pilot))
 
 
+async def test_in_a_replay_a_breakpoint_leaves_the_debugger_where_it_stands(bench: Bench) -> None:
+    async with bench(size=(120, 40)) as pilot:
+        await press(pilot, "s", "i")
+        (stands,) = (line for line in _list(pilot) if "▶" in line)
+        operation = stands.split()[1]
+        await press(pilot, "down", "down", "b")
+        assert [line.split()[1] for line in _list(pilot) if "▶" in line] == [operation]
+        assert [line.split()[1] for line in _list(pilot) if "◆" in line] == [local_name(_present(pilot))]
+        assert operation != local_name(_present(pilot))
+
+
 def _tree(pilot: Pilot[int]) -> list[str]:
     region = pilot.app.screen.query_one("#tree", Grid).region
     return [line[region.x : region.right].rstrip() for line in text_of(pilot)[region.y : region.bottom]]

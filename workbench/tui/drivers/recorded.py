@@ -59,7 +59,7 @@ class RecordedDebugger:
         at = self._debugger.position
         if inside:
             self._debugger.position = Position(where.branch, where.step, where.tap)
-        elif not _looked_at(at, where):
+        elif (at.branch, max(at.step, 0)) != (where.branch, where.step):
             self._debugger.position = Position(where.branch, where.step)
 
     def _carry_out(self, spec: Command, line: str, where: Where) -> Reply:

@@ -102,12 +102,13 @@ def _value(value: float) -> GridCell:
 def _row_facts(found: RowFigures, position: int, label: Label) -> list[TextLine]:
     off = "wrong" if is_off(found) else "text"
     strongest = "-" if found.strongest is None else f"k {found.strongest} “{label(found.strongest)}”"
+    attended = f"{'-' if found.keys is None else found.attended} of {position + 1}"
     return [
         [("row sum ", "quiet"), (fixed(found.total, 4), off)],
         [("entropy ", "quiet"), (fixed(found.entropy, 2), "text" if np.isfinite(found.entropy) else "wrong")],
         [("99 % in ", "quiet"), ("-" if found.keys is None else f"{found.keys} keys", "text")],
         [("strongest ", "quiet"), (strongest, "text")],
-        [("attends ", "quiet"), (f"{found.attended} of {position + 1}", "text"), (" positions", "quiet")],
+        [("attends ", "quiet"), (attended, "text"), (" positions", "quiet")],
     ]
 
 

@@ -162,9 +162,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
     def _show_keys(self) -> None:
         self.frame.tabs.keys = self.keymap.pane_keys
         if self.front is not None:
-            self.query_one(KeyBar).show(
-                self.keymap.hints(self.front.HINTS), list(map(self.keymap.moved, keys.PINNED))
-            )
+            # `a` has the ranks compute what is missing: a replay has none.
+            own = tuple(hint for hint in self.front.HINTS if self.driver.live or hint.press != "a")
+            self.query_one(KeyBar).show(self.keymap.hints(own), list(map(self.keymap.moved, keys.PINNED)))
 
     def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
         """Say something in the message line, and in the Journal if it is to be kept."""

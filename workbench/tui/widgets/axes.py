@@ -22,7 +22,7 @@ _NARROW, _LOW = 24, 5
 #: The widest labels of rows, the least room of a column's label, and the labels that are measured.
 _WIDEST, _LEAST, _MEASURED = 18, 10, 64
 _STRIDES = (1, 2, 3, 4, *(factor * 10**power for power in range(7) for factor in (5, 10, 20)))
-_BAR = 12  # cells of a scale
+_BAR, _LEAST_BAR = 12, 4  # cells of a scale, and where its words need the room
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,9 +130,13 @@ def scale_line(
     map; what does not fit into `width` cells ends in `…`."""
     ground = Style(bgcolor=styles.ground)
     low, high = f"{number(0.0 if scale == 'magnitude' else -limit)} ", f" {number(limit)}"
-    bar = scale_bar(scale, styles, min(_BAR, max(2, width // 4)))
-    room = max(0, width - len(low) - len(bar) - len(high))
     told = "  ".join(part for part in ("", unit, *notes) if part or unit or notes)
+    cells = min(_BAR, max(2, width // 4))
+    lacking = len(low) + cells + len(high) + cell_len(told) - width
+    bar = scale_bar(
+        scale, styles, max(min(cells, _LEAST_BAR), cells - max(0, lacking))
+    )  # words before colours
+    room = max(0, width - len(low) - len(bar) - len(high))
     return [
         Segment(low, ground + styles.quiet),
         *bar,
