@@ -22,6 +22,9 @@ from workbench.diagnosis.variants.attention.split_keys import denominators, spli
 from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from workbench.diagnosis.variants.caches.caches import caches
+from workbench.diagnosis.variants.caches.index_maps import index_maps
+from workbench.diagnosis.variants.caches.stored_stages import stored_stages
+from workbench.diagnosis.variants.grids import on_a_grid
 from workbench.diagnosis.variants.layers import repeated, skipped
 from workbench.diagnosis.variants.linear import (
     feature_orders,
@@ -99,6 +102,7 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (coarse_inputs,),
     "norm": (repeated, coarse_inputs, unknown_norms),
+    "cache": (stored_stages, index_maps),
     "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
     "residual": (coarse_inputs,),
     "activation": (other_columns, coarse_inputs),
@@ -130,4 +134,4 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 
 def stages(operation: str) -> tuple[tuple[Bank, ...], tuple[Bank, ...]]:
     """The banks that are tried first, and those that are tried where no variant of these fits."""
-    return (*BANKS[operation], *EVERYWHERE), (*LAST.get(operation, ()), not_finite)
+    return (*BANKS[operation], *EVERYWHERE), (*LAST.get(operation, ()), on_a_grid, not_finite)

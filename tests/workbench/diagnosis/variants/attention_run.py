@@ -63,6 +63,7 @@ class Run:
     size: float = 1.0
     fused: bool = False  # nothing inside of the attention is recorded
     hidden: Set[str] = frozenset()  # what is not
+    weights: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint, by name
     held: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,7 +118,7 @@ class Run:
 
     def site(self, kind: str, layer: int = 1, rank: int = 0) -> Site:
         """The site of one tap."""
-        facts = Facts(self.model, str(self.dtype).removeprefix("torch."), lambda name: None)
+        facts = Facts(self.model, str(self.dtype).removeprefix("torch."), self.weights.get)
         found = [
             site
             for site in sites_of(f"layers.{layer}.attn.{kind}", ArrayTaps(self), facts)

@@ -186,10 +186,6 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
         text = f"KV heads are copies of head {head}"
         name = "cache_first_head" if head == 0 else "cache_heads_moved"
         yield name, text, [np.broadcast_to(x[:, head : head + 1], x.shape) for x in rows]
-    text = "[heads, rows, D] is read as [rows, heads, D]"
-    yield "cache_layout", text, [x.swapaxes(0, 1).reshape(x.shape) for x in rows]
-    text = "[heads, D] of each row is read as [D, heads]"
-    yield "cache_layout", text, [x.swapaxes(1, 2).reshape(x.shape) for x in rows]
 
 
 def _shifted(x: Array, by: int) -> Array:

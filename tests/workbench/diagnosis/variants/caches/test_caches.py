@@ -16,9 +16,8 @@ def rows_of(at: At, name: str, seq: int | None = None, layer: int | None = None)
     """Everything written so far by a sequence, [K, kv_heads, D]."""
     held = at.run.held[f"layers.{at.layer if layer is None else layer}.attn.{name}", at.rank]
     seq = at.seq if seq is None else seq
-    return torch.cat([x for x, one in zip(held, at.run.passes, strict=False) if one.seq == seq]).view(
-        -1, 4, 16
-    )
+    rows = torch.cat([x for x, one in zip(held, at.run.passes, strict=False) if one.seq == seq])
+    return rows.view(len(rows), -1, 16)
 
 
 def decode(change: Callable[[Tensor, At], Tensor]) -> Callable[[Tensor, At], Tensor]:
@@ -37,6 +36,24 @@ def row(i: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, At], Te
 def int8_rows(x: Tensor) -> Tensor:
     scale = x.abs().amax(-1, True) / 127
     return (x / scale).round() * scale
+
+
+def strided(x: Tensor, order: tuple[int, ...], *strides: int) -> Tensor:
+    """Written in that order of its axes, read by those strides."""
+    return x.permute(order).reshape(-1).as_strided(x.shape, strides)
+
+
+def frozen(x: Tensor, most: int = 127) -> Tensor:
+    """Integers by the scale of the first row of each head: what is larger is clipped."""
+    scale = x[:1].abs().amax(-1, True) / most
+    return (x / scale).round().clamp(-most, most) * scale
+
+
+def uint4(x: Tensor) -> Tensor:
+    """From the least of each head on, in sixteen levels."""
+    least = x.amin((0, 2), True)
+    step = (x.amax((0, 2), True) - least) / 15
+    return ((x - least) / step).round() * step + least
 
 
 def padded(other: Tensor, like: Tensor) -> Tensor:
@@ -72,6 +89,17 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("fp8 e5m2", lambda x, at: x.to(torch.float8_e5m2).float(), "cache_low_precision", "float8 (e5m2)"),
     ("int8", lambda x, at: int8_rows(x), "cache_low_precision", "int8"),
     ("layout", lambda x, at: x.transpose(0, 1).reshape(x.shape), "cache_layout", "[rows, heads, D]"),
+    ("heads of rows", lambda x, at: x.reshape(4, -1, 16).transpose(0, 1), "cache_layout", "read as [heads, rows, D]"),
+    ("transposed rows", lambda x, at: x.permute(1, 2, 0).reshape(4, -1, 16).transpose(0, 1), "cache_layout",
+     "[heads, D, rows], is read as [heads, rows, D]: transposed"),
+    ("transposed heads", lambda x, at: x.transpose(1, 2).reshape(x.shape), "cache_layout", "transposed"),
+    ("head stride", decode(lambda x, at: strided(x, (1, 0, 2), 16, (len(x) - 1) * 16, 1)), "cache_strides",
+     "from a head to the next by"),
+    ("a channel late", decode(lambda x, at: torch.cat([x.reshape(-1)[1:], x.reshape(-1)[:1]]).view(x.shape)),
+     "cache_strides", "from element 1 on (1 channel more)"),
+    ("frozen scale", lambda x, at: frozen(x), "quantised", "clipped to the ends"),
+    ("4 bits", lambda x, at: uint4(x), "quantised", "quantised to 4 bits"),
+    ("queries", lambda x, at: rows_of(at, "q_rope")[:, :4], "cache_queries", "the first heads"),
     ("rows 2 and 4", lambda x, at: torch.cat([x[:2], x[5:6], x[3:4], x[:1], x[5:]]), "cache_rows_wrong", "row 5"),
 ]  # fmt: skip
 
@@ -107,6 +135,17 @@ def keep(spoil: Any) -> Any:
 )
 def test_keys_that_are_cached_with_another_rotation(spoil: Any, name: str) -> None:
     assert names(Run(model(), {"k_cache": spoil}), "k_cache")[0] == name
+
+
+def test_what_is_cached_before_its_bias_or_its_norm_is_named() -> None:
+    bias = torch.arange(1, 65, dtype=torch.float32)
+    weights = {"model.layers.1.self_attn.v_proj.bias": bias.numpy()}
+    early = {"v_cache": lambda x, at: x - bias.view(4, 16)}
+    assert names(Run(model(), early, weights=weights), "v_cache") == ["cache_bias"]
+    weight = torch.linspace(0.5, 2, 16)
+    weights = {"model.layers.1.self_attn.k_norm.weight": weight.numpy()}
+    twice = {"v_cache": lambda x, at: x * (x.square().mean(-1, True) + 1e-6).rsqrt() * weight}
+    assert names(Run(model(), twice, weights=weights), "v_cache") == ["cache_normed"]
 
 
 def test_random_damage_to_a_cache_is_not_blamed_on_anything() -> None:

@@ -1,0 +1,122 @@
+"""A cache that holds keys or values as they were at another stage of their computation: before the bias, before or
+after one norm more, rotated otherwise; or another projection's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from workbench.diagnosis.operations.expected import heads_of, normalised
+from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from workbench.diagnosis.operations.rotary_forms import FORMS, Rotate, rotate
+from workbench.diagnosis.operations.shares import rank_spans
+from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
+from workbench.diagnosis.variants.blocks import history, shaped, unrotated
+from workbench.diagnosis.variants.caches.caches import cache_variant, what
+from workbench.diagnosis.variants.variant import Variant
+
+#: (name, text, rows [K, kv_heads, D] of each part).
+_Stage = tuple[str, str, list[Array | None]]
+
+
+def stored_stages(site: Site) -> Iterator[Variant]:
+    """Variants of one layer's cache of keys or of values on one rank."""
+    if not all(part.fits and len(part.rows) == len(part.expected) for part in site.parts):
+        return
+    for stages in (_biases, _norms, _rotations, _queries):
+        for name, text, rows in stages(site):
+            yield cache_variant(site, name, text, rows)
+
+
+def _rotated(site: Site, rows: Sequence[Array | None], form: Rotate = rotate) -> list[Array | None]:
+    """Each part's rows turned by the angles of their positions."""
+    model, found = site.facts.model, list[Array | None]()
+    for part, x in zip(site.parts, rows, strict=True):
+        at = np.array([row.position for row in part.rows], dtype=np.float64)[:, None, None]
+        angles = at * frequencies(model, lengths_of(part.rows))
+        found.append(None if x is None else form(x, angles, magnitude(model)))
+    return found
+
+
+def _recorded(site: Site, kind: str) -> list[Array | None]:
+    """What a tap of the layer held so far, as heads."""
+    return [shaped(x, part.expected) for x, part in zip(history(site, kind), site.parts, strict=True)]
+
+
+def _biases(site: Site) -> Iterator[_Stage]:
+    """Without the projection's bias, or with it once more."""
+    projection = site.kind[5]
+    name = f"model.layers.{site.layer}.self_attn.{projection}_proj.bias"
+    bias = site.facts.vector(name)
+    span, _ = rank_spans(site.near(f"attn.{projection}_proj"), "linear", site.rank, site.taps, site.facts)
+    bias = bias if bias is None or span is None else bias[span]
+    if bias is None or not bias.any() or (projection == "k" and site.facts.model.qk_norm):
+        return
+    if bias.size != site.parts[0].expected[0].size:
+        return
+    added: list[Array | None] = [
+        np.broadcast_to(heads_of(bias[None], site.facts.model.head_dim), part.expected.shape)
+        for part in site.parts
+    ]
+    if projection == "k":
+        added = _rotated(site, added)
+    for times, words in ((-1, "before their bias is added"), (1, "with their bias added twice")):
+        rows = [part.expected + times * x for part, x in zip(site.parts, added, strict=True) if x is not None]
+        yield "cache_bias", f"{what(site)} are cached {words} ({name})", [*rows]
+
+
+def _norms(site: Site) -> Iterator[_Stage]:
+    """Keys before their norm, or normed by the queries' weight; either normed once more, with a weight or without."""
+    model, name = site.facts.model, f"model.layers.{site.layer}.self_attn."
+    words, rows = what(site), [part.expected for part in site.parts]
+    weights = {kind: site.facts.vector(f"{name}{kind}_norm.weight") for kind in "kq"}
+    own, other = weights["k"], weights["q"]
+    if site.kind == "attn.k_cache" and model.qk_norm:
+        raw = _recorded(site, "attn.k_proj")
+        yield "cache_before_norm", "keys are cached before their norm, though rotated", _rotated(site, raw)
+        yield "cache_before_norm", "keys are cached before their norm and their rotation", raw
+        if other is not None:
+            normed = [None if x is None else normalised(x, model.rms_eps) * other for x in raw]
+            text = f"cached keys are normed by {name}q_norm.weight, not by {name}k_norm.weight"
+            yield "cache_normed", text, _rotated(site, normed)
+    for weight, by in ((own, f" by {name}k_norm.weight"), (None, " without a weight")):
+        if weight is not None or by == " without a weight":
+            factor = 1.0 if weight is None else weight
+            text = f"cached {words} are normed{' once more' if words == 'keys' and model.qk_norm else ''}{by}"
+            yield "cache_normed", text, [normalised(x, model.rms_eps) * factor for x in rows]
+
+
+def _rotations(site: Site) -> Iterator[_Stage]:
+    """Keys that are rotated in another form on their way to the cache, or without the factor on cosine and sine."""
+    if site.kind != "attn.k_cache":
+        return
+    plain, factor = _recorded(site, unrotated(site, "k")), magnitude(site.facts.model)
+    for form in FORMS:
+        if form.name not in ("rope_not_applied", "rope_twice"):  # `cached_numbers` tells these
+            text = f"cached keys are rotated otherwise than the keys are: {form.text}"
+            yield "cache_rotated_otherwise", text, _rotated(site, plain, form.rotate)
+    if factor != 1:
+        text = f"cached keys lack the factor {factor:.5g} on cosine and sine"
+        yield "cache_rotated_otherwise", text, [part.expected / factor for part in site.parts]
+
+
+def _queries(site: Site) -> Iterator[_Stage]:
+    """Heads of the queries in the cache: the first ones, or those that lead their group."""
+    for kind, words in (("attn.q_rope", "queries"), ("attn.q_proj", "queries before their rotation")):
+        parts = []
+        for x, part in zip(history(site, kind), site.parts, strict=True):
+            rows, heads = (
+                None if x is None else heads_of(x, site.facts.model.head_dim),
+                part.expected.shape[1],
+            )
+            parts.append(None if rows is None or rows.shape[1] % heads else rows)
+        for which in ("the first heads", "the first head of each group"):
+            chosen = []
+            for x, part in zip(parts, site.parts, strict=True):
+                heads = part.expected.shape[1]
+                step = 1 if x is None or which == "the first heads" else x.shape[1] // heads
+                chosen.append(None if x is None else x[:, ::step][:, :heads])
+            text = f"the cache of {what(site)} holds {words}: {which}"
+            yield "cache_queries", text, chosen
