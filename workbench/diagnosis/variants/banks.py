@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.diagnosis.variants import embedding, head
+from workbench.diagnosis.variants import embedding, head, vocab_parallel
 from workbench.diagnosis.variants.activation import activations
 from workbench.diagnosis.variants.activation_columns import other_columns
 from workbench.diagnosis.variants.attention.combined_scores import combined_scores
@@ -54,6 +54,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         embedding.scaled,
         embedding.added,
         embedding.normed,
+        vocab_parallel.foreign_rows,
         moved.token_moved,
     ),
     "norm": (norms,),
@@ -100,7 +101,7 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
-    "embedding": (coarse_inputs,),
+    "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs, unknown_norms),
     "cache": (stored_stages, index_maps),
     "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
