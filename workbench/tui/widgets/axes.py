@@ -130,12 +130,10 @@ def scale_line(
     map; what does not fit into `width` cells ends in `…`."""
     ground = Style(bgcolor=styles.ground)
     low, high = f"{number(0.0 if scale == 'magnitude' else -limit)} ", f" {number(limit)}"
-    told = "  ".join(part for part in ("", unit, *notes) if part or unit or notes)
+    told = "".join(f"  {part}" for part in (unit, *notes) if part)
     cells = min(_BAR, max(2, width // 4))
-    lacking = len(low) + cells + len(high) + cell_len(told) - width
-    bar = scale_bar(
-        scale, styles, max(min(cells, _LEAST_BAR), cells - max(0, lacking))
-    )  # words before colours
+    lacking = max(0, len(low) + cells + len(high) + cell_len(told) - width)
+    bar = scale_bar(scale, styles, max(min(cells, _LEAST_BAR), cells - lacking))  # words before colours
     room = max(0, width - len(low) - len(bar) - len(high))
     return [
         Segment(low, ground + styles.quiet),
