@@ -166,7 +166,8 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     at = "at the same dtype" if event.tolerance == "floor" else "in float64"
     if event.reference == "llama.cpp":
         at = "in float32"
-    tokens = "identical"
+    some = "the same where they could be compared" if compared else "not compared"
+    tokens = "identical" if event.tokens_identical else some
     if event.overflow is not None and not compared:
         tokens = "not compared: the reference's logits are no numbers either"
     elif event.token_mismatches:

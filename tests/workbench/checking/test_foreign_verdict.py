@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
 from sessions import Session
@@ -16,6 +18,7 @@ from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.recorded_run import diagnose_recording
+from workbench.export.check_text import verdict
 from workbench.foreign.session import write_session
 from workbench.views.coverage import coverage
 from workbench.views.golden_event import plain
@@ -168,9 +171,12 @@ def test_logits_on_one_rank_alone_are_judged(run: PackedRun, case: Case, tmp_pat
     assert found.event.tokens_identical is True
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [(1, "tokens      not compared"), (2, "tokens      the same where they could be compared")],
+)
 def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
-    run: PackedRun, case: Case, tmp_path: Path, steps: int
+    run: PackedRun, case: Case, tmp_path: Path, steps: int, said: str
 ) -> None:
     """Of all steps, and of all but the first: what chose the tokens of the others is not known."""
     for rank, passes in run.by_rank.items():
@@ -182,6 +188,10 @@ def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
         ]
     found = judged(run, case, tmp_path / "a.session")
     assert plain(found.event)["tokens_identical"] is None
+    console = Console(file=StringIO())
+    verdict(found.event, found.judgement.taps, console)
+    assert said in console.file.getvalue()
+    assert "identical" not in console.file.getvalue()
     with Session.open(tmp_path / "a.session") as session:
         alone = diagnose_recording(session, case.model_dir, record=False)
     assert plain(alone.event)["tokens_identical"] is None

@@ -74,6 +74,28 @@ def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> N
         assert right[0].text == shown
 
 
+def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
+    session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No live run can be begun from it."""
+    assert run(["replay", str(session), "--batch", "--ex", "golden"]) == 2
+    told = "".join(capsys.readouterr())
+    assert "never held against a golden reference: `lockstep check run.session --model MODEL` does" in told
+    events = {
+        "match": "nothing to explain: every operation that was judged is right on its own inputs",
+        "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be told",
+    }
+    for verdict, said in events.items():
+        event = msgspec.convert({"verdict": verdict, "reference": ""}, GoldenEvent)
+        with SessionWriter.reopen(session) as writer:
+            writer.event(0, 0, KIND, verdict, plain(event))
+        assert run(["replay", str(session), "--batch", "--ex", "golden", "--ex", "diagnose"]) == 0
+        told = capsys.readouterr().out
+        assert f"no reference, operations on their own inputs: {verdict} over" in told
+        assert said in told
+        assert "matches" not in told
+
+
 def test_the_debugger_compares_row_by_row(
     session: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

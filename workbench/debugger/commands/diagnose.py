@@ -20,6 +20,10 @@ from workbench.views.causes import NO_CAUSE, Cause, cause_lines
 from workbench.views.golden_event import GoldenEvent, plain
 from workbench.views.plain_text import plural
 
+#: What a run is of which nothing is wrong: held against a reference, or not.
+_MATCHES = "the branch matches its golden reference"
+_RIGHT = "every operation that was judged is right on its own inputs"
+
 
 @dataclass(frozen=True)
 class GoldenResult(Result):
@@ -31,7 +35,8 @@ class GoldenResult(Result):
     def _text(self) -> str:
         event = self.event
         named = "" if event.reference == "transformers" else f" ({event.reference})"
-        head = f"golden{named}: {event.verdict} over {plural(event.steps, 'step')}"
+        judged = f"golden{named}" if event.reference else "no reference, operations on their own inputs"
+        head = f"{judged}: {event.verdict} over {plural(event.steps, 'step')}"
         told = [head]
         if event.words:
             told = [
@@ -55,12 +60,17 @@ class Diagnosis(Result):
     first: str
     causes: Sequence[Cause]
     notes: Sequence[str] = ()
+    reference: str = "transformers"
     kind: ClassVar[str] = "diagnosis"
 
     def _text(self) -> str:
         notes = [f"note: {note}" for note in self.notes]
-        if self.verdict == "match":
-            return "\n".join(["nothing to explain: the branch matches its golden reference", *notes])
+        right = {
+            "match": f"nothing to explain: {_MATCHES if self.reference else _RIGHT}",
+            "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be told",
+        }
+        if self.verdict in right:
+            return "\n".join([right[self.verdict], *notes])
         told = [f"{label}: {words}" for cause in self.causes for label, words in cause_lines(cause)]
         return "\n".join([self.first, *(told or [f"cause: {NO_CAUSE}"]), *notes])
 
@@ -91,7 +101,7 @@ def diagnose(debugger: Debugger) -> Result:
             debugger.execute("golden")
         event = last_judgement(debugger)
     assert event is not None, "`golden` leaves a judgement or raises"
-    return Diagnosis(event.verdict, event.words, event.causes, event.remarks)
+    return Diagnosis(event.verdict, event.words, event.causes, event.remarks, event.reference)
 
 
 def _of_recording(debugger: Debugger) -> GoldenEvent:

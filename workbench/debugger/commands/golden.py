@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.scratch import ScratchFolder
 from sessions import SessionWriter, Verdict
 from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from sessions.text import clean
 from workbench.checking.corrections import Corrections
 from workbench.checking.forced_run import record_reference
 from workbench.checking.pipeline import Reference, check_run, recording_name
@@ -44,7 +45,11 @@ def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
         event = last_judgement(debugger)
         if event is None or reference not in (None, event.reference):
             whom = "a golden reference" if reference is None else f"{reference} here"
-            raise NotCaptured(f"the run was never held against {whom}: `golden` does, in the live run")
+            name = clean(debugger.session.path.name, limit=100)
+            does = "`golden` does, in the live run"
+            if debugger.session.meta.foreign is not None:
+                does = f"`lockstep check {name} --model MODEL` does"
+            raise NotCaptured(f"the run was never held against {whom}: {does}")
         return GoldenResult(event)
     debugger.engine.land()
     at = debugger.position

@@ -223,10 +223,11 @@ class Pane(PaintedWidget):
         self.set_class(older, "-older")
         self._older.update(f"of step {step}: step {self.where.step} has not come here yet" if older else "")
 
-    def empty(self, text: str, fills: str = "") -> None:
-        """Show `text` instead of the content: what is missing, and the key of the live run that `fills` the pane."""
+    def empty(self, text: str, fills: str = "", replayed: str = "") -> None:
+        """Show `text` instead of the content: what is missing, and the key of the live run that `fills` the pane, or
+        what does in a replay (`replayed`)."""
         if fills and not self.live:
-            fills = "This is a replay: what was not recorded cannot be had here."
+            fills = replayed or "This is a replay: what was not recorded cannot be had here."
         self._empty.update(f"{text}\n\n{fills}".rstrip())
         was_filled, self.can_focus = not self.has_class("-empty"), True
         self.add_class("-empty")

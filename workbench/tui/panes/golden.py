@@ -102,8 +102,16 @@ the noise floor that it is held against; × is an error without a number, such a
                 return
             others = ", ".join(map(str, snapshot.judged_steps[:12]))
             told = f"\n\nJudged steps: {others}." if others else ""
+            overview = self.overview
+            check = (
+                f"lockstep check {overview.name} --model MODEL  compares it"
+                if overview and overview.engine
+                else ""
+            )
             self.empty(
-                f"Step {snapshot.step} was not compared with a golden reference.{told}", "g  compares it"
+                f"Step {snapshot.step} was not compared with a golden reference.{told}",
+                "g  compares it",
+                check,
             )
             return
         self.filled()
