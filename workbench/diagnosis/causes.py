@@ -71,7 +71,7 @@ def _cause(
     return _placed(
         Cause(
             name=one.name,
-            text=_text(one.text, group.findings),
+            text=_sentence(group, one),
             transform=fitted,
             residual=one.residual,
             kind=one.kind,
@@ -226,6 +226,16 @@ def _joined(kinds: Sequence[str]) -> str:
     return f"{prefix}{{{','.join(middles)}}}{suffix}"
 
 
+def _sentence(group: FindingGroup, one: Hypothesis) -> str:
+    """What it is at all findings. Where each rank has another one's shard, that is said of each."""
+    by_shard: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
+    for finding, chosen in zip(group.findings, group.chosen, strict=True):
+        by_shard.setdefault(chosen.fitted.get("shard_of"), []).append((finding, chosen))
+    if one not in group.chosen or len(by_shard) < 2:
+        return _text(one.text, group.findings)
+    return "; ".join(_text(part[0][1].text, [finding for finding, _ in part]) for part in by_shard.values())
+
+
 def _text(text: str, findings: Sequence[WrongOperation]) -> str:
     """The sentence about one finding, said of all."""
     layers = {one.layer for one in findings}
@@ -233,6 +243,9 @@ def _text(text: str, findings: Sequence[WrongOperation]) -> str:
         text = re.sub(r"layers\.\d+\.", "layers.*.", text)
     if len({one.ranks for one in findings}) > 1:
         text = re.sub(r"^rank \d+ ", "each of these ranks ", text)
+        text = re.sub(
+            r": rank \d+ goes on with its own ", ": each of these ranks goes on with its own ", text
+        )
     modules = [local_name(one.tap).rsplit(".", 1)[-1] for one in findings]
     kinds = list(dict.fromkeys(name for name in modules if name.endswith("_proj")))
     if len(kinds) > 1 and all(kind in ("q_proj", "k_proj", "v_proj") for kind in kinds):

@@ -20,7 +20,7 @@ from workbench.diagnosis.misplaced_layers import misplaced_layers
 ALIKE = 0.03
 
 #: What a hypothesis says of the place at which it fits: another at each.
-_OF_PLACE = ("rank", "ranks", "layer", "column", "moved", "cosine")
+_OF_PLACE = ("rank", "ranks", "shard_of", "layer", "column", "moved", "cosine")
 
 #: Taps that one piece of code makes: what is wrong with it shows at all of them.
 _FAMILIES: tuple[tuple[str, ...], ...] = (

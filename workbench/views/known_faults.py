@@ -109,6 +109,8 @@ def fault_of(name: str, transform: Mapping[str, object], kinds: Iterable[str] = 
         width, window = transform.get("width"), transform.get("window")
         one_more = isinstance(width, int) and isinstance(window, int) and width == window + 1
         return "window=one_more" if one_more else None
+    if transform.get("shard_of", 0) != 0:  # the catalogue's takes that of rank 0
+        return None
     keys = [f"{name}:{value}" for each in transform.values() for value in _written(each)]
     keys += [f"{name}@{','.join(sorted(set(kinds)))}", name]
     if "recorded" in transform:

@@ -259,3 +259,31 @@ def test_one_matrix_of_another_layer_is_no_layer() -> None:
 def test_whole_layers_are_told_shortly() -> None:
     kinds = ("attn_norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp_norm", "mlp.down")
     assert taps_in_words([f"layers.{i}.{kind}" for i in (1, 2) for kind in kinds], 4) == "layers.{1,2}.*"
+
+
+def test_ranks_that_have_each_others_shards_are_one_cause_that_tells_of_each() -> None:
+    found = [
+        wrong(f"layers.{i}.attn.{kind}_proj", hypothesis(
+            "shard_of_another_rank", {"shard_of": 1 - rank},
+            text=f"rank {rank} computes with rank {1 - rank}'s shard of model.layers.{i}.self_attn.{kind}_proj",
+        ), ranks=(rank,), order=10 * i)
+        for i in range(2) for rank in (1, 0) for kind in "kv"
+    ]  # fmt: skip
+    (group,) = groups(found)
+    (cause,) = causes_of(group, Survey({}, (), ()), EXTENT)
+    assert cause.text == (
+        "rank 1 computes with rank 0's shard of model.layers.*.self_attn.{k,v}_proj; "
+        "rank 0 computes with rank 1's shard of model.layers.*.self_attn.{k,v}_proj"
+    )
+    assert (cause.ranks, cause.fault) == ((0, 1), None)
+
+
+def test_what_every_rank_does_is_not_said_of_the_first() -> None:
+    found = [
+        wrong("layers.2.mlp.down", hypothesis("not_reduced", {"times": [1 - rank, rank]},
+              text=f"no sum over the ranks: rank {rank} goes on with its own partial"), ranks=(rank,))
+        for rank in (0, 1)
+    ]  # fmt: skip
+    (group,) = groups(found)
+    (cause,) = causes_of(group, Survey({}, (), ()), EXTENT)
+    assert cause.text == "no sum over the ranks: each of these ranks goes on with its own partial"
