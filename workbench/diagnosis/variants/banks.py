@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.diagnosis.variants import embedding, head, vocab_parallel
+from workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
 from workbench.diagnosis.variants.activation import activations
 from workbench.diagnosis.variants.activation_columns import other_columns
 from workbench.diagnosis.variants.attention.combined_scores import combined_scores
@@ -19,6 +19,7 @@ from workbench.diagnosis.variants.attention.scores import scores
 from workbench.diagnosis.variants.attention.softmax import softmaxes
 from workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
+from workbench.diagnosis.variants.branch_norms import branch_norms
 from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from workbench.diagnosis.variants.caches.caches import caches
@@ -27,6 +28,7 @@ from workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from workbench.diagnosis.variants.grids import on_a_grid
 from workbench.diagnosis.variants.layers import repeated, skipped
 from workbench.diagnosis.variants.linear import (
+    block_terms,
     feature_orders,
     linear,
     matrices,
@@ -92,6 +94,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         head.changed_logits,
         head.other_hidden,
         head.other_columns,
+        logits.processed,
     ),
     "layer": (skipped,),
 }
@@ -105,7 +108,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "norm": (repeated, coarse_inputs, unknown_norms),
     "cache": (stored_stages, index_maps),
     "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
-    "residual": (coarse_inputs,),
+    "residual": (branch_norms, coarse_inputs),
     "activation": (other_columns, coarse_inputs),
     "linear": (
         matrices.other_matrix,
@@ -115,6 +118,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         precision.rounded_operands,
         precision.rounded_result,
         linear.feature_scale,
+        block_terms.block_terms,
         matrices.low_rank,
         unloaded.unrelated_weight,
     ),
@@ -122,7 +126,13 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         precision.rounded_operands,
         precision.rounded_result,
         matrices.single_weights,
+        matrices.zeroed,
+        matrices.features_changed,
         linear.channel_scale,
+        linear.feature_scale,
+        block_terms.block_terms,
+        shard_starts.other_start,
+        matrices.low_rank,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials, coarse_inputs),
     "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),

@@ -14,7 +14,7 @@ from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import EMBEDDING
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import wrong_rows
+from workbench.diagnosis.variants.fits import simple, wrong_rows
 from workbench.diagnosis.variants.linear.linear import meaning
 from workbench.diagnosis.variants.replay import cut
 from workbench.diagnosis.variants.variant import Variant
@@ -127,10 +127,13 @@ def changed_logits(site: Site) -> Iterator[Variant]:
         yield Variant("soft_cap", "head", f"the logits are capped softly at {cap:.6g} (tanh)", {"cap": cap},
                       cap * np.tanh(right / cap), 0 if cap in CAPS else 1)  # fmt: skip
     by = float((seen[wrong] * right[wrong]).sum() / max(float((right[wrong] ** 2).sum()), 1e-300))
-    words = meaning(by, site)[1]
+    warm = simple(1 / by) if by > 0 else 0.0
+    words = meaning(by, site)[1] or (
+        f", as by a scale or a temperature of {warm:.4g}" if 0.05 <= warm <= 100 else ""
+    )
     if by and abs(by - 1) > 1e-6:
         yield Variant("factor", "head", f"the logits are {by:.6g} times what they should be{words}", {"factor": by},
-                      by * right, 0 if words else 1)  # fmt: skip
+                      by * right, 0 if meaning(by, site)[1] else 1)  # fmt: skip
     if len(site.taps.ranks) == 1:
         top = right.max(1, keepdims=True)
         sums = top + np.log(np.exp(right - top).sum(1, keepdims=True))

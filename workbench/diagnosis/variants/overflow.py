@@ -205,6 +205,10 @@ def _features(site: Site) -> Iterator[Variant]:
         return
     seen, right = site.seen, site.expected
     bad = np.asarray(~np.isfinite(seen) & np.isfinite(right))
+    if site.operation == "head":
+        bad &= ~np.isneginf(
+            seen
+        )  # tokens that a sampler hides: no weight gives minus infinity for every input
     columns = np.nonzero(bad.reshape(-1, bad.shape[-1]).all(0))[0]
     name = site.weights.get("weight", "the weight")
     if len(columns):

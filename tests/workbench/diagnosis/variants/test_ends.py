@@ -66,6 +66,31 @@ def head_rounded(model: Any) -> None:
     model.lm_head.weight.copy_(model.lm_head.weight.bfloat16().float())
 
 
+def put_at(x: Tensor, ids: list[int], value: float) -> Tensor:
+    return x.index_fill(-1, torch.tensor(ids), value)
+
+
+def likeliest(x: Tensor) -> Tensor:
+    return torch.where(x >= x.topk(20, -1).values[..., -1:], x, -torch.inf)
+
+
+def penalised(change: Any) -> Patch:
+    """`change(logits, how often each id was read)` of one sequence after the other."""
+
+    def patch(model: Any) -> None:
+        read: dict[int, Tensor] = {}
+
+        def listen(_m: Any, args: Any, kwargs: Any) -> None:
+            cache = kwargs["past_key_values"]
+            counts = read.get(id(cache), torch.zeros(131))
+            read["now"] = read[id(cache)] = counts + torch.bincount(kwargs["input_ids"][0], minlength=131)  # type: ignore[index]
+
+        model.model.register_forward_pre_hook(listen, with_kwargs=True)
+        model.lm_head.register_forward_hook(lambda _m, args, out: change(out, read["now"]))  # type: ignore[index]
+
+    return patch
+
+
 BUGS: list[tuple[Patch, str, str, str]] = [
     (ids(lambda i: i + 1), "embed", "ids_differ", "off by +1"),
     (ids(lambda i: i.clamp(max=10)), "embed", "ids_differ", "all get row 10"),
@@ -89,6 +114,13 @@ BUGS: list[tuple[Patch, str, str, str]] = [
     (row_before, "logits", "row_of_another_token", "1 before the last"),
     (untrained, "logits", "head_untrained", "initial values"),
     (head_rounded, "logits", "low_precision_weight", "bfloat16"),
+    (head(lambda x: put_at(x, [2, 7], -torch.inf)), "logits", "logits_suppressed", "ids [2, 7] are minus infinity"),
+    (head(lambda x: put_at(x, [2], -1e9)), "logits", "logits_suppressed", "token ids [2]"),
+    (head(lambda x: likeliest(x / 0.5)), "logits", "logits_filtered", "only the 20 likeliest are kept (top-k), and"),
+    (head(lambda x: x + put_at(0 * x, [3, 50], 1.5)), "logits", "logit_bias", "1.5 is added to the logits of token"),
+    (penalised(lambda x, n: torch.where(n > 0, torch.where(x > 0, x / 1.2, x * 1.2), x)),
+     "logits", "repetition_penalty", "1.2"),
+    (penalised(lambda x, n: x - 0.5 * (n > 0)), "logits", "presence_penalty", "presence penalty, 0.5"),
 ]  # fmt: skip
 
 
@@ -157,3 +189,12 @@ def test_something_of_the_position_alone_is_added(case: Case, tmp_path: Path, wh
     found = accepted(wrong["embed"])[0].variant
     assert found.name == "positions_added"
     assert ("times 1/10" in found.text) is (what == "sinusoids")
+
+
+def test_noise_on_a_few_logits_is_no_processor(untied: Case, tmp_path: Path) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + put_at(0 * x, list(range(9)), 1.0) * torch.randn(x.shape, generator=draws)
+
+    draws = torch.Generator().manual_seed(4)
+    wrong = wrong_sites(untied, recorded(untied, tmp_path / "engine.session", head(noisy)))
+    assert not accepted(wrong["logits"])

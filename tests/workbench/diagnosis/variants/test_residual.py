@@ -124,3 +124,19 @@ def test_the_norm_that_reads_the_sum_goes_on_in_its_place(
     alone = made_site("residual", tap, {"x": X, "y": Y}, normed, weights={weight: w}, dtype=dtype)
     for made in (recorded, alone):
         assert [(one.variant.text, one.variant.fitted) for one in best(made)] == [(said, {"how": READER})]
+
+
+def test_a_branch_that_is_normed_before_it_is_added() -> None:
+    weight = {"model.layers.1.post_attention_layernorm.weight": drawn(RNG, 64)}
+    normed = Y / np.sqrt((Y**2).mean(-1, keepdims=True) + 1e-5)
+    (w,) = weight.values()
+    for seen, words in (
+        (X + normed, "root mean square, as"),
+        (X + normed * w, "multiplied by model.layers.1.post"),
+    ):
+        (found,) = best(site(seen, weights=weight))
+        assert found.variant.name == "branch_normed"
+        assert words in found.variant.text
+    gates = RNG.uniform(0.2, 1, (len(ROWS), 1))
+    assert names(site(X + gates * Y)) == {"branch_token_factor"}
+    assert not accepted(site(X + Y + 0.1 * RNG.normal(size=X.shape)))

@@ -10,6 +10,7 @@ import numpy as np
 from engine.taps.names import layer_of
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
+from workbench.diagnosis.variants.fits import named, simple
 from workbench.diagnosis.variants.replay import Linear, own_part
 from workbench.diagnosis.variants.variant import Variant
 
@@ -75,6 +76,10 @@ def bias(site: Site) -> Iterator[Variant]:
                 text = f"{name} is subtracted"
             yield Variant("bias_dropped" if many == 0 else "bias_repeated", "bias", text,
                           {"bias": name, "times": many}, linear.product + many * own)  # fmt: skip
+        part = simple(float((rest @ own).mean() / (own @ own)))
+        if part != round(part):
+            yield Variant("bias_scaled", "bias", f"{name} is added {named(part)} times: multiplied by a scale",
+                          {"bias": name, "times": part}, linear.product + part * own, 1)  # fmt: skip
     for rank, vector in _parts_of_other_ranks(site, len(linear.bias)):
         yield Variant("bias_of_other_rank", "bias", f"rank {rank}'s part of {name} is added",
                       {"bias": name, "rank": rank}, linear.product + vector)  # fmt: skip
@@ -226,7 +231,7 @@ def feature_scale(site: Site) -> Iterator[Variant]:
     error, width = linear.error, linear.x.shape[1]
     some = np.linspace(0, len(linear.columns) - 1, min(96, len(linear.columns))).astype(int)
     weight = linear.weight[linear.columns[some]].astype(np.float64)
-    for size in (256, 128, 64, 32, 1):
+    for size in (256, 128, 64, 32, 16, 1):
         blocks = width // size
         if width % size or blocks < 2 or blocks > 1024 or error[:, some].size < 4 * blocks:
             continue
@@ -242,7 +247,11 @@ def feature_scale(site: Site) -> Iterator[Variant]:
             continue
         odd = np.flatnonzero(np.abs(by) > min(1e-3, 0.5 * float(np.abs(by).max())))
         what = "in features" if size == 1 else f"blocks of {size} in features"
-        text = f"{len(odd)} {what} count {1 + by[odd].min():.4g} to {1 + by[odd].max():.4g} times what they should"
+        least, most = (simple(float(1 + one)) for one in (by[odd].min(), by[odd].max()))
+        text = f"{len(odd)} {what} of {site.weights['weight']} are left out, as if their columns were zero"
+        if least or most:
+            times = named(least) if least == most else f"{least:.4g} to {most:.4g}"
+            text = f"{len(odd)} {what} count {times} times what they should: their columns are off by a factor (scale)"
         yield Variant("feature_scale", "weight", text, {"block": size, "first": int(odd[0]) * size, "number": len(odd)},
                       predicted, blocks)  # fmt: skip
         return
