@@ -80,3 +80,19 @@ async def test_an_older_judgement_stays_under_a_comparison_that_runs(bench: Benc
         pilot.app.screen.driver.stages = [CommandStage("judging every tap", 0, 0, 1.0)]
         await until(lambda: any("▶ judging every tap" in line for line in text_of(pilot)), pilot)
         assert any("first wrong: layers.0.attn.scores" in line for line in text_of(pilot))
+
+
+@pytest.mark.parametrize(("size", "more"), [((120, 40), True), ((200, 60), False)])
+async def test_the_operations_that_err_by_themselves_are_listed_as_far_as_there_is_room(
+    bench: Bench, size: tuple[int, int], more: bool
+) -> None:
+    async with bench(size, RECORDED / "load_bias-false.session") as pilot:
+        await enter(pilot, "colon", "goto 0")
+        await press(pilot, "7")
+        lines = text_of(pilot)
+        head = next(i for i, line in enumerate(lines) if "12 operations err by themselves" in line)
+        listed = [line for line in lines[head + 1 :] if re.search(r"layers\.\d\.attn\.[qkv]_proj +\d", line)]
+        said = [int(found[1]) for line in lines if (found := re.search(r"and (\d+) more", line))]
+        assert len(listed) + sum(said) == 12, "what is not listed is counted"
+        assert bool(said) == more
+        assert any("▪ right   ▫ suspect" in line for line in lines), "the legend stays in view"

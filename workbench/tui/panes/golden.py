@@ -138,16 +138,20 @@ the noise floor that it is held against; × is an error without a number, such a
         snapshot, overview = self.snapshot, self.overview
         assert snapshot is not None
         assert overview is not None
-        self.query_one("#verdict", TextBlock).show(verdict_lines(snapshot, len(overview.batch.fed)))
+        verdict = verdict_lines(snapshot, len(overview.batch.fed))
+        self.query_one("#verdict", TextBlock).show(verdict)
         wide = self.size.width >= 66 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")
         height = max(5, min(12, self.size.height - 26))
         plot = (height, self._beside() - 12) if wide else (2, self.size.width - 12)
-        self.query_one("#depth", TextBlock).show(error_curve(snapshot, *plot))
+        curve = error_curve(snapshot, *plot)
+        self.query_one("#depth", TextBlock).show(curve)
         self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
         tap = self.query_one(VerdictMap).tap
         told = [] if tap is None else tap_lines(overview.taps[tap], snapshot.taps.get(tap), wide)
-        self.query_one("#detail", TextBlock).show([*told, *(ledger_lines(snapshot) if wide else [])])
+        taken = sum(map(len, (verdict, curve, told, self._stages))) + 3  # two empty lines, and the legend
+        room = self.size.height - taken
+        self.query_one("#detail", TextBlock).show([*told, *(ledger_lines(snapshot, room) if wide else [])])
 
     def on_resize(self) -> None:
         """What stands beside the map depends on the width."""

@@ -16,8 +16,6 @@ from workbench.views.verdicts import JUDGED_WORDS, Judged, State
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _LEAST = 1e-9
-#: The most operations that the ledger lists.
-_LISTED = 8
 #: Cells of a bar of progress.
 _BAR = 12
 
@@ -83,16 +81,18 @@ def error_curve(snapshot: JudgedStep, height: int, width: int) -> list[TextLine]
     return [head, *lines]
 
 
-def ledger_lines(snapshot: JudgedStep) -> list[TextLine]:
-    """The operations that err on right inputs, and how many only inherited what was wrong."""
+def ledger_lines(snapshot: JudgedStep, room: int) -> list[TextLine]:
+    """The operations that err on right inputs, as many as `room` lines have, and how many only inherited what was
+    wrong."""
     failed = [tap for tap in snapshot.taps.values() if tap.judged.verdict == "fail"]
     own = [tap for tap in failed if not tap.judged.inherited]
     if not failed:
         return []
     many = "operation errs by itself" if len(own) == 1 else "operations err by themselves"
     head: TextLine = [(f"{len(own)} {many}", "wrong"), (f", {len(failed) - len(own)} inherited", "quiet")]
-    left: list[TextLine] = [[(f"  and {len(own) - _LISTED} more", "quiet")]] if len(own) > _LISTED else []
-    return [[], head, *(_entry(tap) for tap in own[:_LISTED]), *left]
+    listed = len(own) if len(own) <= room - 2 else max(1, room - 3)
+    left: list[TextLine] = [[(f"  and {len(own) - listed} more", "quiet")]] if len(own) > listed else []
+    return [[], head, *(_entry(tap) for tap in own[:listed]), *left]
 
 
 def tap_lines(name: str, found: GoldenTap | None, wide: bool) -> list[TextLine]:
