@@ -251,7 +251,7 @@ def _follow(
         return "untouched", right
     if moved <= WRONG * noise and moved <= VANISHED * rel_l2 * scale:
         return "vanished", right
-    if math.isfinite(left) and left <= MADE_UP * moved:
+    if math.isfinite(moved) and math.isfinite(left) and left <= MADE_UP * moved:
         return "made up", right
     corrected = _replaced(tap, right, after)
     return None if corrected is None else ("reached", corrected)

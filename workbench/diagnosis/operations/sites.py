@@ -9,7 +9,14 @@ import numpy as np
 
 from engine.taps.names import layer_of
 from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.operations.attention import BLOCKS, FUSED, AttentionPass, attended, settled
+from workbench.diagnosis.operations.attention import (
+    BLOCKS,
+    FUSED,
+    AttentionPass,
+    attended,
+    of_hidden_rows,
+    settled,
+)
 from workbench.diagnosis.operations.deviation import Part
 from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
 from workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
@@ -186,6 +193,8 @@ class _RankOperation:
             inputs = attended(given)
         if self.operation == "scores":
             seen = settled(self.facts, seen, expected)
+        if self.operation == "softmax":
+            expected = of_hidden_rows(inputs["scores"], seen, expected)
         if self.operation == "cache":
             rows = tuple(row for j in self._until(i) for row in self.taps.passes[j].rows)
             *_, before = [None, *(self.taps.tensors(self.tap, self.rank)[j] for j in self._until(i)[:-1])]

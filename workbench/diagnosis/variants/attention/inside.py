@@ -89,17 +89,18 @@ class Inside:
             found = scores(i, rows)
             if found is None:
                 return None
-            nothing = (found == -np.inf).all(
-                -1, keepdims=True
-            )  # 0 / 0 where an engine does not guard against it
-            return np.where(nothing & self._blank(i, rows), np.nan, softmax(found)), values(i)
+            hidden = (found == -np.inf).all(-1, keepdims=True)
+            return np.where(hidden, self._of_hidden(i, rows), softmax(found)), values(i)
 
         return guess
 
-    def _blank(self, i: int, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows of which heads came out as NaN, [heads, rows, 1]."""
+    def _of_hidden(self, i: int, rows: Rows) -> Array:
+        """What a query gives each key where it may see none, [heads, rows, 1], by what came out: NaN (0 / 0), nothing
+        where an engine guards against that, the same to all where the mask is a finite number."""
         seen = by_head(self.site, _of_rows(self.site, self.site.parts[i].seen, rows))
-        return np.asarray(np.isnan(seen).any(-1, keepdims=True))
+        same = 1 / self.raw[i].shape[2]
+        whole = np.where((seen == 0).all(-1, keepdims=True), 0.0, same)
+        return np.where(np.isnan(seen).any(-1, keepdims=True), np.nan, whole)
 
     def wanted(self, name: str) -> bool:
         """Whether a variant is worth trying: all are, where no others are known."""
