@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
 from workbench.diagnosis.variants.activation import activations
 from workbench.diagnosis.variants.activation_columns import other_columns
+from workbench.diagnosis.variants.attention.coarse_attention import coarse_probabilities, coarse_products
 from workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from workbench.diagnosis.variants.attention.context import contexts
 from workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
 from workbench.diagnosis.variants.attention.head_maps import score_heads, value_heads
 from workbench.diagnosis.variants.attention.mask import irregular_masks, masks
 from workbench.diagnosis.variants.attention.merged_heads import merged_heads
+from workbench.diagnosis.variants.attention.padded_keys import padded_keys
 from workbench.diagnosis.variants.attention.score_biases import score_biases
 from workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
 from workbench.diagnosis.variants.attention.scores import scores
@@ -42,8 +44,10 @@ from workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_ope
 from workbench.diagnosis.variants.norms import norms, unknown_norms
 from workbench.diagnosis.variants.overflow import not_finite, overflows
 from workbench.diagnosis.variants.residual import residuals
+from workbench.diagnosis.variants.rotation.changing_bases import changing_bases
 from workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
 from workbench.diagnosis.variants.rotation.rope_frequencies import fitted_frequencies, other_frequencies
+from workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
 from workbench.diagnosis.variants.rotation.rotation import rotations
 from workbench.diagnosis.variants.variant import Bank
 
@@ -59,7 +63,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         vocab_parallel.foreign_rows,
         moved.token_moved,
     ),
-    "norm": (norms,),
+    "norm": (norms, rotated_norms),
     "linear": (
         reduce.summed_products,
         matrices.misread,
@@ -107,7 +111,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs, unknown_norms),
     "cache": (stored_stages, index_maps),
-    "rope": (fitted_frequencies, combined_rotations, coarse_inputs),
+    "rope": (fitted_frequencies, changing_bases, combined_rotations, coarse_inputs),
     "residual": (branch_norms, coarse_inputs),
     "activation": (other_columns, coarse_inputs),
     "linear": (
@@ -135,11 +139,11 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         matrices.low_rank,
     ),
     "reduce": (reduce.stale, reduce.rounded_partials, coarse_inputs),
-    "scores": (coarse_operands, combined_scores, score_dimensions, irregular_masks),
-    "softmax": (split_keys, denominators, coarse_operands),
-    "context": (coarse_operands, split_keys),
-    "weights": (coarse_operands, fused_unlikely, split_keys),
-    "attention": (coarse_operands, fused_unlikely, split_keys),
+    "scores": (coarse_operands, coarse_products, combined_scores, score_dimensions, irregular_masks),
+    "softmax": (padded_keys, coarse_probabilities, split_keys, denominators, coarse_operands),
+    "context": (coarse_operands, coarse_probabilities, split_keys),
+    "weights": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),
+    "attention": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),
 }
 
 

@@ -95,12 +95,13 @@ def _by_fitted_weights(inside: Inside, cut: list[Parts], text: str) -> Iterator[
     for i in inside.wrong_parts:
         rows = np.arange(len(site.parts[i].rows))
         results = _results(inside, i, rows, cut[i])
-        weights = _weights(results, by_head(site, site.parts[i].seen))
+        mass = Shares(inside.probs(i), cut[i]).mass
+        both = (mass > 0).sum(-1) > 1
+        weights = np.where(both[..., None], _weights(results, by_head(site, site.parts[i].seen)), 1.0)
         made = np.einsum("htn,htnd->htd", weights, results)
         guesses[i] = made.swapaxes(0, 1).reshape(site.parts[i].seen.shape)
-        mass = Shares(inside.probs(i), cut[i]).mass
-        there = scope[i].any(-1) & (mass > 0).all(-1)
-        ratios.append((weights * mass)[there])
+        if both.any():
+            ratios.append((weights * mass)[scope[i].any(-1) & both])
     found = np.concatenate(ratios) if ratios else np.empty((0, 2))
     if len(found) and (np.abs(found.sum(-1) - 1) < 1e-3).all():
         told = f"their shares add up to 1, but are wrong (the first has {found[0, 0]:.4g} in the first wrong row)"
