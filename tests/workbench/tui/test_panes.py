@@ -115,6 +115,16 @@ async def test_a_candidate_is_followed_over_the_steps(bench: Bench, size: tuple[
         assert any("margin  " in line for line in text_of(pilot))
 
 
+async def test_sentinels_tell_of_what_was_raised_before_what_is_clear(bench: Bench) -> None:
+    async with bench((80, 24), RECORDED / "cache_heads-repeated.session") as pilot:
+        await press(pilot, "6")
+        assert any("golden divergence   first at step 0, at 2 steps" in line for line in text_of(pilot))
+        await press(pilot, "home")
+        assert any("NaN   clear" in line for line in text_of(pilot))
+        await press(pilot, "left_square_bracket")
+        assert any("NaN   clear" in line for line in text_of(pilot)), "the cursor stays where it was put"
+
+
 async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "6")

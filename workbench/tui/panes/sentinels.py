@@ -59,9 +59,12 @@ golden reference; stops. Enter goes there: the step, and the tap.
 
     def answer(self, snapshot: Watch) -> None:
         """Show what was found; go on while there are steps that were not looked at."""
-        self.snapshot = snapshot
+        before, self.snapshot = _raised(self.snapshot), snapshot
         self.filled()
-        self.query_one(Grid).show(len(snapshot.sentinels), self._cells)
+        grid = self.query_one(Grid)
+        grid.show(len(snapshot.sentinels), self._cells)
+        if not before and (raised := _raised(snapshot)):
+            grid.cursor = raised[0]  # the alarm, and not what is clear, is told below
         self._draw()
         if snapshot.scanned < snapshot.total:
             self.again()
@@ -71,7 +74,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         snapshot = self.snapshot
         if snapshot is None:
             return
-        raised = sum(1 for s in snapshot.sentinels if s.step is not None)
+        raised = len(_raised(snapshot))
         done = snapshot.scanned >= snapshot.total
         progress = f"{snapshot.scanned} of {snapshot.total} steps looked at" + ("" if done else " …")
         told = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
@@ -154,6 +157,11 @@ golden reference; stops. Enter goes there: the step, and the tap.
             for s in self.snapshot.sentinels
         )
         return Table("sentinels", ("sentinel", "first step", "tap", "ranks", "what"), rows)
+
+
+def _raised(snapshot: Watch | None) -> list[int]:
+    """The rows of the sentinels that have fired."""
+    return [] if snapshot is None else [i for i, one in enumerate(snapshot.sentinels) if one.step is not None]
 
 
 def history_cells(steps: bytes, scanned: int, share: int) -> list[GridCell]:
