@@ -46,6 +46,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.snapshot: Watch | None = None
+        self._alarmed = False  # whether the cursor has gone to what was raised
 
     def content(self) -> Iterable[Widget]:
         """The sentinels, what the one under the cursor found in full, and where each fired."""
@@ -59,12 +60,14 @@ golden reference; stops. Enter goes there: the step, and the tap.
 
     def answer(self, snapshot: Watch) -> None:
         """Show what was found; go on while there are steps that were not looked at."""
-        before, self.snapshot = _raised(self.snapshot), snapshot
+        self.snapshot = snapshot
         self.filled()
         grid = self.query_one(Grid)
         grid.show(len(snapshot.sentinels), self._cells)
-        if not before and (raised := _raised(snapshot)):
-            grid.cursor = raised[0]  # the alarm, and not what is clear, is told below
+        if snapshot.scanned >= snapshot.total and not self._alarmed and (raised := _raised(snapshot)):
+            self._alarmed = True
+            if grid.cursor == 0:  # where nobody has put it
+                grid.cursor = raised[0]
         self._draw()
         if snapshot.scanned < snapshot.total:
             self.again()
