@@ -1,5 +1,8 @@
 """The part of SARIF 2.1.0's schema (OASIS, errata 01) that a report of ours may use: of each object the properties with
-their types, and which it must have. What is not here is not written."""
+their types, and which it must have. What is not here is not written.
+
+The whole schema is 136 kB: to hold a file against it take jsonschema with its checkers of formats, and
+sarif-2.1.0-rtm.5.json of npm's @microsoft/jest-sarif. What test_sarif.py makes was found valid there."""
 
 from __future__ import annotations
 
