@@ -81,6 +81,9 @@ def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
     assert run(["replay", str(session), "--batch", "--ex", "golden"]) == 2
     told = "".join(capsys.readouterr())
     assert "never held against a golden reference: `lockstep check run.session --model MODEL` does" in told
+    assert run(["replay", str(session), "--batch", "--ex", "next", "--ex", "split"]) == 2
+    told = "".join(capsys.readouterr())
+    assert "nothing to put beside this branch: `lockstep check run.session --model MODEL` records a" in told
     events = {
         "match": "nothing to explain: every operation that was judged is right on its own inputs",
         "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be told",

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 
+from sessions.text import clean
 from workbench.debugger.answers import Result
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.core.motion import require_step
@@ -101,9 +102,11 @@ def _named(debugger: Debugger, source: SessionSource, branch: int, name: str | N
     if usual is None:
         there = [f"`split {side.name}`" for side in other_sides(source, branch)]
         if not there:
-            raise DebuggerError(
-                "there is nothing to put beside this branch: `toggle` forks another, `golden` records a reference"
-            )
+            begin = "`toggle` forks another, `golden` records a reference"
+            if debugger.session.meta.foreign is not None:  # no live run can be begun from it
+                name = clean(debugger.session.path.name, limit=100)
+                begin = f"`lockstep check {name} --model MODEL` records a reference"
+            raise DebuggerError(f"there is nothing to put beside this branch: {begin}")
         raise CommandError(f"split with which? {', '.join(there)}")
     return usual
 

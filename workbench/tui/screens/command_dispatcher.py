@@ -101,9 +101,10 @@ class CommandDispatcher:
         shown = self.actions.tokens.against(bench.overview, place)
         usual = await self.reader.ask(usual_side, place.branch)
         if not found:
-            bench.tell(
-                "there is nothing to put beside this branch: x forks another, g records a golden reference"
-            )
+            begin = "x forks another, g records a golden reference"
+            if bench.overview.engine:
+                begin = f"lockstep check {bench.overview.name} --model MODEL records a golden reference"
+            bench.tell(f"there is nothing to put beside this branch: {begin}")
         elif name:
             named = next((side.other for side in found if name in (side.name, str(side.other))), None)
             if named is None:
