@@ -1,39 +1,25 @@
 """Draws how often causes are right against the confidence that they were told with.
 
-    python docs/reliability_of_causes.py [--rows ROWS.jsonl] [--folder DIRECTORY] [--limit N]
+    python -m benchmarks.diagnosis --only open,controls,… --rows ROWS.jsonl
+    python docs/reliability_of_causes.py ROWS.jsonl…
 
-The answers are those on the open half of the bugs in `tests/workbench/diagnosis/bugs`. ROWS keeps one line an answer:
-a call with the same file goes on where the last one ended, so that fits of the calibration cost no new recordings.
+Of each answer of the measurement the first cause counts: on a bug it is right or not, on what is harmless it is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
-from tests.workbench.diagnosis.bugs.all_bugs import bugs
-from tests.workbench.diagnosis.bugs.recording import Recordings
-from tests.workbench.diagnosis.bugs.scoring import diagnose_recorded, score
+from benchmarks.diagnosis.figures import Row, read
 
 #: Where the drawing is shipped.
 PLOT = Path(__file__).with_name("reliability_of_causes.svg")
 #: Answers are drawn together between these confidences.
 EDGES = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
-
-
-class ScoredAnswer(msgspec.Struct, frozen=True):
-    """The first cause of one bug: what it was called, how sure it was, whether it was right."""
-
-    bug: str
-    name: str
-    confidence: float
-    right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +31,15 @@ class Bin:
     right: float
 
 
-def answers(folder: Path, known: set[str]) -> Iterator[ScoredAnswer]:
-    """The open half, as far as a cause is named."""
-    recordings = Recordings(folder)
-    for name, bug in sorted(bugs().items()):
-        if bug.part != "open" or name in known:
-            continue
-        answer = diagnose_recorded(recordings.of(bug))
-        first = next((cause for cause in answer.causes if cause.confidence is not None), None)
-        if first is not None and first.confidence is not None:
-            yield ScoredAnswer(name, first.name, first.confidence, score(bug, answer).outcome == "named")
-
-
-def bins(scored: Sequence[ScoredAnswer]) -> list[Bin]:
+def bins(rows: Sequence[Row]) -> list[Bin]:
     """The answers by confidence."""
+    scored = [(row.confidence, row.outcome == "named") for row in rows if row.confidence is not None]
     found = []
     for low, high in pairwise(EDGES):
-        inside = [one for one in scored if low <= one.confidence < high or one.confidence == high == 1]
+        inside = [(said, right) for said, right in scored if low <= said < high or said == high == 1]
         if inside:
-            said = sum(one.confidence for one in inside) / len(inside)
-            found.append(Bin(len(inside), said, sum(one.right for one in inside) / len(inside)))
+            said, right = (sum(values) / len(inside) for values in zip(*inside, strict=True))
+            found.append(Bin(len(inside), said, right))
     return found
 
 
@@ -101,25 +76,13 @@ def svg(found: Sequence[Bin]) -> str:
 
 
 def main() -> None:
-    """Parse the options, answer what is not answered yet, and draw."""
+    """Draw what the rows say."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rows", type=Path, default=Path("reliability.jsonl"), help="what is known, and grows"
-    )
-    parser.add_argument("--folder", type=Path, help="where models and sessions are kept between calls")
-    parser.add_argument("--limit", type=int, help="so many new answers at most")
-    options = parser.parse_args()
-    lines = options.rows.read_bytes().splitlines() if options.rows.exists() else []
-    scored = [msgspec.json.decode(line, type=ScoredAnswer) for line in lines]
-    with tempfile.TemporaryDirectory(prefix="reliability-") as scratch, options.rows.open("ab") as rows:
-        new = answers(options.folder or Path(scratch), {one.bug for one in scored})
-        for one in islice(new, options.limit):
-            scored.append(one)
-            rows.write(msgspec.json.encode(one) + b"\n")
-            rows.flush()
-    found = bins(scored)
+    parser.add_argument("rows", type=Path, nargs="+", help="what benchmarks.diagnosis has written")
+    rows = [row for path in parser.parse_args().rows for row in read(path).values()]
+    found = bins(rows)
     PLOT.write_text(svg(found), encoding="utf-8")
     for one in found:
         print(f"{one.count:4} answers: said {one.said:.2f}, right {one.right:.2f}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from workbench.views.causes import Cause
+
 
 class Row(msgspec.Struct, frozen=True):
     """`key` is unique. `outcome`: named, unnamed, misleading, missed; of what is harmless `named` means that nothing
@@ -24,6 +26,12 @@ class Row(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     why: str = ""
     said: str = ""
+    confidence: float | None = None
+
+
+def confidence_of(causes: Iterable[Cause]) -> float | None:
+    """That of the first cause that has one: what is not named has none."""
+    return next((cause.confidence for cause in causes if cause.confidence is not None), None)
 
 
 _ROWS = msgspec.json.Decoder(Row)
@@ -77,7 +85,7 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 #: Parts in which there is nothing to find.
-HARMLESS = ("controls", "unseen_controls", "prompts")
+HARMLESS = ("controls", "unseen_controls", "unseen_3_controls", "prompts")
 
 
 def markdown(rows: Sequence[Row], *, failures: bool = True) -> str:

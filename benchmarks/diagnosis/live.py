@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.diagnosis.figures import Row
+from benchmarks.diagnosis.figures import Row, confidence_of
 from engine.config import EngineConfig
 from engine.faults.catalogue import FAULTS
 from engine.faults.fault import Fault
-from engine.taps.names import local_name
 from tests.gguf_twins import gguf_twin
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import class_of, sure
@@ -164,8 +164,7 @@ def _faulty(
     told = [cause for cause in result.causes if cause.kind != UNNAMED]
     said = " / ".join(cause.in_words() for cause in told) or result.event.words
     placed = first is not None and any(
-        local_name(first.tap) == local_name(fault.first_tap.replace("*", "0")) and first.step == fault.step
-        for fault in faults
+        fnmatchcase(first.tap, fault.first_tap) and first.step == fault.step for fault in faults
     )
     named = [fault for fault in faults if any(_right(cause, fault) for cause in told)]
     wrong = [cause for cause in told if sure(cause) and not any(_right(cause, fault) for fault in faults)]
@@ -182,7 +181,7 @@ def _faulty(
     why = "told as a note, without effect" if silent else why
     return Row(
         key, part, faults[0].group, outcome, placed, outcome == "named", len(named) == len(faults), runs, seconds,
-        why, said,
+        why, said, confidence_of(told),
     )  # fmt: skip
 
 

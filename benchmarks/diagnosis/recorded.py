@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.diagnosis.figures import Row
+from benchmarks.diagnosis.figures import Row, confidence_of
 from tests.workbench.diagnosis.bugs.all_bugs import bugs
 from tests.workbench.diagnosis.bugs.bug import Bug, Part
 from tests.workbench.diagnosis.bugs.recording import Recordings
@@ -28,8 +28,9 @@ def cases(part: str, root: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
 def _measure(part: str, bug: Bug, recordings: Recordings) -> Row:
     recorded = recordings.of(bug)
     started = time.perf_counter()
-    found = score(bug, diagnose_recorded(recorded))
+    answer = diagnose_recorded(recorded)
+    found = score(bug, answer)
     return Row(
         bug.name, part, bug.group, found.outcome, found.placed, found.worded, found.outcome == "named", 0,
-        time.perf_counter() - started, found.why, found.said,
+        time.perf_counter() - started, found.why, found.said, confidence_of(answer.causes),
     )  # fmt: skip

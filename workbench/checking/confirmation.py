@@ -62,7 +62,7 @@ def _is_right(path: Path, reference: Reference, inferior: Inferior) -> bool:
         stack.enter_context(keeping(engine, golden, floor))
         if judge(engine, golden, floor=floor, facts=facts).verdict == "diverged":
             return False
-        return not diagnose(engine, facts, golden=golden).wrong
+        return not diagnose(engine, facts, golden=golden, floor=floor).wrong
 
 
 def _confirmed(cause: Cause, restoring: tuple[str, ...]) -> Cause:

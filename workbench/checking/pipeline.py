@@ -150,7 +150,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         run.progress("judging every tap", 0, 0)
         judgement = judge(engine, golden, floor=floor, facts=facts)
         run.progress("naming causes", 0, 0)
-        found = diagnose(engine, facts, golden=golden)
+        found = diagnose(engine, facts, golden=golden, floor=floor)
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
         untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
         if judgement.failed:

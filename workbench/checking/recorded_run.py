@@ -71,7 +71,7 @@ def diagnose_recording(
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
         stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
-        found = diagnose(session, facts, golden=truth, branch=branch)
+        found = diagnose(session, facts, golden=truth, floor=noise, branch=branch)
         if not found.judged and session.meta.foreign is None:
             raise DiagnosisError(
                 f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "

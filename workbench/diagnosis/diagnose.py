@@ -19,6 +19,7 @@ from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.site import Unjudged
 from workbench.diagnosis.operations.sites import sites
+from workbench.diagnosis.range_of_dtype import beyond_range
 from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
 from workbench.views.causes import Cause
@@ -28,7 +29,8 @@ from workbench.views.causes import Cause
 class Explanation:
     """The causes in the order in which they show, each followed by those that explain the same as well, and the
     findings behind them (`wrong`); what differs without an effect in words, and at which taps (`harmless`); how many
-    operations were judged, and why others could not be."""
+    operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
+    those of the reference do."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -36,18 +38,29 @@ class Explanation:
     harmless: tuple[str, ...]
     judged: int
     unjudged: tuple[Unjudged, ...]
+    overflown: bool = False
 
 
-def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, branch: int = 0) -> Explanation:
+def diagnose(
+    engine: Session,
+    facts: Facts,
+    *,
+    golden: Session | None = None,
+    floor: Session | None = None,
+    branch: int = 0,
+) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
-    where there is one, says at which positions tokens stand."""
-    taps = RecordedTaps(Recording(engine, branch), None if golden is None else Recording(golden))
+    where there is one, says at which positions tokens stand; `floor`, the reference at that dtype, what it cannot
+    hold."""
+    truth = None if golden is None else Recording(golden)
+    taps = RecordedTaps(Recording(engine, branch), truth)
     scaled = scaled_stream(taps, facts)
     taps = taps if scaled is None else scaled.taps
     seen, extent = survey(sites(taps, facts), taps), Extent.of(taps)
     found = groups(seen.findings)
     without = harmless(found, taps, facts)
-    wrong = [group for number, group in enumerate(found) if number not in without]
+    over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))
+    wrong = [group for number, group in enumerate(found) if number not in without and number not in over]
     return Explanation(
         tuple(
             cause
@@ -57,14 +70,17 @@ def diagnose(engine: Session, facts: Facts, *, golden: Session | None = None, br
         (
             *([] if scaled is None else [_note_of_stream(scaled, extent)]),
             *(_note(found[number], effect, extent) for number, effect in without.items()),
+            *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
         ),
         tuple(finding for group in wrong for finding in group.findings),
         (
             *(() if scaled is None else scaled.right),
             *(tap for effect in without.values() for tap in effect.through),
+            *(finding.tap for number in over for finding in found[number].findings),
         ),
         sum(seen.judged.values()),
         seen.unjudged,
+        bool(over),
     )
 
 
@@ -74,12 +90,16 @@ def _note_of_stream(scaled: ScaledStream, extent: Extent) -> str:
 
 def _note(group: FindingGroup, effect: Effect, extent: Extent) -> str:
     """What differs without an effect."""
-    where = taps_in_words([one.tap for one in group.findings], extent.layers)
-    what = group.chosen[group.findings.index(group.first)].text if group.chosen else group.first.example
     if effect.by:
         ends = f"{taps_in_words(effect.by, extent.layers)} makes up for it"
     elif effect.taps:
         ends = f"{taps_in_words(effect.taps[:1], extent.layers)} is the same with it"
     else:
         ends = "it makes up for another difference"
-    return f"differs, has no effect here: {where}: {what}; {ends}"
+    return f"differs, has no effect here: {_what(group, extent)}; {ends}"
+
+
+def _what(group: FindingGroup, extent: Extent) -> str:
+    where = taps_in_words([one.tap for one in group.findings], extent.layers)
+    what = group.chosen[group.findings.index(group.first)].text if group.chosen else group.first.example
+    return f"{where}: {what}"

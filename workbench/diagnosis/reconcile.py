@@ -32,6 +32,8 @@ def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
     spared = (set(found.harmless) | _equal_scores(judgement, found)) - {one.tap for one in found.wrong}
     grown = _only_grown(judgement, found)
     taps = tuple(_verdict(one, wrong, spared, grown) for one in judgement.taps)
+    if found.overflown and not wrong:
+        taps = tuple(_out_of_range(one) for one in taps)
     first = next((one for one in taps if one.verdict == "fail"), None)
     notes = (*judgement.notes, *found.notes)
     if grown:
@@ -80,6 +82,13 @@ def _verdict(one: TapVerdict, wrong: _Wrong, spared: set[str], grown: bool) -> T
         why = "of rounding that has grown" if grown else "without effect"
         return replace(one, verdict="suspect", inherited=False, reason=f"{one.reason}, {why}")
     return one
+
+
+def _out_of_range(one: TapVerdict) -> TapVerdict:
+    """What is not finite where the dtype does not carry the model, though the reference was spared just there."""
+    if one.verdict != "fail" or math.isfinite(one.rel_l2):
+        return one
+    return replace(one, verdict="suspect", reason=f"{one.reason}, beyond the range of the dtype".lstrip(", "))
 
 
 def reason_of(finding: WrongOperation) -> str:

@@ -55,3 +55,13 @@ def test_what_no_operation_does_on_golden_inputs_has_grown() -> None:
 def test_what_could_not_be_judged_by_itself_is_not_excused() -> None:
     unjudged = replace(RIGHT, unjudged=(Unjudged("layers.2.attn.scores", 0, "not recorded"),))
     assert reconciled(diverged("layers.2.attn.probs", 44.0), unjudged).verdict == "diverged"
+
+
+def test_what_is_not_finite_where_the_dtype_does_not_carry_the_model_is_no_divergence() -> None:
+    """The reference overflows too, but at other tokens."""
+    known = diverged("layers.2.attn.scores", float("inf"))
+    taps = tuple(replace(one, rel_l2=float("inf")) if one.verdict == "fail" else one for one in known.taps)
+    known = replace(known, taps=taps, overflow=Divergence("layers.1.attn.scores"))
+    assert reconciled(known, replace(RIGHT, overflown=True)).verdict == "inconclusive"
+    finite = tuple(replace(one, rel_l2=1.0) for one in taps)
+    assert reconciled(replace(known, taps=finite), replace(RIGHT, overflown=True)).verdict == "diverged"

@@ -61,11 +61,16 @@ def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
         return np.asarray(np.isnan(scores) | (scores >= top - depth) & (scores > -np.inf))
 
 
-def settled(facts: Facts, seen: Array, expected: Array) -> Array:
-    """Scores with -inf wherever that was expected and what was seen leaves no probability either."""
+def settled(b: AttentionPass, seen: Array, expected: Array) -> Array:
+    """Scores with -inf wherever that was expected and what was seen leaves no probability either, or is what the mask
+    makes of a product that is not finite, to which it is added."""
     if seen.shape != expected.shape:
         return seen
-    return np.where(visible(facts, seen) | (expected > -np.inf), seen, -np.inf)
+    q, k = b.inputs["q"], expand(b.inputs["k"], b.inputs["q"].shape[1])
+    spoilt = [(~np.isfinite(x).all(-1)).T for x in (q, k)]  # [heads, T], [heads, K]
+    added = np.isnan(seen) & (spoilt[0][:, :, None] | spoilt[1][:, None, :])
+    shown = visible(b.facts, np.where(added, -np.inf, seen)) & ~added
+    return np.where(shown | ~np.isneginf(expected), seen, -np.inf)
 
 
 def softmax(b: AttentionPass) -> Result:
@@ -82,11 +87,12 @@ def softmax(b: AttentionPass) -> Result:
 
 def of_hidden_rows(scores: Array, seen: Array, expected: Array) -> Array:
     """Probabilities [heads, T, K] that were expected, with what an engine gave to queries that may see no key, where
-    that is nothing to any, or to all the same: what guards of kernels, and masks of a finite number, come to."""
+    that is nothing, or the same to all that get some: what guards of kernels, and masks of a finite number, come to."""
     if seen.shape != expected.shape:
         return expected
     hidden = (scores == -np.inf).all(-1)
-    alike = np.ptp(seen, axis=-1) <= 1e-2 * np.abs(seen).max(-1, initial=0.0)
+    top = seen.max(-1, keepdims=True, initial=0.0)
+    alike = ((seen == 0) | (np.abs(seen - top) <= 1e-2 * top)).all(-1)
     return np.where((hidden & alike)[..., None], seen, expected)
 
 

@@ -192,7 +192,7 @@ class _RankOperation:
         if self.operation in FUSED:
             inputs = attended(given)
         if self.operation == "scores":
-            seen = settled(self.facts, seen, expected)
+            seen = settled(given, seen, expected)
         if self.operation == "softmax":
             expected = of_hidden_rows(inputs["scores"], seen, expected)
         if self.operation == "cache":

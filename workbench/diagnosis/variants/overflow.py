@@ -71,6 +71,9 @@ def _scores(site: Site) -> Iterator[Variant]:
     yield _of(
         "overflow_before_scale", f"{text}: inf - inf is NaN where the mask is added", site, added, coarse
     )
+    finite = [np.where(cells & ~np.isposinf(x), -np.inf, x) for x, cells in zip(over, hidden, strict=True)]
+    words = f"{text}: infinite scores, which the added mask of a finite number does not hide"
+    yield _of("overflow_before_scale", words, site, finite, coarse)
 
 
 def _beyond(site: Site) -> Iterator[Variant]:

@@ -31,6 +31,7 @@ class Answer:
     verdict: str
     first: Divergence | None
     causes: tuple[Cause, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def diagnose(engine: Path, golden: Path, floor: Path | None, checkpoint: Path) -
     """Judge a recording and explain what is wrong with it."""
     with Session.open(engine, UNLIMITED) as ours:
         result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor)
-    return Answer(result.event.verdict, result.event.first_divergence, result.event.causes)
+    event = result.event
+    return Answer(event.verdict, event.first_divergence, event.causes, event.notes)
 
 
 def diagnose_recorded(recorded: Recorded) -> Answer:
@@ -64,6 +66,9 @@ def score(bug: Bug, answer: Answer) -> Score:
         accused = [cause for cause in told if sure(cause)]
         return Score("misleading" if accused else "named", True, True, "accused" if accused else "", said)
     if answer.first is None and not told:
+        without = next((note for note in answer.notes if _told_without_effect(bug, note)), "")
+        if without:  # all that follows is right, as where keys and values stand in the same other order
+            return Score("named", True, True, "told as a note, without effect", without)
         return Score("missed", False, False, f"verdict {answer.verdict}", said)
     placed = answer.first is not None and _placed(bug.place, answer.first)
     if not told:
@@ -85,6 +90,13 @@ def sure(cause: Cause) -> bool:
 
 def class_of(cause: Cause) -> str:
     return cause.kind
+
+
+def _told_without_effect(bug: Bug, note: str) -> bool:
+    """Whether a note says what was done, and at a tap at which it was."""
+    where, _, what = note.partition("has no effect here: ")[2].partition(": ")
+    kinds = {kind.rpartition("_")[2] for kind in bug.place.taps}
+    return any(kind in where for kind in kinds) and re.search(bug.words, what, re.IGNORECASE) is not None
 
 
 def _placed(place: Place, first: Divergence) -> bool:
