@@ -67,7 +67,7 @@ def settled(b: AttentionPass, seen: Array, expected: Array) -> Array:
     if seen.shape != expected.shape:
         return seen
     q, k = b.inputs["q"], expand(b.inputs["k"], b.inputs["q"].shape[1])
-    spoilt = [(~np.isfinite(x).all(-1)).T for x in (q, k)]  # [heads, T], [heads, K]
+    spoilt = [np.isnan(x.sum(-1) * 0).T for x in (q, k)]  # [heads, T], [heads, K]
     added = np.isnan(seen) & (spoilt[0][:, :, None] | spoilt[1][:, None, :])
     shown = visible(b.facts, np.where(added, -np.inf, seen)) & ~added
     return np.where(shown | ~np.isneginf(expected), seen, -np.inf)
