@@ -46,6 +46,7 @@ from workbench.diagnosis.variants.overflow import not_finite, overflows
 from workbench.diagnosis.variants.residual import residuals
 from workbench.diagnosis.variants.rotation.changing_bases import changing_bases
 from workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
+from workbench.diagnosis.variants.rotation.pair_groups import pair_groups
 from workbench.diagnosis.variants.rotation.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
 from workbench.diagnosis.variants.rotation.rotation import rotations
@@ -111,7 +112,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs, unknown_norms),
     "cache": (stored_stages, index_maps),
-    "rope": (fitted_frequencies, changing_bases, combined_rotations, coarse_inputs),
+    "rope": (fitted_frequencies, changing_bases, pair_groups, combined_rotations, coarse_inputs),
     "residual": (branch_norms, coarse_inputs),
     "activation": (other_columns, coarse_inputs),
     "linear": (

@@ -13,6 +13,9 @@ from workbench.diagnosis.variants.blocks import key_positions, positions
 
 Cells = NDArray[np.bool_]
 
+#: Lengths of a run of first keys that are tried beside a window.
+_FIRST = 8
+
 
 @dataclass(frozen=True, slots=True)
 class SeenMask:
@@ -98,7 +101,16 @@ class MaskForms:
         text = "only tokens of the same step are seen: what is cached is masked"
         old = [k < q[:1] for k, q in zip(self.keys, self.queries, strict=True)]
         yield Form("mask_of_the_step", text, {}, self._less(old))
+        for by, words in ((1, "before"), (-1, "after")):
+            text = f"each query has the mask of the one {words} it: rows of the mask are shifted by one"
+            rolled = [np.roll(x, by, axis=0) for x in self.right]
+            yield Form("mask_rows_shifted", text, {"by": by}, rolled)
+            if by == 1:
+                kept = [np.concatenate([x[:1], y[1:]]) for x, y in zip(self.right, rolled, strict=True)]
+                yield Form("mask_rows_shifted", f"{text}, but for the first one", {"by": by}, kept)
         yield from self._runs_of_keys()
+        yield from self._first_and_newest()
+        yield from self._in_steps()
         yield from self._pieces()
 
     def _less(self, hidden: Sequence[Cells]) -> list[Cells]:
@@ -146,11 +158,48 @@ class MaskForms:
             newest = [k > k.max(initial=0) - n for k in self.keys]
             yield Form("mask_suffix_hidden", text, {"keys": n}, self._less(newest))
 
+    def _first_and_newest(self) -> Iterator[Form]:
+        """A window beside the first keys, as where a cache keeps both and drops the middle (StreamingLLM)."""
+        edges = sorted({n for one in self.seen for n in _edges(one)})
+        shown = [(self.distances[one.part], one.cells & one.rows[:, None]) for one in self.seen]
+        for first in edges[:_FIRST]:
+            wide = [int(d[:, first:].max(initial=-1, where=seen[:, first:])) for d, seen in shown]
+            width = 1 + max(wide, default=-1)
+            if width > 0:
+                firsts = f"the first {first} keys" if first > 1 else "the first key"
+                text = f"only {firsts} and the newest {width} are seen, nothing between them"
+                cells = [
+                    right & ((k < first) | (d < width))
+                    for right, k, d in zip(self.right, self.keys, self.distances, strict=True)
+                ]
+                yield Form("mask_first_and_newest", text, {"first": first, "window": width}, cells)
+
+    def _in_steps(self) -> Iterator[Form]:
+        """Every n-th key alone, by the distance from the query; every second block of keys; windows in blocks."""
+        longest = max((one.cells.shape[1] for one in self.seen), default=0)
+        for n in (n for n in (2, 3, 4) if longest > 2 * n):
+            text = f"each token sees only keys at distances that are multiples of {n}: dilated attention"
+            yield Form("mask_dilated", text, {"every": n}, self._less([d % n != 0 for d in self.distances]))
+        for size in (size for size in (1, 2, 4, 8, 16, 32) if longest > 3 * size):
+            for odd in (0, 1):
+                text = f"of the blocks of {size} keys every second is left out"
+                gone = [(k // size + np.zeros_like(q)) % 2 != odd for k, q in self._pairs()]
+                yield Form("mask_every_other_block", text, {"block": size, "kept": odd}, self._less(gone))
+        for size in (size for size in (2, 4, 8, 16, 32, 64) if longest > 2 * size):
+            for count in (2, 3, 4):
+                text = f"the window is counted in blocks of {size}: each token sees {count} of them, its own among them"
+                gone = [q // size - k // size >= count for k, q in self._pairs()]
+                fitted = {"block": size, "blocks": count}
+                yield Form("mask_window_of_blocks", text, fitted, self._less(gone))
+
+    def _pairs(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return zip(self.keys, self.queries, strict=True)
+
     def _pieces(self) -> Iterator[Form]:
         """Attention cut into pieces of some tokens. A piece ends where some row's cells do."""
         ends = {n for one in self.seen for n in _edges(one) if n > 1}
         for n in sorted({size for end in ends for size in range(2, end + 1) if end % size == 0}):
-            pairs = list(zip(self.keys, self.queries, strict=True))
+            pairs = list(self._pairs())
             text = f"tokens of the same block of {n} see each other, later ones too"
             yield Form("mask_blocks", text, {"block": n}, [k // n <= q // n for k, q in pairs])
             text = f"attention is cut into chunks of {n}: a token sees nothing of earlier ones"

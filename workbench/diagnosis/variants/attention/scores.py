@@ -213,6 +213,14 @@ def other_operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
            _pairs(q, [np.concatenate([x[1:], 0 * x[:1]]) for x in k]))  # fmt: skip
     yield ("scores_newest_key_missing", "the newest key is not there yet: its row of the cache is read as zero",
            _pairs(q, [np.concatenate([x[:-1], 0 * x[:1]]) for x in k]))  # fmt: skip
+    yield ("scores_newest_key_stale", "the newest key is not there yet: the one before it stands in its place",
+           _pairs(q, [np.concatenate([x[:-1], x[-2:-1] if len(x) > 1 else x[-1:]]) for x in k]))  # fmt: skip
+    norms = [
+        [x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in side] for side in (q, k)
+    ]
+    for words, a, b in (("queries and keys", *norms), ("queries", norms[0], k), ("keys", q, norms[1])):
+        text = f"{words} are divided by their lengths: cosines instead of products"
+        yield "scores_normalised", text, _pairs(a, b)
     yield (
         "scores_heads_not_transposed",
         "q [T, heads, D] is read as [heads, T, D] without being transposed",

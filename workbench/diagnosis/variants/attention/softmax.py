@@ -116,6 +116,17 @@ FORMS: tuple[_Form, ...] = (
         lambda x, p: softmax(np.where(np.isfinite(x), p, -np.inf)),
     ),
     ("softmax_twice", "the softmax is taken twice, then over masked keys as well", lambda x, p: softmax(p)),
+    ("softmax_squared", "probabilities are squared", lambda x, p: p**2),
+    (
+        "sigmoid_instead_of_softmax",
+        "a sigmoid takes the place of the softmax: each score by itself, nothing adds up to 1",
+        lambda x, p: 1 / (1 + np.exp(-x)),
+    ),
+    (
+        "sigmoid_instead_of_softmax",
+        "sigmoids of the scores, divided by their sum, take the place of the softmax",
+        lambda x, p: divided(1 / (1 + np.exp(-x))),
+    ),
     (
         "probs_mean_over_heads",
         "all heads have the mean of the probabilities",

@@ -96,9 +96,10 @@ def _left(match: float) -> float:
 
 
 def fit_pairs(turns: Turns, fastest: float) -> Array:
-    """Each pair's own frequency [P], up to 1.5 times the `fastest` of the right ones."""
-    reach = float(np.abs(turns.positions).max())
-    grid = np.linspace(0, 1.5 * fastest, int(np.clip(4 * reach * 1.5 * fastest, 64, 20_000)))
+    """Each pair's own frequency [P], up to 1.5 times the `fastest` of the right ones or half a turn a position: beyond
+    that, whole positions do not tell one from another."""
+    reach, top = float(np.abs(turns.positions).max()), max(1.5 * fastest, math.pi)
+    grid = np.linspace(0, top, int(np.clip(4 * reach * top, 64, 20_000)))
     waves = np.exp(-1j * grid[:, None] * turns.positions)  # [G, N]
     found = grid[np.argmax((waves @ turns.both).real, axis=0)]  # [P]
     width = float(grid[1] - grid[0])

@@ -52,6 +52,8 @@ SOFTMAX: list[tuple[str, Any, str, str]] = [
         "softmax_not_normalised",
         "not divided",
     ),
+    ("squared", of_scores(lambda x: x.softmax(-1) ** 2), "softmax_squared", "squared"),
+    ("sigmoid", of_scores(torch.sigmoid), "sigmoid_instead_of_softmax", "each score by itself"),
     ("exp only", of_scores(lambda x: x.exp()), "softmax_not_normalised", "maximum not subtracted"),
     (
         "base 2",

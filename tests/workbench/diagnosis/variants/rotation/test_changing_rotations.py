@@ -57,3 +57,23 @@ def test_a_rotation_before_the_norm_is_told_at_the_norm() -> None:
     assert at_norm(normed(turned(X, np.full(len(X), 5e5)))) == {"rope_before_norm"}
     noise = 1 + 0.1 * np.random.default_rng(2).random(X.shape)
     assert "rope_before_norm" not in at_norm(normed(X) * noise)
+
+
+def test_pairs_at_positions_of_their_own_are_told_with_their_rule() -> None:
+    """Sections of pairs for time, height and width: the last one stands still."""
+    at = np.repeat(POSITIONS[:, None, None], DIM // 2, axis=-1)
+    at[..., 5:] = 2.0
+    z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(
+        1j * at * 5e5 ** -(np.arange(0, DIM, 2) / DIM)
+    )
+    found = best(site(np.concatenate([z.real, z.imag], -1)))[0].variant
+    assert (found.name, found.kind) == ("positions_of_pairs", "positions")
+    assert "pairs 5 to 7 of 8" in found.text
+    assert "position 2" in found.text
+
+
+def test_frequencies_up_to_half_a_turn_are_told() -> None:
+    twice = 5e5 ** -(np.arange(0, DIM, 2) / DIM) * np.where(np.arange(DIM // 2) < 4, 2.0, 1.0)
+    z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(1j * POSITIONS[:, None, None] * twice)
+    found = {one.variant.name for one in best(site(np.concatenate([z.real, z.imag], -1)))}
+    assert found & {"rope_frequencies", "positions_of_pairs"}
