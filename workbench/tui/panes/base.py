@@ -246,7 +246,7 @@ class Pane(PaintedWidget):
         if self.display and self.screen.is_current:
             focused = self.screen.focused
             if focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self):
-                self.call_after_refresh(self.focus_content)
+                self.call_after_refresh(lambda: self.focus_content() if self.display else None)
 
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""
