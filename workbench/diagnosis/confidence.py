@@ -10,6 +10,7 @@ import math
 from workbench.diagnosis.findings import Hypothesis
 from workbench.diagnosis.merging import FindingGroup
 from workbench.diagnosis.operations.deviation import WRONG
+from workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER
 
 #: Error over noise from which on a fit says something: a hypothesis that explains less than that may be one of many.
 TELLING = 30.0
@@ -28,9 +29,15 @@ def confidence(group: FindingGroup) -> float:
         for finding, hypothesis in zip(group.findings, group.chosen, strict=True)
     ]
     best = max(shares, default=0.0)
-    # Several places agree on the same figures: each is a test of its own.
-    together = 1 - (1 - best) / math.sqrt(len(shares)) if shares else 0.0
+    # Several places agree on the same figures: each is a test of its own, but for fits of as many numbers as may be.
+    tests = len(shares) if any(map(_reproduces, group.chosen)) else 1
+    together = 1 - (1 - best) / math.sqrt(tests) if shares else 0.0
     return together / (1 + len(group.others))
+
+
+def _reproduces(hypothesis: Hypothesis) -> bool:
+    """Whether more was given than the numbers that were fitted could take up."""
+    return hypothesis.elements >= ELEMENTS_A_PARAMETER * (hypothesis.parameters + 1)
 
 
 def _of(ratio: float, hypothesis: Hypothesis) -> float:

@@ -38,6 +38,7 @@ from workbench.diagnosis.variants.linear import (
     precision,
     reduce,
     shard_starts,
+    unknown,
     unloaded,
 )
 from workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
@@ -50,6 +51,7 @@ from workbench.diagnosis.variants.rotation.pair_groups import pair_groups
 from workbench.diagnosis.variants.rotation.rope_frequencies import fitted_frequencies, other_frequencies
 from workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
 from workbench.diagnosis.variants.rotation.rotation import rotations
+from workbench.diagnosis.variants.table_rows import other_numbers
 from workbench.diagnosis.variants.variant import Bank
 
 #: Operation -> banks that are always tried.
@@ -125,7 +127,6 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         linear.feature_scale,
         block_terms.block_terms,
         matrices.low_rank,
-        unloaded.unrelated_weight,
     ),
     "head": (
         precision.rounded_operands,
@@ -148,6 +149,18 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 }
 
 
-def stages(operation: str) -> tuple[tuple[Bank, ...], tuple[Bank, ...]]:
+#: Operation -> what can be said where no variant at all fits.
+UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
+    "embedding": (other_numbers,),
+    "linear": (unknown.another_input, unloaded.unrelated_weight, unknown.other_weight),
+    "head": (unknown.another_input, unknown.other_weight),
+}
+
+
+def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
     """The banks that are tried first, and those that are tried where no variant of these fits."""
-    return (*BANKS[operation], *EVERYWHERE), (*LAST.get(operation, ()), on_a_grid, not_finite)
+    return (
+        (*BANKS[operation], *EVERYWHERE),
+        (*LAST.get(operation, ()), on_a_grid, not_finite),
+        UNKNOWN.get(operation, ()),
+    )

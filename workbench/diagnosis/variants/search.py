@@ -43,11 +43,11 @@ class Search:
 
 def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
     """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
-    first, last = stages(site.operation)
+    every = stages(site.operation)
     if expected and site.operation in FUSED:
-        yield _variants(replace(site, only=expected), (*first, *last))
-    yield _variants(site, first)
-    yield _variants(site, last)
+        yield _variants(replace(site, only=expected), [bank for banks in every for bank in banks])
+    for banks in every:
+        yield _variants(site, banks)
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:

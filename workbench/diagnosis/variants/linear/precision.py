@@ -60,8 +60,8 @@ ROUNDINGS: Mapping[str, Callable[[Matrix], Matrix | None]] = {
     "int8 with a scale per row": lambda x: integers(x, 8, None),
     "int8 with one scale": lambda x: integers(x, 8, 0),
     "int4 with a scale per row": lambda x: integers(x, 4, None),
-    **{f"int8 in groups of {size}": _groups(8, size) for size in (32, 64, 128)},
-    **{f"int4 in groups of {size}": _groups(4, size) for size in (32, 64, 128)},
+    **{f"int8 in groups of {size}": _groups(8, size) for size in (16, 32, 64, 128)},
+    **{f"int4 in groups of {size}": _groups(4, size) for size in (16, 32, 64, 128)},
 }
 
 

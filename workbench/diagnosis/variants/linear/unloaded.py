@@ -67,11 +67,11 @@ def unrelated_weight(site: Site) -> Iterator[Variant]:
     linear = Linear.of(site)
     if linear is None or len(linear.rows) < FEW_TOKENS or len(linear.columns) < linear.seen.shape[1]:
         return
-    x, seen, right = (_centred(y[linear.rows]) for y in (linear.x, linear.seen, linear.product))
+    x, seen, right = (centred(y[linear.rows]) for y in (linear.x, linear.seen, linear.product))
     if not seen.any() or not right.any():
         return
     limit = min(UNRELATED, 8 / np.sqrt(seen.size))
-    if abs(_cosine(seen, right)) > limit or _alike_angles(x, seen) < ALIKE:
+    if abs(_cosine(seen, right)) > limit or alike_angles(x, seen) < ALIKE:
         return
     size = float(np.linalg.norm(seen) / np.linalg.norm(x) / np.sqrt(seen.shape[1]))
     own = float(linear.weight.std())
@@ -90,7 +90,7 @@ def unrelated_weight(site: Site) -> Iterator[Variant]:
     )
 
 
-def _centred(x: Array) -> Array:
+def centred(x: Array) -> Array:
     """Less the mean of all tokens: a bias has no part in it."""
     return np.asarray(x - x.mean(0))
 
@@ -99,7 +99,7 @@ def _cosine(a: Array, b: Array) -> float:
     return float((a * b).sum() / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300))
 
 
-def _alike_angles(a: Array, b: Array) -> float:
+def alike_angles(a: Array, b: Array) -> float:
     """The correlation of the cosines between tokens in one and in the other."""
     pairs = np.triu_indices(len(a), 1)
     angles = []
