@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnosis.operations.facts import UNIT, product, rounded
 from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.replay import Linear
 from workbench.diagnosis.variants.variant import Variant
 
@@ -42,6 +43,13 @@ def mantissa(x: Matrix, bits: int, *, cut: bool = False) -> Matrix | None:
     scaled = np.ldexp(fraction, bits + 1)
     found = np.ldexp(np.trunc(scaled) if cut else np.rint(scaled), exponent - bits - 1)
     return None if np.array_equal(found, x) else np.asarray(found)
+
+
+def settled(x: Array, noise: Array, dtype: str) -> tuple[Array, Array]:
+    """`x` rounded to a dtype, and by how much more or less it may come out: by a unit where `noise` may move `x` over
+    the middle of two numbers."""
+    low, high = (rounded(x + sign * noise, dtype).astype(np.float64) for sign in (-1, 1))
+    return rounded(x, dtype).astype(np.float64), np.abs(high - low)
 
 
 def _groups(bits: int, size: int) -> Callable[[Matrix], Matrix | None]:

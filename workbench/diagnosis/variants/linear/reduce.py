@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import UNIT, product, rounded
+from workbench.diagnosis.operations.facts import product
 from workbench.diagnosis.operations.shares import BEFORE, rank_spans
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
@@ -172,15 +172,3 @@ def other_bias(site: Site) -> Iterator[Variant]:
         row: Array = (part.seen - part.expected)[rows].mean(0)
         yield Variant("constant_row", "bias", "every token is off by the same vector, as by a wrong bias",
                       {"norm": float(np.linalg.norm(row))}, part.expected + row, len(row))  # fmt: skip
-
-
-def rounded_partials(site: Site) -> Iterator[Variant]:
-    """The partials are rounded for the sum: reduced at a lower precision than the engine's."""
-    part = site.parts[0]
-    bias = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else 0.0
-    for dtype in ("bfloat16", "float16"):
-        if UNIT[dtype] > site.facts.unit and part.fits and bias is not None:
-            total = rounded(part.inputs["partial"], dtype).astype(np.float64).sum(0)
-            predicted = rounded(total, dtype).astype(np.float64) + bias
-            yield Variant("low_precision", "precision", f"the sum over the ranks is made in {dtype}",
-                          {"dtype": dtype}, predicted, tolerance=UNIT[dtype])  # fmt: skip
