@@ -31,6 +31,7 @@ from workbench.diagnosis.variants.grids import on_a_grid
 from workbench.diagnosis.variants.layers import repeated, skipped
 from workbench.diagnosis.variants.linear import (
     block_terms,
+    buffers,
     feature_orders,
     linear,
     matrices,
@@ -125,6 +126,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         matrices.features_changed,
         precision.rounded_operands,
         precision.rounded_result,
+        buffers.former_output,
         split_sums.split_sums,
         linear.feature_scale,
         block_terms.block_terms,
@@ -133,6 +135,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "head": (
         precision.rounded_operands,
         precision.rounded_result,
+        split_sums.split_sums,
         matrices.single_weights,
         matrices.zeroed,
         matrices.features_changed,
@@ -142,7 +145,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         shard_starts.other_start,
         matrices.low_rank,
     ),
-    "reduce": (reduce.stale, split_sums.rounded_partials),
+    "reduce": (buffers.former_partials, buffers.former_output, split_sums.rounded_partials),
     "scores": (coarse_operands, coarse_products, combined_scores, score_dimensions, irregular_masks),
     "softmax": (padded_keys, coarse_probabilities, split_keys, denominators, coarse_operands),
     "context": (coarse_operands, coarse_probabilities, split_keys),

@@ -129,25 +129,6 @@ def with_stream(site: Site) -> Iterator[Variant]:
         yield Variant("residual_in_sum", "residual", text, {"times": times}, part.expected + times * stream)
 
 
-def stale(site: Site) -> Iterator[Variant]:
-    """One rank's partial in the sum is that of another layer, or of tokens before."""
-    part, deviation = site.parts[0], site.deviation
-    if deviation is None or not part.fits or len(part.inputs["partial"]) < 2:
-        return
-    partials = part.inputs["partial"]
-    for rank, own in enumerate(partials):
-        rest = part.expected - own
-        late = np.roll(own, 1, axis=0)
-        late[0] = own[0]
-        yield Variant("stale_partial", "reduce", f"rank {rank}'s partial in the sum is that of the token before",
-                      {"rank": rank}, rest + late)  # fmt: skip
-        for layer in range(site.facts.model.num_layers):
-            other = site.rows_of(f"layers.{layer}.{site.kind}.partial", rank)
-            if layer != site.layer and other is not None and other.shape == own.shape:
-                yield Variant("stale_partial", "reduce", f"rank {rank}'s partial in the sum is that of layer {layer}",
-                              {"rank": rank, "layer": layer}, rest + other)  # fmt: skip
-
-
 def other_bias(site: Site) -> Iterator[Variant]:
     """The bias is another one, or something constant is added that is none."""
     part, deviation = site.parts[0], site.deviation
