@@ -174,15 +174,14 @@ def _from(seen: Array, right: Array, start: float, unit: float, most: int) -> _G
     """The same for grids through `start`."""
     above = seen - start
     size = np.abs(above)
-    slack = _OFF + 0.0
     levels = np.arange(1, most + 1)
     steps = float(size.max()) / levels
     # A few numbers rule out nearly all steps.
     some = above[np.argsort(size)[np.linspace(0, len(size) - 1, min(len(size), 24)).astype(int)]]
     off = np.abs(some[None] / steps[:, None] - np.rint(some[None] / steps[:, None]))
-    allowed = slack + 4 * unit * (np.abs(some)[None] + abs(start) + size.max()) / steps[:, None]
+    allowed = _OFF + 4 * unit * (np.abs(some)[None] + abs(start) + size.max()) / steps[:, None]
     for step in steps[(off <= allowed).all(1)]:
-        allowed_here = slack + 4 * unit * (size + abs(start) + size.max()) / step
+        allowed_here = _OFF + 4 * unit * (size + abs(start) + size.max()) / step
         count = np.rint(above / step)
         distinct = np.unique(count, return_index=True)[1]
         chance = float(np.log(np.minimum(2 * allowed_here[distinct], 1.0)).sum()) + math.log(most)
@@ -195,9 +194,9 @@ def _from(seen: Array, right: Array, start: float, unit: float, most: int) -> _G
 
 
 def _bits(grids: list[_Grid]) -> int:
-    """How many it takes to count the levels on both sides of zero, or from the least on."""
-    most = max(round(max(abs(one.least - one.start), abs(one.most - one.start)) / one.step) for one in grids)
-    return max(2, math.ceil(math.log2(most + 1)) + any(one.least < one.start for one in grids))
+    """How many it takes to count the levels from the least on."""
+    levels = max(round((one.most - one.least) / one.step) + 1 for one in grids)
+    return max(1, math.ceil(math.log2(levels)))
 
 
 def _simple(grids: list[_Grid]) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.expected import ROW_WISE, Operands, Result
+from workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.blocks import positions
-from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix, settled
+from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix
 from workbench.diagnosis.variants.variant import Variant
 
 #: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
@@ -110,39 +109,20 @@ def coarse_operands(site: Site) -> Iterator[Variant]:
         if to in UNIT and UNIT[to] <= site.facts.unit:
             continue
         for chosen in dict.fromkeys((roles, roles[1:], roles[:1], roles[-1:])):
-            found = [_on_coarse(site, part, chosen, change) for part in site.parts]
+            guesses = []
+            for part in site.parts:
+                inputs = dict(part.inputs)
+                for role in chosen:
+                    x = inputs[role]
+                    coarse = change(x.reshape(-1, x.shape[-1]))
+                    if coarse is not None:
+                        inputs[role] = np.asarray(coarse, dtype=np.float64).reshape(x.shape)
+                windows, layer = site.facts.model.windows, site.layer
+                window = windows[layer] if windows and layer is not None else None
+                guesses.append(
+                    BLOCKS[site.operation](AttentionPass(site.facts, inputs, positions(part), window))[0]
+                )
             text = f"the operands {' and '.join(chosen)} are rounded to {to}"
-            fitted: dict[str, object] = {"to": to, "operands": list(chosen)}
-            yield Variant("low_precision_input", "precision", text, fitted, [x for x, _ in found])
-            if to in UNIT and chosen == roles:
-                yield from _with_result(site, found, text, to)
-
-
-def _on_coarse(
-    site: Site, part: Part, chosen: Iterable[str], change: Callable[[Matrix], Matrix | None]
-) -> Result:
-    """What a block gives on these operands rounded."""
-    inputs = {role: _coarse(x, change) if role in chosen else x for role, x in part.inputs.items()}
-    windows, layer = site.facts.model.windows, site.layer
-    window = windows[layer] if windows and layer is not None else None
-    return BLOCKS[site.operation](AttentionPass(site.facts, inputs, positions(part), window))
-
-
-def _with_result(site: Site, found: Sequence[Result], text: str, dtype: str) -> Iterator[Variant]:
-    """The same with a result of that dtype: scores before they are scaled, or after."""
-    factors = {"": 1.0}
-    if site.operation == "scores":
-        factors = {"": 1.0, " before it is scaled": math.sqrt(site.facts.model.head_dim)}
-    for words, factor in factors.items():
-        rounded_so = [settled(x * factor, noise * factor, dtype) for x, noise in found]
-        guesses = [x / factor for x, _ in rounded_so]
-        noises = [by / factor + own for (_, by), (_, own) in zip(rounded_so, found, strict=True)]
-        fitted: dict[str, object] = {"to": dtype, "result": words}
-        yield Variant(
-            "low_precision",
-            "precision",
-            f"{text}, and so is the result{words}",
-            fitted,
-            guesses,
-            noise=noises,
-        )
+            yield Variant(
+                "low_precision_input", "precision", text, {"to": to, "operands": list(chosen)}, guesses
+            )
