@@ -25,6 +25,7 @@ from workbench.diagnosis.variants.branch_norms import branch_norms
 from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from workbench.diagnosis.variants.caches.caches import caches
+from workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
 from workbench.diagnosis.variants.caches.index_maps import index_maps
 from workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from workbench.diagnosis.variants.grids import on_a_grid
@@ -115,7 +116,7 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs, unknown_norms),
-    "cache": (stored_stages, index_maps),
+    "cache": (stored_stages, index_maps, cached_cells, scaled_rows),
     "rope": (fitted_frequencies, changing_bases, pair_groups, combined_rotations, coarse_inputs),
     "residual": (branch_norms, coarse_inputs),
     "activation": (other_columns, coarse_inputs),

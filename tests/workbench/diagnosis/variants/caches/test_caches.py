@@ -43,6 +43,16 @@ def strided(x: Tensor, order: tuple[int, ...], *strides: int) -> Tensor:
     return x.permute(order).reshape(-1).as_strided(x.shape, strides)
 
 
+def one_head_shuffled(x: Tensor, at: At) -> Tensor:
+    return torch.stack(
+        [x[:, 0], torch.cat([x[:2, 1].flip(0), x[2:3, 1], x[3:5, 1].flip(0), x[5:, 1]]), x[:, 2], x[:, 3]], 1
+    )
+
+
+def largest(x: Tensor) -> Tensor:
+    return x.abs().amax(-1, True)
+
+
 def frozen(x: Tensor, most: int = 127) -> Tensor:
     """Integers by the scale of the first row of each head: what is larger is clipped."""
     scale = x[:1].abs().amax(-1, True) / most
@@ -100,6 +110,12 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("frozen scale", lambda x, at: frozen(x), "quantised", "clipped to the ends"),
     ("4 bits", lambda x, at: uint4(x), "quantised", "quantised to 4 bits"),
     ("queries", lambda x, at: rows_of(at, "q_rope")[:, :4], "cache_queries", "the first heads"),
+    ("heads of two layers", lambda x, at: torch.cat([x[:, :2], rows_of(at, "v_proj", layer=0)[:, 1:3]], 1),
+     "cache_cells_wrong", "values of layer 0, 1 heads before"),
+    ("rows of one head shuffled", decode(one_head_shuffled), "cache_cells_wrong", "row 0 of head 1 holds"),
+    ("scale of the first row", lambda x, at: x / largest(x) * largest(x)[:1], "cache_scales", "of the first token"),
+    ("eight bits, another scale", lambda x, at: int8_rows(x) / largest(x) * largest(x).roll(1, 1), "cache_scales",
+     "in eight bits: it is restored by the scale of the head before"),
     ("rows 2 and 4", lambda x, at: torch.cat([x[:2], x[5:6], x[3:4], x[:1], x[5:]]), "cache_rows_wrong", "row 5"),
 ]  # fmt: skip
 
