@@ -82,7 +82,7 @@ def _pool(site: Site, rank: int, tokens: int) -> list[_Held]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _Replacement:
     """Rows [W, H] in place of the wrong ones, what says which they are, and how many numbers that takes."""
 
     found: Array
@@ -92,7 +92,7 @@ class _Rows:
 
 def _sources(
     site: Site, seen: Array, wrong: NDArray[np.intp], pool: Sequence[_Held]
-) -> Iterator[tuple[str, _Rows]]:
+) -> Iterator[tuple[str, _Replacement]]:
     """In words, the tensors and tokens that the wrong rows are: one tensor, the same number of tokens before each, or
     where that is not so the nearest row of each."""
     if not pool or not np.isfinite(seen[wrong]).all():
@@ -110,12 +110,12 @@ def _sources(
         rows = np.stack([seen[i] if j is None else held.rows[j] for i, j in zip(wrong, from_, strict=True)])
         missing = sum(j is None for j in from_)
         if missing < len(wrong):
-            yield _words(site, held, by), _Rows(rows, {**figures, "tokens": by}, missing)
+            yield _words(site, held, by), _Replacement(rows, {**figures, "tokens": by}, missing)
     if len(set(zip(which.tolist(), back, strict=True))) > 1:
         rows = np.stack([pool[i].rows[j] for i, j in zip(which, row, strict=True)])
         first = site.rows[int(row[0])]
         words = f"{_of(site, held)} for other tokens: first that of sequence {first.seq}'s position {first.position}"
-        yield words, _Rows(rows, figures, len(wrong))
+        yield words, _Replacement(rows, figures, len(wrong))
 
 
 def _back(site: Site, own: int, other: int) -> int | None:
