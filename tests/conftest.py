@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# The same examples every time, and no judgement of a busy machine's speed.
-settings.register_profile("suite", derandomize=True, deadline=None)
+# The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("suite")
 
 

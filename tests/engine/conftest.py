@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tests.checkpoints import tiny_variant
 from tests.engine.harness import Engine
-
-# The same examples on every run, and no limit on the time of one: the machine may be busy.
-settings.register_profile("engine", derandomize=True, deadline=None)
-settings.load_profile("engine")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -81,11 +81,7 @@ def cached_reference(name: str, ids: list[int], steps: int) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize(
     ("name", "tp"),
-    [
-        pytest.param(name, tp, marks=[pytest.mark.slow] * (tp == 4 and name != "narrow"))
-        for name in GROWING
-        for tp in (1, 2, 4)
-    ],
+    [pytest.param(name, tp, marks=[pytest.mark.slow] * (tp == 4)) for name in GROWING for tp in (1, 2, 4)],
 )
 def test_sequences_that_outgrow_their_context_and_odd_widths(
     name: str, tp: int, engine_of: Callable[[int], Engine], tmp_path: Path

@@ -23,7 +23,7 @@ TRIALS = (
     ),
     Trial(
         "host", "SIGKILL to the host while it drives two ranks",
-        f"the ranks end; {WHOLE}; the next writer folds it", processes.kill_host, 30, quick=1,
+        f"the ranks end; {WHOLE}; the next writer folds it", processes.kill_host, 30,
     ),
     Trial(
         "screens", "SIGKILL to the screens in a real terminal, while the model runs",

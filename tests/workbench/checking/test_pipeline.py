@@ -81,10 +81,8 @@ CAUSE = {
 }
 
 
-#: A mask, a shard, the head, a rotation, the cache, positions.
-QUICK = (
-    "mask=additive", "qkv_shard_dim=1", "lm_head=missing", "rope=interleaved", "cache_layer=shared", "positions=stuck",
-)  # fmt: skip
+#: A mask, a shard, a rotation, the cache.
+QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=shared")
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
     assert "pass 2: the same tokens in 21 of 21 rows, and the same bits in" in err
 
 
+@pytest.mark.slow
 def test_what_statistics_do_not_show_takes_a_third_pass(engine: Engine, attach: Attach, bugged: Rows) -> None:
     engine.runs = [edited(rows(bugged), "layers.1.mlp_residual", lambda x: x[:, ::-1].copy())]
     told, _ = attach(code=1)

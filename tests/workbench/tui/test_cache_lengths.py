@@ -103,6 +103,5 @@ async def test_the_pane_and_the_sentinel_name_the_layers_in_a_small_terminal(
         lines = text_of(pilot)
         line = next(line for line in lines[3:] if "● KV length" in line)  # below the header
         assert "sequence 0 has 17 rows in lay" in line
-        await press(pilot, "down", "down", "down")
         assert any("sequence 0 has 17 rows in layers 1–2" in line for line in text_of(pilot)), "in full below"
         assert line.rstrip(" │┃▕▏").endswith("1"), "the rank"

@@ -86,7 +86,10 @@ def test_a_match_has_no_ledger_and_tells_how_far_it_has_come(live: Live) -> None
     assert all(event.done <= event.of == 4 for event in recorded[1:]), "none where it was in the cache"
 
 
-@pytest.mark.parametrize("stage", ["golden reference", "engine, float32, tp=1", "naming causes"])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("golden reference", marks=pytest.mark.slow), "engine, float32, tp=1", "naming causes"],
+)
 def test_an_interrupt_ends_it_wherever_it_is(
     live: Live, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
