@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from textual import _wait, events
 from textual.pilot import Pilot
+from textual.worker import WorkerCancelled
 
 from tests.workbench.tui.synthetic import build
 from workbench.tui.app import LockstepApp
@@ -43,7 +44,8 @@ async def settle(pilot: Pilot[int]) -> None:
     for _ in range(3):  # what a worker's answer sets going may start the next
         await pilot.pause()
         while any(worker.is_running for worker in pilot.app.workers):
-            await pilot.app.workers.wait_for_complete()
+            with suppress(WorkerCancelled):  # another has taken its place, and is waited for in its turn
+                await pilot.app.workers.wait_for_complete()
             await pilot.pause()
 
 
