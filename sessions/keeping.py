@@ -1,4 +1,4 @@
-"""Tensors that are read again and again are decoded once."""
+"""Tensors and steps that are read again and again are decoded once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KEPT_BYTES = 512 << 20
 
 @contextmanager
 def keeping(*sessions: Session | None, nbytes: int = KEPT_BYTES) -> Iterator[None]:
-    """Inside, each tensor of these sessions is decoded once, as long as `nbytes` suffice for all of a session; beyond
-    that those used last are kept. The arrays are read-only then, and what is written meanwhile may not be seen: this is
-    for who reads finished sessions."""
+    """Inside, each tensor and step of these sessions is decoded once, as long as `nbytes` suffice for all of a session;
+    beyond that those used last are kept. The arrays are read-only then, and what is written meanwhile may not be seen:
+    this is for who reads finished sessions."""
     with ExitStack() as stack:
         for one in sessions:
             if one is not None:
-                stack.enter_context(one._captured.keeping(nbytes))
+                stack.enter_context(one._kept.keeping(nbytes))
         yield

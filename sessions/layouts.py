@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from hashlib import blake2b
 from typing import Any, Literal
@@ -72,9 +72,10 @@ def parse(text: str) -> Layout:
 
 
 def rebuild(
-    layout: Layout | str, arrays_by_rank: Mapping[int, NDArray[Any]], ranks: int | None = None
+    layout: Layout | str, arrays_by_rank: Mapping[int, NDArray[Any]], ranks: int | None = None, part: str = ""
 ) -> Rebuilt:
-    """The global tensor of `arrays_by_rank` (bfloat16 widened) among `ranks` ranks (default: those given).
+    """The global tensor of `arrays_by_rank` (bfloat16 widened) among `ranks` ranks (default: those given), or the same
+    `part` of it (a slice).
 
     Partial sums are taken in float64 and returned as float32. `LayoutError`, with the shapes, when they
     cannot be parts of one tensor.
@@ -83,7 +84,7 @@ def rebuild(
     ranks = max(arrays_by_rank, default=-1) + 1 if ranks is None else ranks
     missing = tuple(rank for rank in range(ranks) if rank not in arrays_by_rank)
     if layout.kind == "partial":
-        return _sum(arrays_by_rank, missing)
+        return _sum(arrays_by_rank, missing, part)
     groups = [range(ranks)] if layout.kind == "replicate" else shard_groups(layout, ranks)
     shards, disagreeing = [], []
     for group in groups:
@@ -94,9 +95,9 @@ def rebuild(
             disagreeing += odd
     note = _note(disagreeing, missing)
     if len(shards) < len(groups):
-        return Rebuilt(None, tuple(disagreeing), missing, note)
+        return Rebuilt(None, tuple(disagreeing), missing, note, part)
     array = shards[0] if layout.kind == "replicate" else _concatenate(layout, shards, arrays_by_rank)
-    return Rebuilt(array, tuple(disagreeing), missing, note)
+    return Rebuilt(array, tuple(disagreeing), missing, note, part)
 
 
 def rebuild_records(layout: Layout | str, records: Mapping[int, TensorRecord], ranks: int) -> Rebuilt:
@@ -105,7 +106,7 @@ def rebuild_records(layout: Layout | str, records: Mapping[int, TensorRecord], r
     # Replicas that are one array stay one: then nothing is compared.
     wide = {id(one.array): widen(one.array, one.dtype) for one in records.values()}
     arrays = {rank: wide[id(one.array)] for rank, one in records.items() if one.slice == part}
-    return replace(rebuild(layout, arrays, ranks), slice=part)
+    return rebuild(layout, arrays, ranks, part)
 
 
 def shard_groups(layout: Layout, ranks: int) -> list[range]:
@@ -178,14 +179,14 @@ def _concatenate(
     return np.concatenate(shards, axis=layout.dim) if len(shards) > 1 else shards[0]
 
 
-def _sum(arrays_by_rank: Mapping[int, NDArray[Any]], missing: tuple[int, ...]) -> Rebuilt:
+def _sum(arrays_by_rank: Mapping[int, NDArray[Any]], missing: tuple[int, ...], part: str) -> Rebuilt:
     if len({a.shape for a in arrays_by_rank.values()}) > 1:
         raise LayoutError(f"summands of different shapes: {_shapes(arrays_by_rank)}")
     if missing or not arrays_by_rank:
-        return Rebuilt(None, (), missing, _note([], missing))
+        return Rebuilt(None, (), missing, _note([], missing), part)
     with np.errstate(over="ignore", invalid="ignore"):  # inf - inf is NaN, as it would be on the ranks
         total = reduce(np.add, (array.astype(np.float64) for _, array in sorted(arrays_by_rank.items())))
-        return Rebuilt(total.astype(np.float32))
+        return Rebuilt(total.astype(np.float32), slice=part)
 
 
 def _note(disagreeing: Sequence[int], missing: Sequence[int]) -> str:

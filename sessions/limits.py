@@ -76,6 +76,7 @@ class ReadMeter:
 
     def __init__(self, name: str, limits: ReadLimits) -> None:
         self.name, self.limits = name, limits
+        self._counting = limits.memory < UNLIMITED.memory
         self._used = 0
         self._lock = threading.Lock()
         self._arrays: set[int] = set()  # ids of the arrays that count
@@ -87,7 +88,7 @@ class ReadMeter:
 
     @property
     def used(self) -> int:
-        """Bytes of what was decoded and is still alive."""
+        """Bytes of what was decoded and is still alive; 0 where memory is not limited."""
         with self._lock:
             while self._freed:
                 nbytes, identity = self._freed.popleft()
@@ -99,7 +100,7 @@ class ReadMeter:
         """`LimitExceeded` unless `nbytes` more may be allocated, if need be after caches were emptied. Call it before
         decoding `what`."""
         self.check_time()
-        if self.used + nbytes <= self.limits.memory:
+        if not self._counting or self.used + nbytes <= self.limits.memory:
             return
         for cache in list(self._caches):
             cache.forget()
@@ -112,12 +113,16 @@ class ReadMeter:
 
     def keep(self, owner: object, nbytes: int) -> None:
         """Count `nbytes` for as long as `owner` lives."""
+        if not self._counting:
+            return
         with self._lock:
             self._used += nbytes
         weakref.finalize(owner, self._freed.append, (nbytes, id(owner))).atexit = False
 
     def keep_array(self, array: NDArray[Any], nbytes: int | None = None) -> NDArray[Any]:
         """Count an array (as `tensor_bytes` by default) for as long as it, or a view of it, lives; once."""
+        if not self._counting:
+            return array
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base

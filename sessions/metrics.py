@@ -89,12 +89,12 @@ def metrics(engine: NDArray[Any], golden: NDArray[Any], dtype: str = "float32") 
                 inf_b,
                 mismatched,
             )
-    scale = _rms(y, elements)
+    scale, length = _rms(y, elements), _length(y)
     worst = int(np.argmax(difference)) if a.size else 0
     return Metrics(
         float(difference[worst]) if a.size else 0.0,
-        _ratio(float(np.linalg.norm(difference)), float(np.linalg.norm(y))),
-        _cosine(x, y),
+        _ratio(_length(difference), length),
+        _cosine(x, y, length),
         _max_ulp(difference, y, scale, dtype),
         scale,
         a.size,
@@ -104,6 +104,10 @@ def metrics(engine: NDArray[Any], golden: NDArray[Any], dtype: str = "float32") 
         inf_a,
         inf_b,
     )
+
+
+def _length(x: NDArray[np.float64]) -> float:
+    return math.sqrt(float(x.dot(x)))  # as `np.linalg.norm`, at half its price
 
 
 def _rms(y: NDArray[np.float64], elements: int) -> float:
@@ -126,8 +130,9 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator
 
 
-def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    lengths = float(np.linalg.norm(x)), float(np.linalg.norm(y))
+def _cosine(x: NDArray[np.float64], y: NDArray[np.float64], length: float) -> float:
+    """`length` is that of y."""
+    lengths = _length(x), length
     if 0.0 in lengths:
         return 1.0 if lengths[0] == lengths[1] else 0.0
     return max(-1.0, min(1.0, float((x / lengths[0]) @ (y / lengths[1]))))

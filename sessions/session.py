@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ class Session:
         self._archive = Archive(self.path, self.meter, follow=follow)
         self._meta = MetaTable()
         self._totals = Totals(self._archive)
-        self._captured = captures.StepTensors(self._archive)
+        self._kept = captures.KeptSteps(self._archive)
         try:
             self._load()
         except BaseException:
@@ -78,9 +77,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def view(self) -> AbstractContextManager[None]:
@@ -187,7 +184,9 @@ class Session:
 
     def step(self, step: int, branch: int = 0) -> StepRecord:
         """What happened at a step, without its arrays (`stats`, `checksums`, `tensor` read those)."""
-        owner = self._history.owner(branch, step)
+        return self._kept.record(self._history.owner(branch, step), step, self._step)
+
+    def _step(self, owner: int, step: int) -> StepRecord:
         with self._archive.snapshot():
             heads = self._archive.rows("steps", "WHERE branch = ? AND step = ?", owner, step)
             within = "WHERE branch = ? AND step = ? ORDER BY seq"
@@ -256,16 +255,17 @@ class Session:
     ) -> TensorRecord | None:
         """One captured tensor exactly as recorded. `slice` None: the whole if there is one, else a part."""
         owner = self._holder(step, branch)
-        return captures.one(self._captured, self.tap(tap), owner, step, rank, seq, slice)
+        return captures.one(self._kept, self.tap(tap), owner, step, rank, seq, slice)
 
     def parts(
         self, tap: str, *, step: int, seq: int = 0, branch: int = 0, slice: str | None = None
     ) -> dict[int, TensorRecord]:
         """What each rank captured of a tap at a step, exactly as recorded."""
-        found = {
-            rank: self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
-            for rank in range(self.ranks)
-        }
+        with self._kept.snapshot():
+            found = {
+                rank: self.capture(tap, step=step, rank=rank, seq=seq, branch=branch, slice=slice)
+                for rank in range(self.ranks)
+            }
         return {rank: part for rank, part in found.items() if part is not None}
 
     def tensor(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from engine import children
+from tests.preloaded import Forking, Server
 
 # The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
@@ -44,3 +48,22 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ[name] = value
     left = {name for name in set(os.listdir()) - here if not name.startswith((".", "__"))}
     assert left <= {"snapshot_report.html"}, f"tests have written into the working directory: {sorted(left)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preloaded_processes(own_directories: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ranks, hosts and recorders are forked from a process that has torch loaded: see `tests.preloaded`."""
+    if not hasattr(os, "pidfd_open"):  # not Linux: each is started
+        yield
+        return
+    server = Server(tmp_path_factory.mktemp("children") / "server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "subprocess", Forking(server))
+        yield
+    server.close()
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process that the test starts is a new Python, as it is for a user."""
+    monkeypatch.setattr(children, "subprocess", subprocess)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.tour import NAMED, tour
+from tests.preloaded import run_module
 from workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
 from workbench.debugger.core.registry import commands
 from workbench.tui.keys import keys_of
@@ -47,13 +46,9 @@ def test_there_is_a_tour() -> None:
 
 
 @pytest.mark.parametrize(("command", "shown"), TOUR, ids=[command[:40] for command, _ in TOUR])
-def test_the_tour(command: str, shown: list[str], place: Path) -> None:
-    words = shlex.split(command)[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *words],
-        cwd=place, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=170, check=False,
-    )  # fmt: skip
+def test_the_tour(command: str, shown: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    done = run_module("workbench.cli", *shlex.split(command)[1:])
     assert done.returncode == ("verdict     diverged" in shown), done.stderr
     printed = done.stdout.splitlines()
     at = 0
@@ -93,13 +88,16 @@ def test_screenshots_that_are_shown_exist() -> None:
 EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_example_of_the_engine_runs() -> None:
+def test_the_example_of_the_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (example,) = EXAMPLES
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    generated, seen, parts = done.stdout.splitlines()
+    (tmp_path / "example.py").write_text(example)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")
+    out, err = capfd.readouterr()
+    assert err == ""
+    generated, seen, parts = out.splitlines()
     assert re.fullmatch(r"\[\[\d+(, \d+){7}\]\]", generated)
     assert re.fullmatch(r"\d+ \(8, 3, 3\)", seen)
     assert parts == "[(4, 3, 3), (4, 3, 3)]"

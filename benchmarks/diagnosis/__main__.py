@@ -14,6 +14,10 @@
     unseen_3_controls   harmless changes by that hand
     unseen_4    yet more, weighed by how often they happen; to be measured once
     unseen_4_controls   harmless changes by that hand
+    unseen_5    yet more, drawn from public reports of engines' bugs; to be measured once
+    unseen_5_controls   harmless changes by that hand
+    unseen_6    yet more, common mistakes in common places; to be measured once
+    unseen_6_controls   harmless changes by that hand
     prompts     random prompts on correct engines
 
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.

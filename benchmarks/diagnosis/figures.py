@@ -85,7 +85,15 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 #: Parts in which there is nothing to find.
-HARMLESS = ("controls", "unseen_controls", "unseen_3_controls", "prompts")
+HARMLESS = (
+    "controls",
+    "unseen_controls",
+    "unseen_3_controls",
+    "unseen_4_controls",
+    "unseen_5_controls",
+    "unseen_6_controls",
+    "prompts",
+)
 
 
 def markdown(rows: Sequence[Row], *, failures: bool = True) -> str:

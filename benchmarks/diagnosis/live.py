@@ -43,7 +43,7 @@ CLASSES = (
 #: Group of a fault -> the classes of cause that are right.
 _RIGHT: Mapping[str, tuple[str, ...]] = {
     "mask": ("mask",),
-    "attention": ("scores", "scale", "mask"),
+    "attention": ("scores", "scale", "mask", "softmax", "precision"),
     "rope": ("rope", "positions"),
     "cache": ("cache", "positions"),
     "gqa": ("heads", "cache"),

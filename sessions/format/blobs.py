@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ _LONGEST_SHAPE = 200
 
 def tensor_hash(array: NDArray[Any], dtype: str) -> bytes:
     """blake2b-128 of dtype, shape and bytes: the tensor's name in the session. Takes a `stored` array."""
-    digest = hashlib.blake2b(f"{dtype}{json.dumps(array.shape)}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{dtype}{list(array.shape)}".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
 

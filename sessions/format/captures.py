@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,18 +17,30 @@ from sessions.format.rows import Row
 from sessions.format.schema import PROTECTED_SINCE
 from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
 from sessions.recently_used import RecentlyUsed
-from sessions.records import Tap, TensorKey, TensorRecord
+from sessions.records import StepRecord, Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
 
-#: Bytes of the lists of steps' tensors that are kept.
+#: Bytes of the lists of steps' tensors that are kept, and of a step's contents that are read with its list.
 _LIST_BYTES = 4 << 20
 
-_ByPlace = Mapping[tuple[object, ...], list[Row]]
+
+@dataclass(frozen=True, slots=True)
+class _StepRows:
+    """The rows of a step's tensors by (tap, sequence, rank), and of their contents as stored, by number, those that
+    were read with them. Charged lists count as long as they live."""
+
+    places: Mapping[tuple[object, ...], list[Row]]
+    stored: Mapping[object, Row]
+    charged: tuple[Charged[Row], Charged[Row]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.charged)
 
 
-class StepTensors:
-    """Where the tensors of a step are, kept for the next question: whoever asks for one asks for its neighbours.
+class KeptSteps:
+    """What was read of a step, kept for the next question: whoever asks for one tensor asks for its neighbours.
 
     The rows of a step are read together, because only then is one that is missing found.
     """
@@ -35,35 +48,48 @@ class StepTensors:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self._state: object = None  # of the file when the lists were read
-        self._lists = RecentlyUsed[tuple[_ByPlace, Charged[Row]]](_LIST_BYTES)
+        self._lists = RecentlyUsed[_StepRows](_LIST_BYTES)
         self._contents: RecentlyUsed[tuple[NDArray[Any], str]] | None = None
+        self._records = RecentlyUsed[StepRecord](0)
         archive.meter.register(self)
 
     def forget(self) -> None:
         """Let go of all that is kept."""
         self._lists.clear()
+        self._records.clear()
         if self._contents is not None:
             self._contents.clear()
 
     @contextmanager
     def keeping(self, nbytes: int) -> Iterator[None]:
-        """Inside, tensors are decoded once as long as `nbytes` suffice, and the file is not looked at anew."""
+        """Inside, tensors and steps are decoded once as long as `nbytes` suffice; the file is not looked at anew."""
         if self._contents is not None:
             yield
             return
-        before = self._lists
-        self._lists, self._contents = RecentlyUsed(max(nbytes // 8, _LIST_BYTES)), RecentlyUsed(nbytes)
+        before, few = self._lists, max(nbytes // 8, _LIST_BYTES)
+        self._lists, self._records = RecentlyUsed(few), RecentlyUsed(few)
+        self._contents = RecentlyUsed(nbytes)
         try:
             yield
         finally:
             self._lists, self._contents = before, None
+            self._records.clear()
 
     def snapshot(self) -> AbstractContextManager[None]:
         """One state of the file; while tensors are kept, that which they were read from."""
         return self.archive.snapshot() if self._contents is None else nullcontext()
 
-    def by_place(self, owner: int, step: int, where: str) -> _ByPlace:
-        """The rows by (tap, sequence, rank). Inside a snapshot."""
+    def record(self, owner: int, step: int, read: Callable[[int, int], StepRecord]) -> StepRecord:
+        """What `read` gives for that step; kept while tensors are."""
+        kept = self._records.get((owner, step))
+        if kept is None:
+            kept = read(owner, step)
+            if self._contents is not None:
+                self._records.put((owner, step), kept, read_rows.record_bytes(kept))
+        return kept
+
+    def of_step(self, owner: int, step: int, where: str) -> _StepRows:
+        """The rows of the step's tensors. Inside a snapshot."""
         if self._contents is None:
             self._look()
         kept = self._lists.get((owner, step))
@@ -73,20 +99,36 @@ class StepTensors:
             places: dict[tuple[object, ...], list[Row]] = {}
             for row in found:
                 places.setdefault(row[2:5], []).append(row)
-            kept = places, found
-            self._lists.put((owner, step), kept, found.nbytes)
-        return kept[0]
+            stored = self._stored(owner, step, where)
+            kept = _StepRows(places, {row[1]: row for row in stored}, (found, stored))
+            self._lists.put((owner, step), kept, kept.nbytes)
+        return kept
 
-    def content(self, blob: object, where: str) -> tuple[NDArray[Any], str]:
+    def content(self, rows: _StepRows, blob: object, where: str) -> tuple[NDArray[Any], str]:
         """A tensor by the number of its blob, and its dtype; read-only where it is kept. Inside a snapshot."""
         contents = self._contents
         kept = None if contents is None else contents.get(blob)
         if kept is None:
-            kept = array, _ = _decoded(self.archive, blob, where)
+            found = (
+                [rows.stored[blob]] if blob in rows.stored else _stored(self.archive, "= ?", blob, what=where)
+            )
+            kept = array, _ = _decoded(self.archive, found, blob, where)
             if contents is not None:
                 array.setflags(write=False)
                 contents.put(blob, kept, array.nbytes)
         return kept
+
+    def _stored(self, owner: int, step: int, where: str) -> Charged[Row]:
+        """The contents of a step as stored, where all of them are to be kept and are small: then one query is far
+        cheaper than one for each."""
+        of_step = f"IN (SELECT blob FROM tensors {_OF_STEP})"
+        if self._contents is not None:
+            (nbytes,) = self.archive.one(
+                f"SELECT sum(length(data)) FROM blobs WHERE id {of_step}", owner, step
+            )
+            if (nbytes or 0) <= min(_LIST_BYTES, self.archive.meter.limits.memory // 16):
+                return _stored(self.archive, of_step, owner, step, what=where)
+        return self.archive.meter.charged((), 0)
 
     def _look(self) -> None:
         """Forget the lists if anything was written since."""
@@ -149,23 +191,27 @@ def stored(
 
 
 def one(
-    known: StepTensors, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
+    known: KeptSteps, tap: Tap, owner: int, step: int, rank: int, seq: int, part: str | None
 ) -> TensorRecord | None:
     """One captured tensor; `part` None: the whole ("" sorts first) if there is one, else any part."""
     where = f"tensor {tap.name[:80]!r} of step {step} of branch {owner}, rank {rank}"
     with known.snapshot():
-        place = (tap.index, seq, rank)
-        found = [row for row in known.by_place(owner, step, where).get(place, ()) if part in (None, row[5])]
+        rows = known.of_step(owner, step, where)
+        found = [row for row in rows.places.get((tap.index, seq, rank), ()) if part in (None, row[5])]
         if not found:
             return None
         *_, slice_, blob = min(found, key=lambda row: str(row[5]))
-        array, dtype = known.content(blob, where)
+        array, dtype = known.content(rows, blob, where)
     return TensorRecord(tap.name, rank, seq, array, dtype, read_rows.text(slice_, where))
 
 
-def _decoded(archive: Archive, blob: object, where: str) -> tuple[NDArray[Any], str]:
-    sql = f"{rows.select('blobs', archive.version, 'data')} WHERE id = ?"
-    found = archive.query(sql, blob, what=where)
+def _stored(archive: Archive, which: str, *arguments: object, what: str) -> Charged[Row]:
+    """Rows of `blobs` with their data before them, unchecked."""
+    sql = f"{rows.select('blobs', archive.version, 'data')} WHERE id {which}"
+    return archive.query(sql, *arguments, what=what)
+
+
+def _decoded(archive: Archive, found: Sequence[Row], blob: object, where: str) -> tuple[NDArray[Any], str]:
     heads, bad = rows.sift("blobs", [row[1:] for row in found], archive.version, where)
     if bad:
         raise bad[0]

@@ -98,7 +98,9 @@ def planes_of(
 
 def from_planes(planes: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The elements whose bytes lie along axis 1: [n, itemsize, …] to [n, …]."""
-    array: NDArray[Any] = np.ascontiguousarray(np.moveaxis(planes, 1, -1)).view(dtype)[..., 0]
+    count, itemsize, *shape = planes.shape
+    flat = planes.reshape(count, itemsize, math.prod(shape)).swapaxes(1, 2)
+    array: NDArray[Any] = np.ascontiguousarray(flat).view(dtype).reshape(count, *shape)
     return array
 
 

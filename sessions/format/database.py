@@ -39,7 +39,7 @@ _PRAGMAS = frozenset(
         "cache_size",
     ]
 )
-_FUNCTIONS = frozenset({"count", "min", "max", "sum"})
+_FUNCTIONS = frozenset({"count", "length", "min", "max", "sum"})
 _SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
 
 

@@ -133,6 +133,15 @@ def step_record(
     )
 
 
+def record_bytes(record: StepRecord) -> int:
+    """About what a step's record takes."""
+    lists = [
+        (one.ids, one.positions, one.block_table, one.topk_ids, one.topk_logits, *one.kv_lens)
+        for one in record.sequences
+    ]
+    return RECORD_BYTES + sum(RECORD_BYTES + _INTEGER_BYTES * sum(map(len, several)) for several in lists)
+
+
 def sequence_step(row: Row, where: str, ranks: int, meter: ReadMeter) -> SequenceStep:
     """A row of `sequences`."""
     _, _, seq, ids, positions, kv_lens, blocks, emitted, forced, topk_ids, topk_logits, logsumexp, entropy = (

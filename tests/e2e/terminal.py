@@ -146,7 +146,7 @@ class Terminal:
         while not met(shown := self.text()):
             if time.monotonic() > deadline:
                 raise AssertionError(f"{why(shown)} after {seconds:g} s on this screen:\n{shown}")
-            time.sleep(0.03)
+            time.sleep(0.1)
         return shown
 
     def back_in_shell(self) -> str:

@@ -100,7 +100,7 @@ def test_what_the_killed_have_left_is_swept_by_the_next_to_start(
 ) -> None:
     """Screens and host killed together, so that neither can tidy up after the other."""
     here = terminals()
-    _start(here, model)
+    _start(here, model, tp=1)
     here.signal(_HOST, signal.SIGSTOP)
     here.signal(_APP, signal.SIGKILL)
     here.signal(_HOST, signal.SIGKILL)

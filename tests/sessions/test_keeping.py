@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sessions import Session, SessionError
-from sessions.format import codec
+from sessions.format import captures, codec
+from sessions.format.archive import Archive
 from sessions.keeping import keeping
 from sessions.limits import ReadLimits
 from sessions.recently_used import RecentlyUsed
+from sessions.records import TensorRecord
 from tests.sessions.samples import create, record, tamper, write
 
 STEPS = 6
@@ -58,20 +61,63 @@ def test_each_tensor_is_decoded_once(tmp_path: Path, decoded: Counter[bytes]) ->
         assert min(decoded.values()) > 1
 
 
+@pytest.mark.parametrize("few", [True, False])
+def test_a_small_steps_contents_are_read_by_one_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    """Those of a large step one at a time: most of them may not be asked for."""
+    asked: list[str] = []
+    query = Archive.query
+
+    def counting(archive: Archive, sql: str, *arguments: object, what: str = "") -> object:
+        asked.extend(["content"] * sql.startswith("SELECT data"))
+        return query(archive, sql, *arguments, what=what)
+
+    monkeypatch.setattr(Archive, "query", counting)
+    if not few:
+        monkeypatch.setattr(captures, "_LIST_BYTES", 1)
+    with create(tmp_path / "a.session") as writer:
+        for step in range(STEPS):
+            parts = [
+                TensorRecord(tap, rank, 0, np.full((2, 3), step + rank / 2, np.float32), "float32")
+                for tap in ("embed", "layers.0.attn.q_proj")
+                for rank in range(2)
+            ]
+            writer.step(0, replace(record(step), tensors=parts))
+    with Session.open(tmp_path / "a.session") as session:
+        right = read_all(session)
+        asked.clear()
+        with keeping(session):
+            for array, expected in zip(read_all(session), right, strict=True):
+                np.testing.assert_array_equal(array, expected)
+    assert len(asked) == STEPS * (1 if few else 2)  # both taps hold the same
+
+
+def test_each_step_is_decoded_once(tmp_path: Path) -> None:
+    with Session.open(write(tmp_path / "a.session", STEPS)) as session:
+        right = session.step(1)
+        with keeping(session):
+            kept = session.step(1)
+            assert kept == right
+            assert session.step(1) is kept
+            assert session.step(2) is not kept
+        assert session.step(1) is not kept
+
+
 def test_what_is_kept_has_a_bound(tmp_path: Path) -> None:
     with Session.open(write(tmp_path / "a.session", STEPS)) as session:
         before = session.meter.used
         largest = max(array.nbytes for array in read_all(session))
         with keeping(session, nbytes=largest + 1):
             read_all(session)
-            contents = session._captured._contents
+            contents = session._kept._contents
             assert contents is not None
             assert 0 < contents.nbytes <= largest + 1
-            session._captured.forget()
+            session._kept.forget()
             assert contents.nbytes == 0
             read_all(session)
         del contents
-        session._captured.forget()
+        session._kept.forget()
         gc.collect()
         assert session.meter.used == before
 

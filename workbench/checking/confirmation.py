@@ -17,6 +17,7 @@ from workbench.checking.forced_run import ForcedRun
 from workbench.checking.pipeline import CheckResult, Progress, Reference
 from workbench.checking.search import smallest_restoring
 from workbench.diagnosis.diagnose import diagnose
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.verdict import judge
 from workbench.inferior.inferior import Inferior
@@ -60,7 +61,7 @@ def _is_right(path: Path, reference: Reference, inferior: Inferior) -> bool:
         )
         floor = floors[0] if floors else None
         stack.enter_context(keeping(engine, golden, floor))
-        if judge(engine, golden, floor=floor, facts=facts).verdict == "diverged":
+        if judge(Recordings.of(engine, golden, floor), facts).verdict == "diverged":
             return False
         return not diagnose(engine, facts, golden=golden, floor=floor).wrong
 

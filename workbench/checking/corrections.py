@@ -24,9 +24,10 @@ def corrections(plain: Session, golden: Session, step: int) -> Iterator[Patch]:
     A tap that has no golden tensor (partial sums), or gives another shape than the golden one, stays as it is:
     what is computed from it is not on right inputs.
     """
+    seqs = [told.seq for told in plain.step(step).sequences]
     for place in range(len(plain.taps)):
-        for told in plain.step(step).sequences:
-            patch = _correction(plain, golden, place, step, told.seq)
+        for seq in seqs:
+            patch = _correction(plain, golden, place, step, seq)
             if patch is not None:
                 yield patch
 

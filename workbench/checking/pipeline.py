@@ -32,6 +32,7 @@ from workbench.diagnosis.by_statistics import MovedTap
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.quantisation import quantisation_loss
@@ -148,15 +149,16 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         stack.enter_context(keeping(engine, golden, floor))
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
         run.progress("judging every tap", 0, 0)
-        judgement = judge(engine, golden, floor=floor, facts=facts)
+        sides = Recordings.of(engine, golden, floor)
+        judgement = judge(sides, facts)
         run.progress("naming causes", 0, 0)
         found = diagnose(engine, facts, golden=golden, floor=floor)
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
-        untapped = judge_untapped(without, engine, golden, judgement, floor=floor)
+        untapped = judge_untapped(without, sides, judgement)
         if judgement.failed:
             patches = partial(corrections, engine, golden)
             again = stack.enter_context(_again(run, "ledger", patches))
-            judgement = ledger(judgement, again, golden, floor=floor)
+            judgement = ledger(judgement, sides.held(again))
         judgement = reconciled(judgement, found)
         causes = named(found, engine, golden, judgement.first_divergence, facts)
         if judgement.verdict != "diverged" and untapped.verdict == "diverged":
@@ -186,5 +188,5 @@ def _again(
     with ScratchFolder.make(name) as folder:
         path = folder.path / f"{name}.session"
         run.record(path, corrected, capture)
-        with Session.open(path, UNLIMITED) as session:
+        with Session.open(path, UNLIMITED) as session, keeping(session):
             yield session

@@ -26,6 +26,7 @@ from workbench.demo.checkpoints import demo_path
 from workbench.diagnosis.by_statistics import MovedTap, first_moved
 from workbench.diagnosis.diagnose import Explanation, diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reason_of, reconciled
@@ -81,7 +82,7 @@ def diagnose_recording(
         if truth is None or not found.judged:
             judgement = _alone(session, branch, found)
         else:
-            judgement = reconciled(judge(session, truth, floor=noise, branch=branch, facts=facts), found)
+            judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
             causes = named(found, session, truth, judgement.first_divergence, facts, branch)
         if session.meta.foreign is not None:
             lacking = "" if found.judged else f"no operation could be judged{_why(found)}"

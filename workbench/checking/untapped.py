@@ -12,6 +12,7 @@ import numpy as np
 
 from sessions import Session
 from workbench.diagnosis.judgement import Judgement, TapVerdict
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.verdict import judge
 from workbench.models.capture import Capture
 from workbench.views.causes import Cause
@@ -30,11 +31,9 @@ FUSED_PATH = Cause(
 )
 
 
-def judge_untapped(
-    untapped: Session, tapped: Session, golden: Session, judged: Judgement, *, floor: Session | None
-) -> UntappedRun:
+def judge_untapped(untapped: Session, tapped: Recordings, judged: Judgement) -> UntappedRun:
     """Hold the logits of the run without taps against the reference, where the run with taps (`judged`) is right."""
-    found = judge(untapped, golden, floor=floor)
+    found = judge(tapped.held(untapped))
     first = next((_as_divergence(one) for one in found.taps if _wrong_here_only(one, judged)), None)
     if first is None and judged.verdict != "diverged":
         known = {(miss.step, miss.seq) for miss in judged.mismatches}
@@ -44,7 +43,7 @@ def judge_untapped(
     return UntappedRun(
         verdict="diverged" if wrong else "match",
         max_abs_logits=found.max_abs_logits,
-        max_abs_tapped=_apart(untapped, tapped),
+        max_abs_tapped=_apart(untapped, tapped.engine.session),
         first=first,
     )
 

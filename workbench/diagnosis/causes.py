@@ -22,6 +22,8 @@ from workbench.views.known_faults import fault_of
 _MOST_RULED_OUT = 12
 #: Kinds of taps of one layer that are told one by one: more are nearly all that compute something by themselves.
 _MOST_KINDS = 6
+#: A projection in a sentence.
+_MODULE = re.compile(r"\b[qkv]_proj\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +229,17 @@ def _joined(kinds: Sequence[str]) -> str:
 
 
 def _sentence(group: FindingGroup, one: Hypothesis) -> str:
-    """What it is at all findings. Where each rank has another one's shard, that is said of each."""
-    by_shard: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
+    """What it is at all findings. Where each rank has another one's shard, or each module another one's weights, that
+    is said of each."""
+    by_source: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
     for finding, chosen in zip(group.findings, group.chosen, strict=True):
-        by_shard.setdefault(chosen.fitted.get("shard_of"), []).append((finding, chosen))
-    if one not in group.chosen or len(by_shard) < 2:
+        own = local_name(finding.tap).rsplit(".", 1)[-1]
+        others = tuple(name for name in dict.fromkeys(_MODULE.findall(chosen.text)) if name != own)
+        source = (chosen.fitted.get("shard_of"), (own, *others) if others else ())
+        by_source.setdefault(source, []).append((finding, chosen))
+    if one not in group.chosen or len(by_source) < 2:
         return _text(one.text, group.findings)
-    return "; ".join(_text(part[0][1].text, [finding for finding, _ in part]) for part in by_shard.values())
+    return "; ".join(_text(part[0][1].text, [finding for finding, _ in part]) for part in by_source.values())
 
 
 def _text(text: str, findings: Sequence[WrongOperation]) -> str:
@@ -250,5 +256,5 @@ def _text(text: str, findings: Sequence[WrongOperation]) -> str:
     kinds = list(dict.fromkeys(name for name in modules if name.endswith("_proj")))
     if len(kinds) > 1 and all(kind in ("q_proj", "k_proj", "v_proj") for kind in kinds):
         joined = f"{{{','.join(kind[0] for kind in kinds)}}}_proj"
-        text = re.sub(r"\b[qkv]_proj\b", joined, text)
+        text = _MODULE.sub(joined, text)
     return text

@@ -54,9 +54,11 @@ def diagnose(
     hold."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
-    scaled = scaled_stream(taps, facts)
-    taps = taps if scaled is None else scaled.taps
     seen, extent = survey(sites(taps, facts), taps), Extent.of(taps)
+    scaled = scaled_stream(taps, facts, {finding.tap for finding in seen.findings})
+    if scaled is not None:
+        taps = scaled.taps
+        seen = survey(sites(taps, facts), taps)
     found = groups(seen.findings)
     without = harmless(found, taps, facts)
     over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))

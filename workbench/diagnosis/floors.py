@@ -47,17 +47,12 @@ class Floors:
 
     @classmethod
     def measured(cls, dtype: str, noise: Mapping[Place, float]) -> Floors:
-        """From the reference's relative L2 errors at `dtype`, by place."""
+        """From the reference's relative L2 errors at `dtype`, by place; where there are none the labelled fallback."""
         over_steps: dict[tuple[bool, str], list[float]] = defaultdict(list)
         for (step, _, tap), error in noise.items():
             if math.isfinite(error):
                 over_steps[step > 0, tap].append(error)
         return cls(dtype, noise, {key: max(errors) for key, errors in over_steps.items()})
-
-    @classmethod
-    def fixed(cls, dtype: str) -> Floors:
-        """The labelled fallback."""
-        return cls(dtype, {}, {})
 
     @property
     def tolerance(self) -> Literal["floor", "fixed"]:

@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.taps.names import count_layers, layer_of, local_name
-from sessions.session import Session
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.measure import Recordings, limits_of, measure
-from workbench.diagnosis.recording import Recording
 from workbench.diagnosis.upstream import Upstream
 from workbench.diagnosis.verdict import verdict_of
 from workbench.views.golden_event import Faulty
@@ -25,14 +23,11 @@ from workbench.views.golden_event import Faulty
 _NAMED = 6
 
 
-def ledger(
-    plain: Judgement, corrected: Session, golden: Session, *, floor: Session | None = None
-) -> Judgement:
-    """`plain` with the injected error of every tap, and `faulty` told. `corrected` is the same run under
+def ledger(plain: Judgement, corrected: Recordings) -> Judgement:
+    """`plain` with the injected error of every tap, and `faulty` told. `corrected` has the same run under
     corrections."""
-    sides = Recordings(Recording(corrected), Recording(golden), None if floor is None else Recording(floor))
-    measured = list(measure(sides))
-    limits = limits_of(sides, measured)
+    measured = list(measure(corrected))
+    limits = limits_of(corrected.engine.dtype, measured)
     upstream = Upstream(count_layers(place.tap for place in measured))
     taps = []
     for told, place in zip(plain.taps, measured, strict=True):
@@ -58,13 +53,12 @@ def _entry(plain: TapVerdict, own: TapVerdict, spoilt: bool) -> TapVerdict:
     """The plain verdict with the injected error beside it. `spoilt`: an input could not be replaced."""
     if own.verdict == "absent":
         return plain
-    entry = replace(plain, injected=own.rel_l2, injected_ratio=own.ratio)
-    if own.verdict != "fail" or spoilt:
-        return replace(entry, inherited=plain.verdict == "fail")
-    if plain.verdict == "fail":
-        return replace(entry, inherited=False)
+    right, failed = own.verdict != "fail" or spoilt, plain.verdict == "fail"
+    entry = replace(plain, injected=own.rel_l2, injected_ratio=own.ratio, inherited=right and failed)
+    if right or failed:
+        return entry
     # What came before it has made up for the error.
-    return replace(entry, verdict="fail", inherited=False, reason=f"{own.reason}, on the golden inputs")
+    return replace(entry, verdict="fail", reason=f"{own.reason}, on the golden inputs")
 
 
 def _faulty(taps: Sequence[TapVerdict]) -> Iterable[Faulty]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sessions.errors import IdsMismatch
+from sessions.layouts import Rebuilt
 from sessions.metrics import Metrics
+from sessions.session import Session
 from workbench.diagnosis.compare import TapComparison, compare
-from workbench.diagnosis.floors import Floors
+from workbench.diagnosis.floors import Floors, Place
 from workbench.diagnosis.judgement import DiagnosisError
 from workbench.diagnosis.recording import Recording
 from workbench.views.moved import ROUNDING
@@ -19,11 +21,25 @@ from workbench.views.moved import ROUNDING
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """The three sides of a comparison: `floor` is the reference at the engine's dtype, if there is one."""
+    """The three sides of a comparison: `floor` is the reference at the engine's dtype, if there is one.
+
+    The reference's own error at a place is measured once, for all engines that are `held` against it."""
 
     engine: Recording
     golden: Recording
     floor: Recording | None
+    _known: dict[Place, tuple[Metrics | None, float]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, engine: Session, golden: Session, floor: Session | None = None, branch: int = 0
+    ) -> Recordings:
+        """The engine's `branch` beside the reference."""
+        return cls(Recording(engine, branch), Recording(golden), None if floor is None else Recording(floor))
+
+    def held(self, engine: Session) -> Recordings:
+        """Another recording of the engine beside the same reference."""
+        return replace(self, engine=Recording(engine))
 
     @property
     def two_libraries(self) -> bool:
@@ -62,22 +78,33 @@ def measure(sides: Recordings) -> Iterator[MeasuredTap]:
 
 
 def _measure_tap(sides: Recordings, tap: str, step: int, seq: int) -> MeasuredTap:
-    right = sides.golden.session.rebuilt(tap, step=step, seq=seq).array
+    golden = sides.golden.session.rebuilt(tap, step=step, seq=seq)
+    if (step, seq, tap) not in sides._known:
+        sides._known[step, seq, tap] = _measure_reference(sides, tap, step, seq, golden)
+    noise, largest = sides._known[step, seq, tap]
+    assert golden.array is not None, "what the reference was measured by"
+    engine = compare(sides.engine, tap, step, seq, golden.array, sides.golden.dtype)
+    return MeasuredTap(step, seq, tap, engine, noise, largest)
+
+
+def _measure_reference(
+    sides: Recordings, tap: str, step: int, seq: int, golden: Rebuilt
+) -> tuple[Metrics | None, float]:
+    """The noise of a place, and the golden tensor's largest magnitude. DiagnosisError where that tensor is no use."""
+    right = golden.array
     if right is None or np.isnan(right).any():
         wrong = "is missing" if right is None else "holds NaN"
         raise DiagnosisError(f"the golden {tap} {wrong} at step {step}: no reference to judge by")
-    if step <= 1:  # a prefill and a decode step: the comparison proves itself on the golden against itself
+    if golden.slice and step <= 1:  # what was cut must stand for the whole
         itself = compare(sides.golden, tap, step, seq, right, sides.golden.dtype).metrics
         if itself is None or not itself.equal:
             raise DiagnosisError(
                 f"the golden {tap} differs from itself at step {step}: no reference to judge by"
             )
-    engine = compare(sides.engine, tap, step, seq, right, sides.golden.dtype)
     noise = None
     if sides.floor is not None:
         noise = compare(sides.floor, tap, step, seq, right, sides.golden.dtype).metrics
-    largest = float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right)))
-    return MeasuredTap(step, seq, tap, engine, noise, largest)
+    return noise, float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right)))
 
 
 def _same_ids(side: Recording, golden: Recording, steps: range) -> None:
@@ -104,10 +131,8 @@ class NoiseLimits:
     single: Floors
 
 
-def limits_of(sides: Recordings, measured: Sequence[MeasuredTap]) -> NoiseLimits:
-    dtype = sides.engine.dtype
-    if sides.floor is None:
-        return NoiseLimits(Floors.fixed(dtype), Floors.fixed(dtype))
+def limits_of(dtype: str, measured: Sequence[MeasuredTap]) -> NoiseLimits:
+    """From the noise at `dtype`; fixed tolerances where none was measured."""
     noise = {(m.step, m.seq, m.tap): m.noise.rel_l2 for m in measured if m.noise is not None}
     single = {
         (m.step, m.seq, m.tap): relative(m.noise.max_abs, m.largest) for m in measured if m.noise is not None

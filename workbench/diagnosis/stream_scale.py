@@ -7,7 +7,7 @@ wrong then, though nothing is. So the stream and what is added to it are divided
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from engine.taps.names import local_name
@@ -38,10 +38,11 @@ class ScaledStream:
         return f"the whole residual stream is {words} what it should be; every norm divides that out again"
 
 
-def scaled_stream(taps: RecordedTaps, facts: Facts) -> ScaledStream | None:
+def scaled_stream(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> ScaledStream | None:
     """The recording's stream at its right size, if what writes to it shares a factor that it should not have: what
-    does not is wrong at the right size, as an epsilon is that was left as it was."""
-    factors = {tap: value for tap, value in _factors(taps, facts).items() if value != 1}
+    does not is wrong at the right size, as an epsilon is that was left as it was. `wrong` are the taps of operations
+    that err."""
+    factors = {tap: value for tap, value in _factors(taps, facts, wrong).items() if value != 1}
     if not factors:
         return None
     scaled = taps.scaled({tap: 1 / value for tap, value in factors.items()})
@@ -53,15 +54,15 @@ def scaled_stream(taps: RecordedTaps, facts: Facts) -> ScaledStream | None:
     return ScaledStream(scaled, right, tuple(dict.fromkeys(factors[tap] for tap in right)))
 
 
-def _factors(taps: RecordedTaps, facts: Facts) -> dict[str, float]:
+def _factors(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> dict[str, float]:
     """By how much the stream, and what is added to it, is larger than it should be: there and from there on."""
-    found = {"embed": _own_factor("embed", taps, facts)}
+    found = {"embed": _own_factor("embed", taps, facts) if "embed" in wrong else 1.0}
     for layer in range(facts.model.num_layers):
         for kind, added in _ADDED.items():
             entered = near("<", layer, 0) if kind == "attn_residual" else f"layers.{layer}.attn_residual"
             size, tap = found[entered], f"layers.{layer}.{kind}"
             found |= {near(one, layer, 0): size for one in added if taps.captured(near(one, layer, 0))}
-            found[tap] = size * _own_factor(tap, taps, facts)
+            found[tap] = size * (_own_factor(tap, taps, facts) if tap in wrong else 1.0)
     return {tap: value for tap, value in found.items() if taps.captured(tap)}
 
 

@@ -25,10 +25,9 @@ from dataclasses import replace
 
 from engine.taps.names import count_layers, layer_of
 from sessions.records import SequenceStep
-from sessions.session import Session
 from workbench.diagnosis.compare import compare, wrong_ranks
 from workbench.diagnosis.floors import Floors
-from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapResult, TapVerdict
 from workbench.diagnosis.measure import (
     MeasuredTap,
     NoiseLimits,
@@ -60,30 +59,20 @@ FAIL_SINGLE = 8.0
 AMPLIFIED = 4 * FAIL
 
 
-def judge(
-    engine: Session,
-    golden: Session,
-    *,
-    floor: Session | None = None,
-    branch: int = 0,
-    facts: Facts | None = None,
-) -> Judgement:
-    """Judge every tap of every step of the engine's `branch`.
+def judge(sides: Recordings, facts: Facts | None = None) -> Judgement:
+    """Judge every tap of every step of the engine's branch.
 
-    `golden` must cover those steps with the same ids; `floor` is the reference at the engine's dtype, without
-    which fixed tolerances serve. `facts` are of the checkpoint, where it is at hand. IdsMismatch where the ids
-    differ; DiagnosisError where the golden session does not stand up to itself or there is nothing to compare.
+    The golden session must cover those steps with the same ids; without a reference at the engine's dtype fixed
+    tolerances serve. `facts` are of the checkpoint, where it is at hand. IdsMismatch where the ids differ;
+    DiagnosisError where the golden session does not stand up to itself or there is nothing to compare.
     """
-    sides = Recordings(
-        Recording(engine, branch), Recording(golden), None if floor is None else Recording(floor)
-    )
     measured = list(measure(sides))
     if all(place.engine.metrics is None for place in measured):
         raise DiagnosisError(
-            f"{engine.path.name} has no tensor of any tap to compare; record it with `--capture full`"
+            f"{sides.engine.session.path.name} has no tensor of any tap to compare; record it with `--capture full`"
         )
     apart = references_apart(sides, measured)
-    limits = limits_of(sides if apart is None else replace(sides, floor=None), measured)
+    limits = limits_of(sides.engine.dtype, measured if apart is None else [])
     verdicts = tuple(_judge_taps(sides, measured, limits, facts))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
     tolerance = 0.0 if sides.floor else ROUNDING[sides.engine.dtype]
@@ -97,7 +86,7 @@ def judge(
         tokens.identical,
         divergence,
         verdicts,
-        engine.ranks,
+        sides.engine.ranks,
         limits.whole.tolerance,
         tokens.mismatches,
         (
@@ -105,7 +94,7 @@ def judge(
             *([] if apart is None else [apart]),
             *_nearer(sides, measured, verdicts, tokens),
         ),
-        reference=golden.meta.source or "transformers",
+        reference=sides.golden.session.meta.source or "transformers",
         overflow=overflow,
     )
 
@@ -146,7 +135,8 @@ def _judge_taps(
         verdict = verdict_of(place, limits)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
             verdict = _reconsidered(own, verdict, upstream.ratio(place.seq, place.tap))
-        verdict = replace(verdict, inherited=inherited and verdict.verdict == "fail")
+        if inherited and verdict.verdict == "fail":
+            verdict = replace(verdict, inherited=True)
         upstream.note(verdict, inherited)
         yield verdict
 
@@ -157,28 +147,25 @@ def verdict_of(place: MeasuredTap, limits: NoiseLimits) -> TapVerdict:
     if found is None:
         return TapVerdict(place.tap, place.step, place.seq, "absent", reason=place.engine.reason)
     floor = limits.whole.of(place.step, place.seq, place.tap)
-    broken = place.engine.broken
-    judged = TapVerdict(
-        place.tap,
-        place.step,
-        place.seq,
-        "pass",
-        found.max_abs,
-        found.rel_l2,
-        found.cosine,
-        floor,
-        reason=broken,
-    )
+
+    def judged(verdict: TapResult, ratio: float = math.nan, reason: str = "") -> TapVerdict:
+        off = (found.max_abs, found.rel_l2, found.cosine)
+        return TapVerdict(place.tap, place.step, place.seq, verdict, *off, floor, ratio, reason)
+
     if math.isinf(floor):
-        return replace(judged, verdict="suspect", reason=f"the reference overflows in {limits.whole.dtype}")
-    judged = replace(judged, ratio=found.rel_l2 / floor)
+        return judged("suspect", reason=f"the reference overflows in {limits.whole.dtype}")
+    ratio = found.rel_l2 / floor
+    if place.engine.broken:
+        return judged("fail", ratio, place.engine.broken)
+    if ratio > FAIL:
+        return judged("fail", ratio, f"{ratio:.3g} times the noise floor")
     single = relative(found.max_abs, place.largest) / limits.single.of(place.step, place.seq, place.tap)
-    if broken or judged.ratio > FAIL or single > FAIL_SINGLE:
-        reason = broken or f"{judged.ratio:.3g} times the noise floor"
-        if not broken and judged.ratio <= FAIL:
-            reason = f"element {list(found.where)} is off by {single:.3g} times the noise of single elements"
-        return replace(judged, verdict="fail", reason=reason)
-    return replace(judged, verdict="suspect" if judged.ratio > PASS else "pass")
+    if single > FAIL_SINGLE:
+        where = list(found.where)
+        return judged(
+            "fail", ratio, f"element {where} is off by {single:.3g} times the noise of single elements"
+        )
+    return judged("suspect" if ratio > PASS else "pass", ratio)
 
 
 def _reconsidered(own: OwnInputs, failed: TapVerdict, strain: float) -> TapVerdict:

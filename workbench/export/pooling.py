@@ -23,7 +23,7 @@ _EVEN = 0.85
 @dataclass(frozen=True, slots=True)
 class Pixels:
     """`values[h, w]` float32 (0 where not finite), `kind[h, w]` of FINITE, INF, NAN, ABSENT; the first row and
-    column of the matrix in each pixel (`rows[h]`, `columns[w]`)."""
+    column of the matrix in each pixel (`rows[h]`, `columns[w]`). Of several matrices both have an axis in front."""
 
     values: NDArray[np.float32]
     kind: NDArray[np.uint8]
@@ -39,17 +39,18 @@ def _edges(size: int, pixels: int) -> NDArray[np.intp]:
 
 def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
     """Shrink or grow `matrix[r, c]` to fill `width` × `height` pixels, as far as its elements are not stretched.
+    Several of one shape, `matrix[n, r, c]`, are pooled at once, alike.
 
     `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
     """
     hidden = np.isneginf(matrix) if masked else None
     if hidden is not None:
         matrix = np.where(hidden, np.float32(0), matrix)
-    rows, columns = matrix.shape
+    rows, columns = matrix.shape[-2:]
     tall, wide = _grown(rows, columns, width, height)
     row_edges, column_edges = _edges(rows, tall), _edges(columns, wide)
     if rows <= height and columns <= width:
-        values = matrix[np.ix_(row_edges, column_edges)]
+        values = matrix[..., row_edges[:, None], column_edges]
         pooled = False
     else:
         values = _strongest(matrix, row_edges, column_edges)
@@ -89,8 +90,11 @@ def _reduce(
     ufunc: np.ufunc, matrix: NDArray[Any], row_edges: NDArray[np.intp], column_edges: NDArray[np.intp]
 ) -> NDArray[Any]:
     """`ufunc` over the bins of both axes; repeated edges (a side that grows) repeat their element."""
+    ends = [*row_edges[1:], matrix.shape[-2]]
+    along_rows = np.empty((*matrix.shape[:-2], len(row_edges), matrix.shape[-1]), matrix.dtype)
     with np.errstate(invalid="ignore"):
-        # Along the rows first: they lie together in memory, and what is left for the other axis is small.
-        along_rows = ufunc.reduceat(matrix, column_edges, axis=1)
-        reduced: NDArray[Any] = ufunc.reduceat(along_rows, row_edges, axis=0)
+        # A bin of rows at a time, not `reduceat`: whole rows are reduced with the processor's vector instructions.
+        for i, (first, end) in enumerate(zip(row_edges, ends, strict=True)):
+            ufunc.reduce(matrix[..., first : max(end, first + 1), :], axis=-2, out=along_rows[..., i, :])
+        reduced: NDArray[Any] = ufunc.reduceat(along_rows, column_edges, axis=-1)
     return reduced

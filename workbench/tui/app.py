@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from textual.command import Provider
 
     from workbench.tui.screens.home import HomeScreen
+    from workbench.tui.screens.keymap import Keymap
+    from workbench.tui.screens.starting import StartingScreen
 
 #: What ends the program from outside, and the seconds it then has to leave as it does on ctrl+q. A terminal that is
 #: gone never takes the last bytes; a host that hears no more of its client ends by itself.
@@ -126,6 +128,9 @@ class LockstepApp(Guarded, App[int]):
         """
         if isinstance(event, events.Key) and not event.is_forwarded:
             self.failures.forget()
+            keeper: StartingScreen | Keymap | None = getattr(self.screen, "key_keeper", None)
+            if keeper is not None and keeper.holds(event):
+                return
             field = self.focused
             if isinstance(field, Input) and event.character is not None and event.is_printable:
                 field.replace(event.character, *field.selection)

@@ -47,6 +47,12 @@ def clamped(where: Where, steps: range) -> Where:
     return replace(where, step=min(max(where.step, steps.start), steps.stop - 1)) if len(steps) else where
 
 
+def updated(there: Where, before: Where, now: Where, names: Iterable[str]) -> Where:
+    """The place `there`, found from `before`, with what of `names` was chosen anew since: what is looked at `now`."""
+    chosen = {name: getattr(now, name) for name in names if getattr(now, name) != getattr(before, name)}
+    return replace(there, **chosen)
+
+
 def next_stop(steps: Iterable[int], step: int, by: int) -> int | None:
     """The nearest of `steps` (in any order) after `step` (`by` 1) or before it (-1)."""
     if by > 0:

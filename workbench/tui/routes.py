@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from textual.events import Key
 from textual.screen import Screen
 
 from workbench.tui import settings
@@ -48,8 +49,10 @@ def running(words: Sequence[str], what: str) -> Route:
         from workbench.tui.screens.starting import StartingScreen
         from workbench.tui.screens.workbench import WorkbenchScreen
 
-        def started(reader: Reader, driver: LiveDriver) -> Screen[None]:
-            return WorkbenchScreen(reader, driver, chosen)
+        def started(reader: Reader, driver: LiveDriver, early: list[Key]) -> Screen[None]:
+            screen = WorkbenchScreen(reader, driver, chosen)
+            screen.keymap.early = early
+            return screen
 
         return StartingScreen(LiveDriver([*chosen.host_words, *words]), what, started)
 

@@ -12,6 +12,7 @@ from tests.checkpoints import tiny_checkpoint
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
 from workbench.checking.forced_run import check, record_reference
 from workbench.checking.untapped import UNTAPPED, judge_untapped
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.verdict import judge
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import open_model
@@ -39,8 +40,8 @@ def told(case: Case, path: Path, *, tapped: bool, untapped: bool) -> UntappedRun
             skip=lambda tap: tap not in UNTAPPED.full,
         ) as without,
     ):
-        judged = judge(with_taps, case.golden, floor=case.floor)
-        return judge_untapped(without, with_taps, case.golden, judged, floor=case.floor)
+        sides = Recordings.of(with_taps, case.golden, case.floor)
+        return judge_untapped(without, sides, judge(sides))
 
 
 def test_what_is_wrong_without_taps_alone_is_told(case: Case, tmp_path: Path) -> None:

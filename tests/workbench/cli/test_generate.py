@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 
 from sessions import Session, clean
 from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model, with_head
+from tests.preloaded import run_module
 from tests.workbench.models.test_tokenizer import write_tokenizer
 from workbench.cli.main import run
 from workbench.demo import DEFAULT_PROMPT, GGUF_DIR, haiku_has_nonce
@@ -39,13 +38,6 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2 whose tokens are bytes, with a chat template."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("talking"), "qwen2", vocab_size=257)
     return write_tokenizer(path, chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}")
-
-
-def lockstep(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **options,
-    )  # fmt: skip
 
 
 def greedy(prompt: list[int], count: int, **overrides: Any) -> list[int]:
@@ -108,7 +100,8 @@ def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> Non
     """Two sequences, one warning: it names the tap, and JSON says why each ended."""
     path = tiny_checkpoint(tmp_path, "qwen2")
     put_nan(path, "model.layers.1.mlp.up_proj.weight")
-    done = lockstep("generate", str(path), "--ids", "1,2,3", "--ids", "4", "--max-tokens", "3", "--json")
+    words = ["--ids", "1,2,3", "--ids", "4", "--max-tokens", "3", "--json"]
+    done = run_module("workbench.cli", "generate", str(path), *words)
     assert done.returncode == 0, done.stderr
     bad = {"tap": "layers.1.mlp.up", "step": 0}
     told = [
@@ -123,9 +116,8 @@ def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> Non
 def test_json_of_a_ragged_batch_equals_transformers(model: Path, tmp_path: Path) -> None:
     prompts, saved = [[5, 6, 7, 8], [9, 10]], tmp_path / "run.session"
     words = [word for ids in prompts for word in ("--ids", ",".join(map(str, ids)))]
-    done = lockstep(
-        "generate", str(model), *words, "--tp", "2", "--max-tokens", "6", "--json", "--save", str(saved)
-    )
+    words += ["--tp", "2", "--max-tokens", "6", "--json", "--save", str(saved)]
+    done = run_module("workbench.cli", "generate", str(model), *words)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["tp"] == 2
@@ -274,14 +266,10 @@ def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, capsys: Any)
         assert shown.splitlines()[-1].startswith("lockstep: error: ")
 
 
-def _at_most(size: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: Path) -> None:
-    saved, size = tmp_path / "run.session", 600_000
-    words = ["generate", str(model), "--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full"]
-    done = lockstep(*words, "--save", str(saved), preexec_fn=_at_most(size))
+    saved = tmp_path / "run.session"
+    words = ["--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full", "--save", str(saved)]
+    done = run_module("workbench.cli", "generate", str(model), *words, most_file_bytes=600_000)
     assert done.returncode == 3, done.stderr
     said = json.loads(done.stdout)["sequences"][0]
     assert len(said["ids"]) == 60 or said["finish_reason"] == "eos"

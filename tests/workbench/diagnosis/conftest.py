@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from sessions.keeping import keeping
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """Qwen2 with q/k/v biases, 8 heads, 2 KV heads, 3 layers."""
     torch.set_num_threads(1)
-    return tiny_case(tmp_path_factory.mktemp("case"))
+    found = tiny_case(tmp_path_factory.mktemp("case"))
+    with keeping(found.golden, found.floor):
+        yield found

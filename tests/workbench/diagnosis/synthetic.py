@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,17 @@ def synthetic(
     return Session.open(path)
 
 
+@cache
+def _whole(source: Session, tap: str, place: Place) -> np.ndarray:
+    """Decoded once for all the engines that are cut from a source; not to be written to."""
+    whole = source.rebuilt(tap, step=place.step, seq=place.seq).array
+    assert whole is not None, tap
+    whole.flags.writeable = False
+    return whole
+
+
 def _parts(source: Session, tap: Tap, place: Place, tp: int, spoil: Mapping[str, Spoil]) -> dict[int, Any]:
-    whole = source.rebuilt(tap.name, step=place.step, seq=place.seq).array
-    assert whole is not None, tap.name
+    whole = _whole(source, tap.name, place)
     if tap.name in spoil:
         whole = spoil[tap.name](whole.astype(np.float64), place)
         if isinstance(whole, dict):

@@ -19,6 +19,7 @@ from workbench.checking.forced_run import ForcedRun, check, record_reference
 from workbench.checking.pipeline import CheckResult, Reference
 from workbench.diagnosis.judgement import Judgement, TapVerdict
 from workbench.diagnosis.ledger import in_words, ledger
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.verdict import judge
 from workbench.inferior.inferior import Inferior
 from workbench.models.opening import OpenedModel, open_model
@@ -209,10 +210,11 @@ def test_the_ledger_of_a_right_engine_is_empty(
         )
         run.record(tmp_path / "again.session", lambda step: corrections(plain, golden, step))
         again = stack.enter_context(Session.open(tmp_path / "again.session"))
-        told = judge(plain, golden, floor=floor)
+        sides = Recordings.of(plain, golden, floor)
+        told = judge(sides)
         assert told.faulty is None
         assert not told.failed
-        found = ledger(told, again, golden, floor=floor)
+        found = ledger(told, sides.held(again))
         assert found.faulty == ()
         assert all(one.injected_ratio < 1.5 for one in found.taps if one.verdict != "absent")
         assert not inferior.patched  # the next run is the engine's own again

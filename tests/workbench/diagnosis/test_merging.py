@@ -54,6 +54,22 @@ def test_a_bias_lost_at_q_k_and_v_of_every_layer_is_one_cause() -> None:
     assert any("18 of 18 places" in words for words in cause.evidence)
 
 
+def test_modules_that_have_each_others_weights_are_one_cause_that_says_whose() -> None:
+    bias = "model.layers.{}.self_attn.{}_proj.bias"
+    found = [
+        wrong(f"layers.{i}.attn.{mine}_proj", hypothesis(
+            "bias_of_another", {}, text=f"{bias.format(i, other)} is added instead of {bias.format(i, mine)}"
+        ), order=10 * i + n)
+        for i in range(3) for n, (mine, other) in enumerate(("kv", "vk"))
+    ]  # fmt: skip
+    (group,) = groups(found)
+    (cause,) = causes_of(group, Survey({one.tap: 2 for one in found}, tuple(found), ()), EXTENT)
+    k, v = bias.format("*", "k"), bias.format("*", "v")
+    assert cause.in_words() == (
+        f"layers.*.attn.{{k,v}}_proj: {v} is added instead of {k}; {k} is added instead of {v}"
+    )
+
+
 def test_two_causes_of_one_operation_stay_two() -> None:
     one = wrong("layers.0.attn.q_proj", hypothesis("bias_dropped", {"times": 0}))
     two = wrong("layers.2.attn.q_proj", hypothesis("transposed", {}), order=20)

@@ -16,6 +16,7 @@ from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic, 
 from workbench.diagnosis.causes import Extent, causes_of
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.findings import survey
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.merging import groups
 from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
@@ -187,7 +188,7 @@ def on_golden_inputs(
         synthetic(path / "engine.session", case.floor, **lacking),
         Facts.of(case.model_dir, "float32"),
     )
-    first = judge(engine, case.golden, floor=case.floor, facts=facts).first_divergence
+    first = judge(Recordings.of(engine, case.golden, case.floor), facts).first_divergence
     assert first is not None
     assert first.tap in spoil
     found = diagnose(engine, facts, golden=case.golden)
@@ -231,15 +232,14 @@ def test_large_legitimate_biases_are_not_accused(tmp_path: Path) -> None:
 
     case = tiny_case(tmp_path / "model", edit=enlarge)
     engine = synthetic(tmp_path / "same.session", case.floor, tp=2)
-    assert judge(engine, case.golden, floor=case.floor).verdict == "match"
+    assert judge(Recordings.of(engine, case.golden, case.floor)).verdict == "match"
     tap = "layers.1.attn.k_proj"
     (cause,) = causes(case, tmp_path, {tap: lambda x, at: x - bias_of(case, tap)})
     assert cause.name == "bias_dropped"
     # A small error on another rank does not hide behind the large bias.
     spoil = {tap: lambda x, at: halves(x, 1, lambda part: part + 1e-3)}
-    found = judge(
-        synthetic(tmp_path / "b.session", case.floor, tp=2, spoil=spoil), case.golden, floor=case.floor
-    )
+    accused = synthetic(tmp_path / "b.session", case.floor, tp=2, spoil=spoil)
+    found = judge(Recordings.of(accused, case.golden, case.floor))
     assert found.first_divergence is not None
     assert (found.first_divergence.tap, found.first_divergence.rank) == (tap, 1)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.verdict import judge
 
 
@@ -37,10 +38,14 @@ def test_the_nearer_one_is_told(share: float, words: str, case: Case, tmp_path: 
     # Rounded to float32 the truth is some 1e-7 off as well.
     with synthetic(tmp_path / "a.session", case.floor, spoil=towards_truth(case, share)) as engine:
         notes = [
-            note for note in judge(engine, case.golden, floor=case.floor).notes if "from float64" in note
+            note
+            for note in judge(Recordings.of(engine, case.golden, case.floor)).notes
+            if "from float64" in note
         ]
     assert [note.endswith(words) for note in notes] == ([True] if words else [])
 
 
 def test_nothing_is_told_where_nothing_differs(case: Case) -> None:
-    assert not any("float64" in note for note in judge(case.floor, case.golden, floor=case.floor).notes)
+    assert not any(
+        "float64" in note for note in judge(Recordings.of(case.floor, case.golden, case.floor)).notes
+    )

@@ -18,6 +18,7 @@ from sessions import IdsMismatch, SequenceStep, Session, SessionWriter
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 from workbench.diagnosis.judgement import DiagnosisError, Judgement
 from workbench.diagnosis.ledger import ledger
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.verdict import FAIL, judge
 from workbench.views.golden_event import plain
@@ -27,7 +28,7 @@ Q = "layers.1.attn.q_proj"
 
 def judged(case: Case, path: Path, **options: Any) -> Judgement:
     with synthetic(path / "engine.session", case.floor, **options) as engine:
-        return judge(engine, case.golden, floor=case.floor)
+        return judge(Recordings.of(engine, case.golden, case.floor))
 
 
 def first(judgement: Judgement) -> tuple[str, int, int | None]:
@@ -262,12 +263,12 @@ def test_a_product_that_is_right_on_its_inputs_is_no_divergence_where_the_checkp
         tap: lambda y, here: product if here == at else y,
     }
     engine = synthetic(tmp_path / "a.session", case.floor, spoil=spoil)
-    found = judge(engine, case.golden, floor=case.floor, facts=facts)
+    found = judge(Recordings.of(engine, case.golden, case.floor), facts)
     (verdict,) = (t for t in found.taps if (t.tap, t.step, t.seq) == (tap, 1, 0))
     assert verdict.verdict == "suspect"
     assert "right on its inputs" in verdict.reason
     wrong = synthetic(tmp_path / "b.session", case.floor, spoil={tap: spoil[tap]})
-    assert first(judge(wrong, case.golden, floor=case.floor, facts=facts)) == (tap, 1, None)
+    assert first(judge(Recordings.of(wrong, case.golden, case.floor), facts)) == (tap, 1, None)
 
 
 def test_a_fault_of_one_sequence_of_the_batch_is_told_with_it(case: Case, tmp_path: Path) -> None:
@@ -303,11 +304,11 @@ def test_without_a_reference_at_the_dtype_tolerances_are_fixed_and_labelled(
     case: Case, tmp_path: Path
 ) -> None:
     engine = synthetic(tmp_path / "engine.session", case.floor)
-    found = judge(engine, case.golden)
+    found = judge(Recordings.of(engine, case.golden))
     assert (found.verdict, found.tolerance) == ("match", "fixed")
     assert found.notes == ("no reference at float32: judged by fixed tolerances",)
     spoilt = synthetic(tmp_path / "spoilt.session", case.floor, spoil={Q: lambda x, at: x * 1.01})
-    assert first(judge(spoilt, case.golden)) == (Q, 0, None)
+    assert first(judge(Recordings.of(spoilt, case.golden))) == (Q, 0, None)
 
 
 def near_tie(first: int, second: int) -> dict[str, Spoil]:
@@ -332,7 +333,7 @@ def test_a_near_tie_is_no_wrong_token_under_fixed_tolerances(case: Case, tmp_pat
             change=lambda s: replace(s, emitted=None),
         ) as engine,
     ):
-        found = judge(engine, golden)
+        found = judge(Recordings.of(engine, golden))
         assert found.first_divergence is None
         assert {(miss.engine, miss.reference, miss.tie) for miss in found.mismatches} == {(9, 7, True)}
 
@@ -351,11 +352,11 @@ def test_an_overflow_that_the_reference_has_as_well_is_inconclusive(case: Case, 
             tmp_path / "wrong.session", case.floor, spoil={**overflown(act), Q: lambda x, at: x * 1.01}
         ) as wrong,
     ):
-        found = judge(engine, case.golden, floor=floor)
+        found = judge(Recordings.of(engine, case.golden, floor))
         assert (found.verdict, found.first_divergence, found.mismatches) == ("inconclusive", None, ())
         assert found.overflow is not None
         assert found.overflow.in_words() == f"{act} at step 0: the reference overflows in float32"
-        assert first(judge(wrong, case.golden, floor=floor)) == (Q, 0, None)
+        assert first(judge(Recordings.of(wrong, case.golden, floor))) == (Q, 0, None)
 
 
 def test_noise_that_has_grown_beyond_a_fixed_tolerance_is_no_divergence(case: Case, tmp_path: Path) -> None:
@@ -364,9 +365,10 @@ def test_noise_that_has_grown_beyond_a_fixed_tolerance_is_no_divergence(case: Ca
         synthetic(tmp_path / "engine.session", case.floor, spoil=grown) as engine,
         synthetic(tmp_path / "corrected.session", case.floor) as corrected,
     ):
-        plain_run = judge(engine, case.golden)
+        sides = Recordings.of(engine, case.golden)
+        plain_run = judge(sides)
         assert plain_run.verdict == "diverged"
-        found = ledger(plain_run, corrected, case.golden)
+        found = ledger(plain_run, sides.held(corrected))
         assert (found.verdict, found.first_divergence, found.faulty) == ("match", None, ())
         assert "noise has grown on its way" in found.notes[-1]
 
@@ -396,7 +398,7 @@ def test_a_golden_that_does_not_stand_up_to_itself_is_refused(case: Case, tmp_pa
         writer.set_meta(absent=case.golden.meta.absent)
     golden = Session.open(golden.path)
     with pytest.raises(DiagnosisError, match=r"the golden final_norm (is missing|holds NaN) at step 0"):
-        judge(synthetic(tmp_path / "engine.session", case.floor), golden, floor=case.floor)
+        judge(Recordings.of(synthetic(tmp_path / "engine.session", case.floor), golden, case.floor))
 
 
 def test_a_golden_that_ends_too_early_is_refused(case: Case, tmp_path: Path) -> None:
@@ -410,7 +412,7 @@ def test_a_golden_that_ends_too_early_is_refused(case: Case, tmp_path: Path) -> 
             return range(2)
 
     with pytest.raises(IdsMismatch, match="golden session lacks step 2"):
-        judge(synthetic(tmp_path / "engine.session", case.floor), Short())  # type: ignore[arg-type]
+        judge(Recordings.of(synthetic(tmp_path / "engine.session", case.floor), Short()))  # type: ignore[arg-type]
 
 
 def test_the_judgement_is_json(case: Case, tmp_path: Path) -> None:

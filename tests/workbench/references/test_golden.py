@@ -48,7 +48,7 @@ def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a recorder was started")
 
-    monkeypatch.setattr(recorder_process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(recorder_process, "start_python", refuse)
 
 
 def fill(key: str, text: str = "") -> Path:
@@ -87,7 +87,7 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder_process.subprocess, "Popen", None)  # would fail if called
+        patch.setattr(recorder_process, "start_python", None)  # would fail if called
         assert again() == (golden_path, floor_path)
         assert record_golden(model_dir, forced_onto(golden_path), 2, "float32", threads=1) == floor_path
     # A damaged entry is recorded again, alone: here one of its tensors has changed, and nothing else.
@@ -158,6 +158,7 @@ def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache:
     assert not [one for one in psutil.Process().children() if "workbench.references.record" in one.cmdline()]
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suicide = [
         sys.executable,

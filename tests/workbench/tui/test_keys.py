@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from tests.workbench.tui.conftest import Bench, enter, press, replaying, settle, text_of
 from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
-from workbench.debugger.core.registry import commands, parse_line
+from workbench.debugger.core.registry import Command, commands, parse_line
 from workbench.tui import keys, settings
 from workbench.tui.app import LockstepApp
 from workbench.tui.reader import Reader
@@ -114,6 +117,30 @@ async def test_a_key_typed_before_the_commands_are_known_acts_later(bench: Bench
                 break
             await pilot.pause(0.05)
         assert fresh.where.step == 9
+
+
+async def test_no_key_overtakes_one_that_waits_for_the_commands(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, WorkbenchScreen)
+        fresh = WorkbenchScreen(screen.reader, type(screen.driver)(screen.reader.source.path))
+        known, commands_of = asyncio.Event(), fresh.driver.commands
+
+        async def late() -> Sequence[Command]:
+            await known.wait()
+            return await commands_of()
+
+        monkeypatch.setattr(fresh.driver, "commands", late)
+        await pilot.app.push_screen(fresh)
+        for key in ("N", ":", *"goto", " ", "4", "\r", "2"):  # faster than any of them is handled
+            pilot.app.post_message(events.Key({"\r": "enter", ":": "colon", " ": "space"}.get(key, key), key))
+        await pilot.pause()
+        assert fresh.pane == 1
+        known.set()
+        await settle(pilot)
+        assert (fresh.where.step, fresh.pane) == (4, 2)
 
 
 def test_every_action_has_a_name_of_its_own() -> None:

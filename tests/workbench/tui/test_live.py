@@ -261,6 +261,7 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         await until(lambda: screen.where.step >= 1, pilot)
 
 
+@pytest.mark.usefixtures("fresh_processes")
 async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stand back for the screens, are told of while they do not answer, and end with them."""
     monkeypatch.setattr(client, "_SILENT_AFTER", 2.0)
@@ -339,6 +340,32 @@ async def test_while_ranks_are_awaited_strangers_are_told_of(
         assert isinstance(app.screen, StartingScreen)
         await press(pilot, "escape")
     assert app.return_value == 130
+
+
+async def test_keys_pressed_while_the_ranks_start_act_in_turn(model: Path, tmp_path: Path) -> None:
+    words = [str(model), "--ids", "1,5,9,12", "--session", str(tmp_path / "live.session")]
+    app = LockstepApp(routes.running(words, "tiny"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert isinstance(app.screen, StartingScreen)
+        await pilot.press("n", "n", "down", *"2:goto", "space", "1", "enter")
+        await until(lambda: isinstance(app.screen, WorkbenchScreen), pilot)
+        await until(lambda: any("step 1/2" in line for line in text_of(pilot)), pilot)
+        assert _screen(pilot).pane == 2
+
+
+async def test_keys_that_wait_for_the_ranks_are_shown() -> None:
+    class Slow(LiveDriver):
+        async def start(self) -> Path:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    app = LockstepApp(lambda chosen: StartingScreen(Slow([]), "slow", lambda *made: StartingScreen(*made)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("n", "n", "down", *"2:goto")
+        await until(lambda: any("then  n n ↓ 2 : g o t o" in line for line in text_of(pilot)), pilot)
+        await pilot.press(*"n" * 40)
+        await until(lambda: any("no more are taken" in line for line in text_of(pilot)), pilot)
+        await pilot.press("escape")
 
 
 async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -255,17 +254,17 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path) -> None:
     endings = ("csv", "json", "html", "svg", "txt", "png")
     async with bench() as pilot:
         await press(pilot, "{")
-        for (number, pane), ending in itertools.product(enumerate(pane_classes(), 1), endings):
+        for number, pane in enumerate(pane_classes(), 1):
             await press(pilot, str(number))
-            file = tmp_path / f"{number}.{ending}"
-            _screen(pilot).actions.exporter.write(str(file))
-            await settle(pilot)
-            # The checkpoint is not on this machine: there is only the picture that says so.
-            empty = pane.TITLE in ("Weights", "Tensor") and ending in ("csv", "json", "txt")
-            assert file.exists() is not empty, pane.TITLE
-            assert any(
-                ("no data in this pane" if empty else f"wrote {file}"[:60]) in line for line in text_of(pilot)
-            )
+            for ending in endings:
+                file = tmp_path / f"{number}.{ending}"
+                _screen(pilot).actions.exporter.write(str(file))
+                await settle(pilot)
+                # The checkpoint is not on this machine: there is only the picture that says so.
+                empty = pane.TITLE in ("Weights", "Tensor") and ending in ("csv", "json", "txt")
+                assert file.exists() is not empty, pane.TITLE
+                said = "no data in this pane" if empty else f"wrote {file}"[:60]
+                assert any(said in line for line in text_of(pilot))
 
 
 async def test_the_sheet_of_formats_writes_and_never_replaces(
@@ -394,15 +393,30 @@ async def test_sentinels_show_every_step_every_rank_and_all_of_what_was_found(be
     async with bench(size=(80, 24)) as pilot:
         await press(pilot, "6")
         lines = text_of(pilot)
-        assert any("NaN" in line and "······██████" in line for line in lines), (
-            "a cell a step, NaN from step 6 on"
-        )
+        assert any("NaN" in line and "·   " * 6 + "███ " * 5 in line for line in lines), "NaN from step 6 on"
         assert any(line.rstrip().endswith("0 1") for line in lines), "every rank it touched"
         assert any("820): 0 × -inf in the mask" in line for line in lines), "what was found, uncut"
 
 
 def test_many_steps_share_a_cell_of_the_history() -> None:
     assert history_cells(bytes([0, 0, 0, 1, 0, 0]), 4, 2) == [("·", "faint"), ("█", "wrong"), (" ", "faint")]
+
+
+@pytest.mark.parametrize(("size", "wide", "high"), [((80, 24), 4, 1), ((120, 40), 5, 2), ((200, 60), 6, 3)])
+async def test_the_histories_of_sentinels_fill_their_room(
+    bench: Bench, size: tuple[int, int], wide: int, high: int
+) -> None:
+    async with bench(size=size) as pilot:
+        await press(pilot, "6")
+        lines = text_of(pilot)
+        label = next(i for i, line in enumerate(lines) if " NaN   " in line and "█ " in line)
+        drawn = lines[label][lines[label].index(" NaN   ") :].split()
+        assert drawn.count("█" * (wide - 1)) == 6, "from step 6 to 11"
+        assert "Inf" in lines[label + high]
+        if high > 2:
+            assert "█" * (wide - 1) in lines[label + 1]
+        arrow = next(line for line in lines if "▼ step 11" in line)
+        assert lines[label][arrow.index("▼")] == "█", "the mark stands over the present step"
 
 
 async def test_empty_panes_of_a_replay_offer_no_key_that_needs_a_model(bench: Bench) -> None:
@@ -423,6 +437,21 @@ async def test_empty_panes_of_a_replay_offer_no_key_that_needs_a_model(bench: Be
             pane.again()
             await settle(pilot)
             assert fills in str(pane.query_one(".empty", Static).render())
+
+
+async def test_the_keys_of_an_empty_pane_are_those_that_act_there(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2")
+        assert " m view  v scores  , . layer  d golden diff" in text_of(pilot)[-1]
+        await press(pilot, "v")
+        assert text_of(pilot)[-1].startswith(" v scores  , . layer  n next"), "scores were not captured"
+        await press(pilot, "v")
+        assert " m view  v scores  , . layer  d golden diff" in text_of(pilot)[-1]
+        await press(pilot, "[", "[", "7")
+        pane = _screen(pilot).front
+        assert pane is not None
+        assert pane.has_class("-empty")
+        assert text_of(pilot)[-1].startswith(" o first  n next"), "nothing can be compared in a replay"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 12)])

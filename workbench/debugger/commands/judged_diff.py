@@ -10,6 +10,7 @@ from workbench.checking.recorded_run import checkpoint_of, supported
 from workbench.debugger.answers import JsonObject, TableResult
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from workbench.diagnosis.measure import Recordings
 from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reconciled
@@ -63,7 +64,7 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTabl
     DiagnosisError or IdsMismatch where the two cannot be compared.
     """
     facts, lacking = _facts(engine)
-    judgement, causes = judge(engine, golden, branch=branch, facts=facts), list[Cause]()
+    judgement, causes = judge(Recordings.of(engine, golden, branch=branch), facts), list[Cause]()
     if facts is not None:
         found = diagnose(engine, facts, golden=golden, branch=branch)
         judgement = reconciled(judgement, found)

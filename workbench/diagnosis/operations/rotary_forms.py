@@ -89,6 +89,19 @@ def _twice(x: Array, angles: Array, factor: float) -> Array:
     return rotate(rotate(x, angles, factor), angles, factor)
 
 
+def _in_place(first: int) -> Rotate:
+    """The half that is rotated second reads the `first` one as it is after its rotation."""
+
+    def turned(x: Array, angles: Array, factor: float) -> Array:
+        halves = list(np.split(x, 2, axis=-1))
+        cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+        for one in (first, 1 - first):
+            halves[one] = halves[one] * cos + (halves[0] if one else -halves[1]) * sin
+        return np.concatenate(halves, axis=-1)
+
+    return turned
+
+
 def _swapped(x: Array, angles: Array, factor: float) -> Array:
     return _halves_exchanged(rotate(x, angles, factor))
 
@@ -180,6 +193,16 @@ FORMS: tuple[RotaryForm, ...] = (
         "rope_sign",
         "rotate_half has the minus on both halves: x1 cos - x2 sin, x2 cos - x1 sin",
         _terms(1, -1, -1),
+    ),
+    RotaryForm(
+        "rope_in_place",
+        "the second half is rotated with the first one as it is after its rotation: written in place",
+        _in_place(0),
+    ),
+    RotaryForm(
+        "rope_in_place",
+        "the first half is rotated with the second one as it is after its rotation: written in place",
+        _in_place(1),
     ),
     RotaryForm(
         "rope_halves_kept",

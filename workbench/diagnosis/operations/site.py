@@ -84,6 +84,16 @@ class Site:
         return self.parts[0].expected
 
     @property
+    def first_out(self) -> int:
+        """The first element of the whole tensor's split dimension that this rank holds."""
+        return 0 if self.span is None else int(self.span.start)
+
+    @property
+    def first_in(self) -> int:
+        """The first in feature that this rank multiplies."""
+        return 0 if self.columns is None else int(self.columns.start)
+
+    @property
     def token_axis(self) -> int:
         return AXES.get(self.operation, (0, None))[0]
 

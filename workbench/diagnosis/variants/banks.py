@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
 from workbench.diagnosis.variants.activation import activations
 from workbench.diagnosis.variants.activation_columns import other_columns
+from workbench.diagnosis.variants.activation_cuts import dropped, wrapped_index
 from workbench.diagnosis.variants.attention.coarse_attention import coarse_probabilities, coarse_products
 from workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from workbench.diagnosis.variants.attention.context import contexts
 from workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
-from workbench.diagnosis.variants.attention.head_maps import score_heads, value_heads
+from workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
 from workbench.diagnosis.variants.attention.mask import irregular_masks, masks
 from workbench.diagnosis.variants.attention.merged_heads import merged_heads
 from workbench.diagnosis.variants.attention.padded_keys import padded_keys
@@ -20,6 +21,7 @@ from workbench.diagnosis.variants.attention.score_factors import score_dimension
 from workbench.diagnosis.variants.attention.scores import scores
 from workbench.diagnosis.variants.attention.softmax import softmaxes
 from workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
+from workbench.diagnosis.variants.attention.softmax_functions import other_functions
 from workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
 from workbench.diagnosis.variants.branch_norms import branch_norms
 from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
@@ -27,13 +29,16 @@ from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from workbench.diagnosis.variants.caches.caches import caches
 from workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
 from workbench.diagnosis.variants.caches.index_maps import index_maps
+from workbench.diagnosis.variants.caches.offsets import cached_offsets
 from workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from workbench.diagnosis.variants.grids import on_a_grid
 from workbench.diagnosis.variants.layers import repeated, skipped
 from workbench.diagnosis.variants.linear import (
     block_terms,
     buffers,
+    collectives,
     feature_orders,
+    inputs,
     linear,
     matrices,
     moved,
@@ -45,6 +50,7 @@ from workbench.diagnosis.variants.linear import (
     unloaded,
 )
 from workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
+from workbench.diagnosis.variants.moved_tokens import token_moved
 from workbench.diagnosis.variants.norms import norms, unknown_norms
 from workbench.diagnosis.variants.overflow import not_finite, overflows
 from workbench.diagnosis.variants.residual import residuals
@@ -67,7 +73,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         embedding.added,
         embedding.normed,
         vocab_parallel.foreign_rows,
-        moved.token_moved,
+        token_moved,
     ),
     "norm": (norms, rotated_norms),
     "linear": (
@@ -76,7 +82,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         linear.bias,
         linear.scale,
         moved.rows_moved,
-        moved.token_moved,
+        token_moved,
         matrices.transposed,
         matrices.sliced_inputs,
         matrices.zeroed,
@@ -91,11 +97,11 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "rope": (rotations, other_frequencies),
     "cache": (caches, cache_lengths, cached_numbers),
     "scores": (scores, score_heads, score_biases, score_factors, masks),
-    "softmax": (softmaxes, softmax_fits),
+    "softmax": (softmaxes, softmax_fits, softmax_heads),
     "context": (contexts, merged_heads, value_heads),
     "weights": (fused,),
     "attention": (fused, merged_heads, value_heads),
-    "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, moved.token_moved),
+    "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, token_moved),
     "residual": (residuals,),
     "activation": (activations,),
     "head": (
@@ -116,10 +122,10 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs, unknown_norms),
-    "cache": (stored_stages, index_maps, cached_cells, scaled_rows),
+    "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
     "rope": (fitted_frequencies, changing_bases, pair_groups, combined_rotations, coarse_inputs),
     "residual": (branch_norms, coarse_inputs),
-    "activation": (other_columns, coarse_inputs),
+    "activation": (other_columns, dropped, wrapped_index, coarse_inputs),
     "linear": (
         matrices.other_matrix,
         linear.channel_scale,
@@ -127,7 +133,10 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         matrices.features_changed,
         precision.rounded_operands,
         precision.rounded_result,
+        inputs.clamped_input,
+        inputs.token_scales,
         buffers.former_output,
+        collectives.accumulated,
         split_sums.split_sums,
         linear.feature_scale,
         block_terms.block_terms,
@@ -136,6 +145,8 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "head": (
         precision.rounded_operands,
         precision.rounded_result,
+        inputs.clamped_input,
+        inputs.token_scales,
         split_sums.split_sums,
         matrices.single_weights,
         matrices.zeroed,
@@ -146,9 +157,23 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         shard_starts.other_start,
         matrices.low_rank,
     ),
-    "reduce": (buffers.former_partials, buffers.former_output, split_sums.rounded_partials),
+    "reduce": (
+        buffers.former_partials,
+        buffers.former_output,
+        split_sums.rounded_partials,
+        collectives.other_reductions,
+        collectives.accumulated,
+        collectives.columns_elsewhere,
+    ),
     "scores": (coarse_operands, coarse_products, combined_scores, score_dimensions, irregular_masks),
-    "softmax": (padded_keys, coarse_probabilities, split_keys, denominators, coarse_operands),
+    "softmax": (
+        padded_keys,
+        coarse_probabilities,
+        split_keys,
+        denominators,
+        coarse_operands,
+        other_functions,
+    ),
     "context": (coarse_operands, coarse_probabilities, split_keys),
     "weights": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),
     "attention": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),

@@ -83,6 +83,19 @@ def other_hidden(site: Site) -> Iterator[Variant]:
                 {"input": tap},
                 product(rows[lasts], weight),
             )
+    yield from _pooled(site, weight)
+
+
+def _pooled(site: Site, weight: NDArray[np.floating]) -> Iterator[Variant]:
+    """The head reads the mean, say, of all tokens of the pass in place of the last one."""
+    rows = site.rows_of("final_norm")
+    if rows is None or rows.ndim != 2 or rows.shape[1] != weight.shape[1]:
+        return
+    passes = np.split(rows, _last_rows(site)[:-1] + 1)
+    for words, pool in (("mean", np.mean), ("sum", np.sum), ("maximum", np.max)):
+        pooled = np.stack([pool(x, axis=0) for x in passes])
+        text = f"the head reads the {words} of the tokens of the pass, not the last one of them"
+        yield Variant("head_input", "head", text, {"pooled": words}, product(pooled, weight))
 
 
 def _last_rows(site: Site) -> NDArray[np.intp]:
@@ -163,7 +176,7 @@ def other_columns(site: Site) -> Iterator[Variant]:
         return
     every = product(site.inputs["x"], whole)
     some = columns[np.linspace(0, len(columns) - 1, min(SAMPLE, len(columns))).astype(int)]
-    start = site.span.start if site.span is not None else 0
+    start = site.first_out
     near = np.array(nearest_columns(site.seen[:, some], every), dtype=np.intp)
     shifts = (near - some - start) % len(whole)
     if not shifts.any():
@@ -171,13 +184,12 @@ def other_columns(site: Site) -> Iterator[Variant]:
     if len(set(shifts.tolist())) == 1:
         taken = (np.arange(site.seen.shape[1]) + start + shifts[0]) % len(whole)
         text = f"logits stand at other ids: id {int(some[0]) + start} has that of id {int(near[0])}"
-        yield Variant(
-            "vocabulary_shifted",
-            "head",
-            text,
-            {"shift": int(near[0]) - int(some[0]) - start},
-            every[:, taken],
-        )
+        shards = float(shifts[0]) * len(site.taps.ranks) / len(whole)
+        joint = 0 < round(shards) < len(site.taps.ranks)
+        if joint and abs(shards - round(shards)) * len(whole) < 2 * len(site.taps.ranks):
+            text += " (the ranks' shards of the vocabulary are joined in the wrong order)"
+        fitted = {"shift": int(near[0]) - int(some[0]) - start}
+        yield Variant("vocabulary_shifted", "head", text, fitted, every[:, taken])
     elif len(columns) <= 32768:
         taken = np.arange(site.seen.shape[1]) + start
         taken[columns] = nearest_columns(site.seen[:, columns], every)

@@ -46,7 +46,7 @@ def _hidden(site: Site) -> Mask:
 
 def _removed(site: Site, hidden: Mask) -> Iterator[Variant]:
     """The hidden logits as seen, all others right or divided by a temperature."""
-    start = site.span.start if site.span is not None else 0
+    start = site.first_out
     rest = ~hidden & np.isfinite(site.seen)
     by = simple(float(coefficients(site.seen[rest], [site.expected[rest]])[0])) if rest.any() else 1.0
     cold = "" if by == 1 else f", and divided by {named(simple(1 / by))}, as by a temperature"
@@ -55,6 +55,7 @@ def _removed(site: Site, hidden: Mask) -> Iterator[Variant]:
     filtered = _filter(site, hidden)
     every = np.flatnonzero(hidden.all(0)) + start
     wrong = hidden.any(1)
+    fitted: dict[str, int | list[int]]
     if filtered:
         text = f"logits of all tokens but some are minus infinity: {filtered}"
         name, fitted = "logits_filtered", {"kept": int(counts.min())}
@@ -83,7 +84,7 @@ def _removed(site: Site, hidden: Mask) -> Iterator[Variant]:
 
 def _filter(site: Site, hidden: Mask) -> str:
     """Whether it is the likeliest tokens that are kept, and by which rule; "" where it is not."""
-    start, size = site.span.start if site.span is not None else 0, site.expected.shape[1]
+    start, size = site.first_out, site.expected.shape[1]
     whole = site.facts.weight(site.weights["weight"])
     right = site.expected
     if site.span is not None and whole is not None:
@@ -120,7 +121,7 @@ def _contexts(site: Site) -> list[tuple[list[int], list[int]]]:
 
 def _counted(site: Site, contexts: Sequence[Sequence[int]]) -> Array:
     """How often each id stands in each row's context, [rows, ids of this rank]."""
-    start, size = site.span.start if site.span is not None else 0, site.expected.shape[1]
+    start, size = site.first_out, site.expected.shape[1]
     counts = np.zeros(site.expected.shape)
     for row, ids in enumerate(contexts):
         inside = [token - start for token in ids if start <= token < start + size]
@@ -207,7 +208,7 @@ def _biased(site: Site) -> Iterator[Variant]:
         added[:] = simple(float(added.mean()))
     predicted = site.expected.copy()
     predicted[:, columns] += added
-    start = site.span.start if site.span is not None else 0
+    start = site.first_out
     ids = (columns + start).tolist()
     told = ", ".join(map(str, ids[:TOLD]))
     text = f"{added[0]:.4g} is added to the logits of token ids {told}, the same at every step: a logit bias is left on"

@@ -13,7 +13,7 @@ from workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.blocks import positions
-from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix
+from workbench.diagnosis.variants.roundings import ROUNDINGS, Matrix
 from workbench.diagnosis.variants.variant import Variant
 
 #: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.

@@ -65,6 +65,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         KeyHint(", .", "layer", "full_stop"),
         KeyHint("d", "golden diff", "d"),
     )
+    EMPTY_KEYS = frozenset({"v", "full_stop"})
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "mode", "All heads, one head, rows"),
         Binding("v", "kind", "Probabilities or scores"),

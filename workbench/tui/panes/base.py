@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.reactive import var
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from sessions.errors import SessionError
 from sessions.text import clean
@@ -47,6 +47,9 @@ class Pane(PaintedWidget):
     SHORT: ClassVar[str] = ""  # the title where it is narrow
     HELP: ClassVar[str] = ""
     HINTS: ClassVar[tuple[KeyHint, ...]] = ()
+    #: Of these, the keys that act where it is empty, and those that have a model run.
+    EMPTY_KEYS: ClassVar[frozenset[str]] = frozenset()
+    MODEL_KEYS: ClassVar[frozenset[str]] = frozenset({"a"})
     #: Whether it shows a step that is under way; else it shows the step before, and says so.
     UNDER_WAY: ClassVar[bool] = False
     #: Whether it shows a step: a branch without any has nothing for it.
@@ -99,6 +102,9 @@ class Pane(PaintedWidget):
 
         where: Where
 
+    class Filled(Message):
+        """There is something to show where nothing was, or the other way round: other keys act."""
+
     class Back(Message):
         """Go back to the pane before."""
 
@@ -133,6 +139,13 @@ class Pane(PaintedWidget):
     def answer(self, snapshot: Any) -> None:
         """Show the answer."""
         raise NotImplementedError
+
+    @property
+    def hints(self) -> list[KeyHint]:
+        """The keys that act here now."""
+        acts = set(self.EMPTY_KEYS) if self.has_class("-empty") else {hint.press for hint in self.HINTS}
+        acts -= set() if self.live else self.MODEL_KEYS
+        return [hint for hint in self.HINTS if hint.press in acts]
 
     @property
     def of_sequence(self) -> bool:
@@ -221,14 +234,14 @@ class Pane(PaintedWidget):
         """Say of which step the content is, where that is not the present one."""
         older = step != self.where.step
         self.set_class(older, "-older")
-        self._older.update(f"of step {step}: step {self.where.step} has not come here yet" if older else "")
+        _write(self._older, f"of step {step}: step {self.where.step} has not come here yet" if older else "")
 
     def empty(self, text: str, fills: str = "", replayed: str = "") -> None:
         """Show `text` instead of the content: what is missing, and the key of the live run that `fills` the pane, or
         what does in a replay (`replayed`)."""
         if fills and not self.live:
             fills = replayed or "This is a replay: what was not recorded cannot be had here."
-        self._empty.update(f"{text}\n\n{fills}".rstrip())
+        _write(self._empty, f"{text}\n\n{fills}".rstrip())
         was_filled, self.can_focus = not self.has_class("-empty"), True
         self.add_class("-empty")
         if was_filled:  # what is empty has keys all the same: those of the pane, and the way back
@@ -242,11 +255,17 @@ class Pane(PaintedWidget):
             self._focus_again()
 
     def _focus_again(self) -> None:
-        """Give the keys to what now takes the place of what had them."""
+        """Other keys act now; they go to what takes the place of what had them."""
+        self.post_message(self.Filled())
+        self.call_after_refresh(self._focus_if_free)
+
+    def _focus_if_free(self) -> None:
+        """Give the keys to the content, unless a line is typed meanwhile, or something else is in front."""
         if self.display and self.screen.is_current:
             focused = self.screen.focused
-            if focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self):
-                self.call_after_refresh(lambda: self.focus_content() if self.display else None)
+            in_a_pane = focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self)
+            if in_a_pane and not isinstance(focused, Input):
+                self.focus_content()
 
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""
@@ -255,3 +274,9 @@ class Pane(PaintedWidget):
         if self.has_class("-empty"):
             able = [self]
         self.screen.set_focus(able[0] if able else None)  # not to what was closed, over an empty pane
+
+
+def _write(line: Static, text: str) -> None:
+    """Show a text. `update` lays the screen out anew even where nothing has changed."""
+    if line.content != text:
+        line.update(text)

@@ -56,6 +56,7 @@ shifted slots light up.
         KeyHint("d", "golden error", "d"),
         KeyHint("a", "capture", "a"),
     )
+    EMPTY_KEYS = frozenset({"a"})
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "map", "Rows over steps, or norms"),
         Binding("v", "kind", "Keys or values"),

@@ -52,6 +52,8 @@ the noise floor that it is held against; × is an error without a number, such a
         KeyHint("o", "first", "o"),
         KeyHint("enter", "difference", "enter"),
     )
+    EMPTY_KEYS = frozenset({"g", "o"})
+    MODEL_KEYS = frozenset({"g"})
     DEFAULT_CSS = """
     GoldenPane > #progress { height: auto; padding: 1 1 0 1; display: none; }
     GoldenPane.-comparing > #progress { display: block; }

@@ -56,6 +56,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
   esc    follow it no more
 """
     HINTS = (KeyHint("enter", "follow", "enter"), KeyHint("l", "lens", "l"), KeyHint("g", "golden", "g"))
+    EMPTY_KEYS = frozenset({"g"})
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l", "lens", "Logit lens"),
     ]
@@ -259,8 +260,8 @@ def _columns(golden: bool) -> list[GridColumn]:
 
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
-    share = None if snapshot.covered is None else 100 * snapshot.covered
-    covered = "" if share is None else f"{fixed(share, 1)}{' %' * finite(share)} of p shown"
+    share = snapshot.covered
+    covered = "" if share is None or not finite(share) else f"{fixed(100 * share, 1)} % of p shown"
     return [
         (f"{how} ", "quiet"),
         (snapshot.emitted or "nothing", "strong"),

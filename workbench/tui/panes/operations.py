@@ -69,6 +69,7 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         self._rows: list[int] = []  # a tap, or -1 - layer for the heading of a layer
         self._headings: list[int | None] = []  # of each row, that of its layer
         self._for: tuple[object, ...] = ()
+        self._pointed_at = -1  # the tap to which the cursor was moved last
 
     def content(self) -> Iterable[Widget]:
         """A filter that opens over the grid, and the grid."""
@@ -94,14 +95,17 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
     def _lay_out(self) -> None:
         assert self.overview is not None
         key = (self.overview.taps, self.needle)
+        led = key != self._for or self.where.tap != self._pointed_at
         if key != self._for:
             self._for = key
             self._rows = _rows(*key)
             self._headings = _headings(self.overview.taps, self._rows)
         grid = self.query_one(Grid)
         grid.show(len(self._rows), self._cells, columns=self._columns(), headings=self._headings)
-        if self.where.tap in self._rows:
+        # Only where the place has moved: the user may have gone on since this was asked, or stand on a heading.
+        if led and self.where.tap in self._rows:
             grid.cursor = self._rows.index(self.where.tap)
+        self._pointed_at = self.where.tap
 
     def _columns(self) -> list[GridColumn]:
         ranks = self.overview.ranks if self.overview else 1
@@ -190,7 +194,8 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         event.stop()
         row = self._rows[event.row]
         if row >= 0:
-            self.where = replace(self.where, tap=row)  # an answer that is under way leaves the cursor here
+            # An answer that is under way leaves the cursor here.
+            self.where, self._pointed_at = replace(self.where, tap=row), row
             self.post_message(self.Go(tap=row))
 
     @on(Grid.Marked)

@@ -81,9 +81,12 @@ golden reference; stops. Enter goes there: the step, and the tap.
         done = snapshot.scanned >= snapshot.total
         progress = f"{snapshot.scanned} of {snapshot.total} steps looked at" + ("" if done else " …")
         told = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
+        found = self._found(snapshot.sentinels[self.query_one(Grid).cursor])
         room = max(10, self.size.width - _LABEL - 6)
         share = max(1, -(-snapshot.total // room))
-        present = self.where.step // share
+        wide = max(1, min(_WIDEST, room // max(1, snapshot.total)))
+        high = max(1, min(_HIGHEST, (self.size.height - len(found) - 13) // len(snapshot.sentinels)))
+        present = self.where.step // share * wide
         each = "a step" if share == 1 else f"{share} steps"
         lines: list[TextLine] = [
             [(f"{told}   ", "text"), (f"{progress}   a cell is {each}", "quiet")],
@@ -92,10 +95,11 @@ golden reference; stops. Enter goes there: the step, and the tap.
         for one in snapshot.sentinels:
             blind = one.step is None and bool(one.looked)
             seen = 0 if blind else snapshot.scanned
-            cells = history_cells(snapshot.histories[one.kind].steps, seen, share)
-            lines.append([(one.name.ljust(_LABEL), "quiet"), *cells])
+            cells = history_cells(snapshot.histories[one.kind].steps, seen, share, wide)
+            rows = [[(name.ljust(_LABEL), "quiet"), *cells] for name in (one.name, "")[: max(1, high - 1)]]
+            lines += [*rows, []] if high > 1 else rows
         self.query_one("#histories", TextBlock).show(lines)
-        self.query_one("#found", TextBlock).show(self._found(snapshot.sentinels[self.query_one(Grid).cursor]))
+        self.query_one("#found", TextBlock).show(found)
 
     def _found(self, sentinel: BranchSentinel) -> list[TextLine]:
         """All that one sentinel found, nothing cut."""
@@ -167,18 +171,21 @@ def _raised(snapshot: Watch | None) -> list[int]:
     return [] if snapshot is None else [i for i, one in enumerate(snapshot.sentinels) if one.step is not None]
 
 
-def history_cells(steps: bytes, scanned: int, share: int) -> list[GridCell]:
-    """A cell for each `share` steps: `█` where it fired at one of them, `·` where not, blank where nobody looked."""
+def history_cells(steps: bytes, scanned: int, share: int, wide: int = 1) -> list[GridCell]:
+    """`wide` cells for each `share` steps: `█` where it fired at one of them, `·` where not, blank where nobody
+    looked."""
     cells = []
     for first in range(0, len(steps), share):
         fired = 1 in steps[first : first + share]
-        cells.append("█" if fired else "·" if first < scanned else " ")
+        cells.append(("█" * max(1, wide - 1) if fired else "·" if first < scanned else " ").ljust(wide))
     text = "".join(cells)
     return [(run, "wrong" if run[0] == "█" else "faint") for run in _RUNS.findall(text)]
 
 
 #: The width of the names beside the histories.
 _LABEL = 22
+#: The most cells of a step, and the most lines of a sentinel, the empty one under it included.
+_WIDEST, _HIGHEST = 6, 3
 _RUNS = re.compile(r"█+|·+| +")
 _COLUMNS = (
     GridColumn("", 1),

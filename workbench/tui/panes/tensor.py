@@ -68,6 +68,7 @@ values with their places (u goes from one to the next).
         KeyHint("d", "golden diff", "d"),
         KeyHint("u", "largest", "u"),
     )
+    EMPTY_KEYS = frozenset({"escape", "R"})
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "arrange", "Lay it out otherwise"),
         Binding("less_than_sign", "slice(-1)", "Previous token or head"),

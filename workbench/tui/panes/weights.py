@@ -51,6 +51,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         KeyHint("u", "next ≠", "u"),
         KeyHint("enter", "tensor", "enter"),
     )
+    EMPTY_KEYS = frozenset({"a"})
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("u", "next_different", "Next that differs"),
     ]

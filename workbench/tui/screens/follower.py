@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.tui.drivers.port import Driver
-from workbench.tui.navigator import Navigator
+from workbench.tui.navigator import Navigator, updated
 from workbench.tui.reader import Reader
 from workbench.tui.screens.bench import Bench
 from workbench.views.overview import overview
@@ -40,8 +40,15 @@ class Follower:
             if at is not None and bench.overview is not None:
                 stands = at.branch, at.step, at.tap
                 moved, self._stood = stands != self._stood, stands
-                here = bench.place if chosen is None else replace(bench.place, seq=chosen)
-                there = await self.navigator.of_debugger(at, here, bench.overview)
-                bench.look(there if moved or back else await self.navigator.nearest(here))
+                before = bench.place
+                here = before if chosen is None else replace(before, seq=chosen)
+                # What the user does while this is read is not taken back.
+                if moved or back:
+                    there = await self.navigator.of_debugger(at, here, bench.overview)
+                    kept: tuple[str, ...] = ("rank", "seq") if at.tap else ("tap", "rank", "seq")
+                else:
+                    there = await self.navigator.nearest(here)
+                    kept = ("branch", "step", "tap", "rank", "seq")
+                bench.look(updated(there, before, bench.place, kept))
             if bench.front is None:
                 await bench.show_pane(1)

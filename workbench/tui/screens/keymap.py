@@ -9,6 +9,7 @@ from textual import events
 from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
+from textual.widgets import Input
 
 from workbench.debugger.core.registry import Command
 from workbench.settings import config_file
@@ -27,7 +28,9 @@ class Keymap:
         self.commands: Sequence[Command] = ()
         self._chosen = chosen  # by action, the user's keys
         self._bound: set[str] = set()
-        self._early: list[str] = []
+        #: Keys that were pressed before the commands were known, in turn; whether they still wait.
+        self.early: list[events.Key] = []
+        self._waits = True
         self._bind()
 
     @property
@@ -54,19 +57,26 @@ class Keymap:
 
     async def load(self) -> None:
         """Learn the commands and bind their keys; those that were pressed meanwhile act now. CommandFailed."""
-        self.commands = await self.driver.commands()
+        try:
+            self.commands = await self.driver.commands()
+        finally:
+            self._waits = False
         self._bind()
         if problems := self.user.problems:
             told = "\n".join((f"{config_file()}, [keys]", *problems))
             self.screen.notify(told, severity="warning", timeout=20)
-        early, self._early = self._early, []
-        for press in early:
-            self.screen.app.simulate_key(press)
+        early, self.early = self.early, []
+        for event in early:
+            self.screen.app.post_message(event.copy())
 
-    def missed(self, event: events.Key) -> None:
-        """A key that nothing took: it may be a command's whose keys are not known yet."""
-        if not self.commands and event.is_printable:
-            self._early.append(event.key)
+    def holds(self, event: events.Key) -> bool:
+        """Whether a key waits: it may be a command's, and those are not known yet; and none overtakes another."""
+        typed = isinstance(self.screen.focused, Input)
+        unknown = event.is_printable and event.key not in self._bound and not typed
+        held = self._waits and (bool(self.early) or unknown) and not event.key.startswith("ctrl+")
+        if held:
+            self.early.append(event)
+        return held
 
     def why_not(self, press: str) -> str:
         """Why a key does nothing here; "" where it does."""

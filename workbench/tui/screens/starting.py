@@ -1,4 +1,4 @@
-"""While the ranks start and load: what is being done, for how long, and a way out."""
+"""While the ranks start and load: what is being done, for how long, the keys that wait for it, and a way out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -16,25 +16,34 @@ from sessions.text import clean
 from workbench.tui.drivers.live import LiveDriver
 from workbench.tui.drivers.port import CommandFailed
 from workbench.tui.guard import Guarded
+from workbench.tui.keys import shown
 from workbench.tui.reader import Reader
 from workbench.tui.widgets.text_block import TextBlock, wrapped
 
+#: How many keys are kept for the screen that comes.
+_MOST_KEYS = 32
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class StartingScreen(Guarded, Screen[None]):
-    """Starts a model, then gives way to the screen that `then` makes of its session and driver."""
+    """Starts a model, then gives way to the screen that `then` makes of its session, its driver and the keys that were
+    pressed meanwhile."""
 
     CSS_PATH = "../styles/starting.tcss"
+    AUTO_FOCUS = ""  # no key scrolls: all wait for what comes
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "cancel", "Cancel", priority=True)]
 
     def __init__(
-        self, driver: LiveDriver, what: str, then: Callable[[Reader, LiveDriver], Screen[None]]
+        self,
+        driver: LiveDriver,
+        what: str,
+        then: Callable[[Reader, LiveDriver, list[events.Key]], Screen[None]],
     ) -> None:
         super().__init__()
         self.driver, self.what, self._then = driver, what, then
         self._began = time.monotonic()
         self._failed = False
+        self._early: list[events.Key] = []
 
     def compose(self) -> ComposeResult:
         """A few lines in the middle."""
@@ -57,9 +66,31 @@ class StartingScreen(Guarded, Screen[None]):
                 [(f"{frame} ", "accent"), (self.what, "strong")],
                 [("  starting the ranks and loading the weights", "quiet"), (f"   {elapsed:.0f} s", "quiet")],
                 *([("  ", "text"), *row] for row in wrapped(wrong, "wrong", lines.size.width - 2) or [[]]),
+                *([("  ", "text"), *row] for row in wrapped(self._waiting, "accent", lines.size.width - 2)),
                 [("  esc", "text"), (" cancels", "quiet")],
             ]
         )
+
+    @property
+    def _waiting(self) -> str:
+        """The keys that wait; "" for none."""
+        if not self._early:
+            return ""
+        full = "   no more are taken" if len(self._early) >= _MOST_KEYS else ""
+        return f"then  {' '.join(shown(event.key) for event in self._early)}{full}"
+
+    @property
+    def key_keeper(self) -> StartingScreen:
+        """Who holds keys back, for the application."""
+        return self
+
+    def holds(self, event: events.Key) -> bool:
+        """Whether a key waits: one of the workbench acts once there is one."""
+        if self._failed or event.key == "escape" or event.key.startswith("ctrl+"):
+            return False
+        if len(self._early) < _MOST_KEYS:
+            self._early.append(event)
+        return True
 
     @work(exclusive=True)
     async def _start(self) -> None:
@@ -75,7 +106,7 @@ class StartingScreen(Guarded, Screen[None]):
             self.driver.close()
             self._show_failure(clean(f"{type(error).__name__}: {error}", limit=1000, newlines=True))
             raise  # to the outer net, which keeps the traceback
-        self.app.switch_screen(self._then(reader, self.driver))
+        self.app.switch_screen(self._then(reader, self.driver, self._early))
 
     def _show_failure(self, message: str) -> None:
         """The whole message, however long its paths are: what to do about it often stands at the end."""

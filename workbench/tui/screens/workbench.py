@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.reactive import var
@@ -64,7 +64,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.said = MessageLog(reader)
         self.panes = PaneSwitcher(reader, self.said, driver, id="panes")
         self.navigator = Navigator(reader)
-        self.keymap = Keymap(self, driver, chosen.keys)
+        self.key_keeper = self.keymap = Keymap(self, driver, chosen.keys)
         self.follower = Follower(self, reader, driver, self.navigator)
         self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap, self.follower)
@@ -159,12 +159,12 @@ class WorkbenchScreen(Guarded, Screen[None]):
             pane.focus_content()
             self._show_keys()
 
+    @on(Pane.Filled)
     def _show_keys(self) -> None:
         self.frame.tabs.keys = self.keymap.pane_keys
         if self.front is not None:
-            # `a` has the ranks compute what is missing: a replay has none.
-            own = tuple(hint for hint in self.front.HINTS if self.driver.live or hint.press != "a")
-            self.query_one(KeyBar).show(self.keymap.hints(own), list(map(self.keymap.moved, keys.PINNED)))
+            shown = self.keymap.hints(self.front.hints)
+            self.query_one(KeyBar).show(shown, list(map(self.keymap.moved, keys.PINNED)))
 
     def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
         """Say something in the message line, and in the Journal if it is to be kept."""
@@ -220,10 +220,6 @@ class WorkbenchScreen(Guarded, Screen[None]):
         """The key of a command."""
         await self.commands.key(name)
 
-    def on_key(self, event: events.Key) -> None:
-        """A key that nothing took."""
-        self.keymap.missed(event)
-
     def palette(self) -> Iterator[SystemCommand]:
         """The panes and the keys, for the palette."""
         return self.keymap.palette()
@@ -250,7 +246,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     @on(Pane.Go)
     async def _go(self, event: Pane.Go) -> None:
-        there = await self.navigator.nearest(event.applied_to(self.where))
+        there = event.applied_to(self.where)
+        if event.step is not None or event.branch is not None:
+            there = replace(event.applied_to(self.where), step=(await self.navigator.nearest(there)).step)
         if event.move and self.driver.live and not self.driver.why_idle:
             self.commands.go(there, inside=event.tap is not None)
         else:
@@ -293,6 +291,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
 
     @on(CommandLine.Closed)
     def on_screen_resume(self) -> None:
-        """Back from another screen, or from the line: the keys go to the pane."""
-        if self.overview is not None and self.front is not None:
+        """Back from another screen, or from the line: the keys go to the pane, unless the line is open again."""
+        typed = isinstance(self.focused, CommandLine)
+        if self.overview is not None and self.front is not None and not typed:
             self.front.focus_content()

@@ -67,6 +67,7 @@ class CommandLine(Field, GuardedWidget):
         self._complete = complete
         self._history: list[str] = []
         self._at = 0
+        self._draft = ""
 
     def open(self, text: str = "") -> None:
         """Show the line, with `text` to begin with."""
@@ -93,9 +94,14 @@ class CommandLine(Field, GuardedWidget):
             self.post_message(self.Entered(text))
 
     def action_history(self, by: int) -> None:
-        """Go through what was entered before."""
-        self._at = min(max(0, self._at + by), len(self._history))
-        self.value = self._history[self._at] if self._at < len(self._history) else ""
+        """Go through what was entered before; behind the last of it is what was being typed."""
+        at = min(max(0, self._at + by), len(self._history))
+        if at == self._at:
+            return
+        if self._at == len(self._history):
+            self._draft = self.value
+        self._at = at
+        self.value = self._history[at] if at < len(self._history) else self._draft
         self.cursor_position = len(self.value)
 
     def action_complete(self) -> None:

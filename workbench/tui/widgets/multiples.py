@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +29,7 @@ _GAP = 2
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
     """`values[tiles, rows, columns]` with a title and a rank (its hue) for each tile, on one colour scale: `top` is the
-    strongest (None: the largest magnitude), `unit` says of what. -inf is nothing."""
+    strongest (None: the largest magnitude), `unit` says of what. -inf is nothing. Equal are those of the same array."""
 
     values: NDArray[np.float32]
     titles: tuple[str, ...]
@@ -37,6 +37,16 @@ class Tiles:
     scale: Scale = "magnitude"
     top: float | None = None
     unit: str = ""
+
+    @property
+    def _compared(self) -> tuple[object, ...]:
+        return id(self.values), self.titles, self.ranks, self.scale, self.top, self.unit
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tiles) and self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
 
 
 class Multiples(PaintedWidget, can_focus=True):
@@ -72,6 +82,7 @@ class Multiples(PaintedWidget, can_focus=True):
         self._drawn: list[list[list[Segment]]] = []
         self._drawn_for: tuple[object, ...] = ()
         self._scale: list[Segment] = []
+        self._laid_out = (1, 1, 1)
 
     def _layout(self) -> tuple[int, int, int]:
         """Tiles in a row, and each tile's width and height in cells (without its title)."""
@@ -93,33 +104,34 @@ class Multiples(PaintedWidget, can_focus=True):
         if self.tiles is None or not self.tiles.values.size:
             return Strip.blank(width, self.ground)
         self._draw()
-        across, tile_width, tile_height = self._layout()
+        across, tile_width, tile_height = self._laid_out
         if y == self.size.height - 1:
             return Strip(self._scale).adjust_cell_length(width, self.ground)
         row, inside = divmod(y, tile_height + 1)
         segments: list[Segment] = []
-        for tile in range(row * across, min((row + 1) * across, len(self.tiles.titles))):
+        shown = range(row * across, min((row + 1) * across, len(self.tiles.titles)))
+        for tile in shown:
             segments += (
                 self._title(tile, tile_width) if inside == 0 else self._body(tile, inside - 1, tile_width)
             )
             segments.append(Segment(" " * _GAP, self.ground))
-        return Strip(segments).adjust_cell_length(width, self.ground)
+        return Strip(segments, len(shown) * (tile_width + _GAP)).adjust_cell_length(width, self.ground)
 
     def _draw(self) -> None:
         key = (self.tiles, self.size, self.app.theme)
         if key == self._drawn_for or self.tiles is None:
             return
-        _, width, height = self._layout()
+        _, width, height = self._laid_out = self._layout()
         tiles = self.tiles
         limit = Matrix(tiles.values.reshape(len(tiles.values), -1), top=tiles.top).limit
-        pooled = [pool(values, width, 2 * height, masked=True) for values in tiles.values]
+        pooled = pool(tiles.values, width, 2 * height, masked=True)
         self._drawn = [
-            lines(pixels, Matrix(values, tiles.scale), self.paint, limit)
-            for pixels, values in zip(pooled, tiles.values, strict=True)
+            lines(replace(pooled, values=drawn, kind=kind), Matrix(values, tiles.scale), self.paint, limit)
+            for drawn, kind, values in zip(pooled.values, pooled.kind, tiles.values, strict=True)
         ]
-        notes = dict.fromkeys(note for pixels in pooled for note in notes_of(pixels, tiles.values[0].shape))
+        notes = notes_of(pooled, tiles.values[0].shape)
         self._scale = scale_line(
-            tiles.scale, limit, self.paint, self.size.width - 2, unit=tiles.unit, notes=tuple(notes)
+            tiles.scale, limit, self.paint, self.size.width - 2, unit=tiles.unit, notes=notes
         )
         self._drawn_for = key
 
@@ -141,7 +153,7 @@ class Multiples(PaintedWidget, can_focus=True):
         """Select the tile."""
         if self.tiles is None:
             return
-        across, width, height = self._layout()
+        across, width, height = self._laid_out
         tile = event.y // (height + 1) * across + min(event.x // (width + _GAP), across - 1)
         if tile >= len(self.tiles.titles) or event.y >= self.size.height - 1:
             return

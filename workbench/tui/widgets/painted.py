@@ -43,6 +43,7 @@ class PaintedWidget(GuardedWidget):
         self._styles_on: dict[tuple[str | Style, Style], Style] = {}
         self.paint: Paint
         self.ground = Style()
+        self._blank = Strip([])
         super().__init__(*children, **named)
 
     def refresh(
@@ -60,9 +61,17 @@ class PaintedWidget(GuardedWidget):
         """The lines of `crop`, a region of the widget with its padding."""
         self.look_up()
         width, height = self.outer_size
-        padding, blank = self.gutter, Strip.blank(width, self.ground)
+        blank, kept = self._blank, self._kept
+        if type(self).render_line is PaintedWidget.render_line:  # a container: the same line all over
+            return finished(self, [blank] * crop.height, crop)
+        padding = self.gutter
         first, last = padding.top, height - padding.bottom
-        lines = [self._line_at(y - first) if first <= y < last else blank for y in crop.line_range]
+        lines = []
+        for y in crop.line_range:
+            line = kept.get(y - first) if first <= y < last else blank
+            if line is None:
+                line = kept[y - first] = self._framed(self.render_line(y - first), padding.left, width)
+            lines.append(line)
         return finished(self, lines, crop)
 
     def render_line(self, y: int) -> Strip:
@@ -84,20 +93,15 @@ class PaintedWidget(GuardedWidget):
         if look != self._looked_up:
             self._looked_up, self.paint = look, paint(self.app)
             self.ground = ground(self)
+            self._blank = Strip.blank(self.outer_size.width, self.ground)
             self._kept.clear()
             self._styles_on.clear()
 
-    def _line_at(self, y: int) -> Strip:
+    def _framed(self, line: Strip, left: int, width: int) -> Strip:
         """A line of the content between its paddings (and before the scrollbar)."""
-        kept = self._kept.get(y)
-        if kept is None:
-            left, width = self.gutter.left, self.outer_size.width
-            line = self.render_line(y)
-            before = [Segment(" " * left, self.ground)] if left else []
-            kept = self._kept[y] = Strip([*before, *line], left + line.cell_length).adjust_cell_length(
-                width, self.ground
-            )
-        return kept
+        if left:
+            line = Strip([Segment(" " * left, self.ground), *line], left + line.cell_length)
+        return line if line.cell_length == width else line.adjust_cell_length(width, self.ground)
 
 
 class LineWidget(PaintedWidget):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +11,10 @@ import pytest
 from sessions import Session, SessionWriteError
 from sessions.errors import RecordingLost
 from sessions.verify import verify
+from tests.preloaded import run_module
 from tests.sessions.samples import write
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.exit_codes import Exit
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path) -> None:
@@ -31,14 +27,10 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
         "next",
         "expect step == 35 and branch == 1",
     ]
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "workbench.cli", "run", str(checkpoint), "--ids", "3,14,15", "--batch",
-            "--save", str(session), *(word for line in commands for word in ("--ex", line)),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        env=os.environ | {"LOCKSTEP_DATA_DIR": str(tmp_path)},
+    done = run_module(
+        "workbench.cli", "run", str(checkpoint), "--ids", "3,14,15", "--batch", "--save", str(session),
+        *(word for line in commands for word in ("--ex", line)),
+        most_file_bytes=limit, LOCKSTEP_DATA_DIR=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == Exit.NOT_SAVED, done.stderr
     assert done.stderr.count("nothing is recorded since step") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from engine.checkpoint.resolve import open_checkpoint
 from engine.config import ModelConfig
 from sessions import Session, SessionError
 from sessions.verify import verify as verify_file
+from tests.preloaded import run_module
 from tests.sessions.samples import put_meta
 from tests.workbench.debugger.conftest import Live, finish, texts
 from workbench.debugger.answers import Expectation
@@ -54,10 +54,7 @@ expect nan(logits) == 0
 
 
 def lockstep(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *words], cwd=ROOT, capture_output=True, text=True, timeout=170,
-        check=False, env=os.environ | {"LOCKSTEP_CACHE_DIR": str(cache), "LOCKSTEP_DATA_DIR": str(cache)},
-    )  # fmt: skip
+    return run_module("workbench.cli", *words, LOCKSTEP_CACHE_DIR=str(cache), LOCKSTEP_DATA_DIR=str(cache))
 
 
 @pytest.mark.timeout(400)

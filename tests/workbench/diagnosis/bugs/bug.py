@@ -6,8 +6,8 @@
 
 The bugs were built from what engines do wrong, not from what the diagnosis can name. Half of them, by a hash of the
 name, are held out: they lie in the files `held_out_*.py`. Those of `unseen_*.py`, controls too, were written when the
-diagnosis was done, by somebody who did not know it; those of `unseen_2_*.py`, `unseen_3_*.py` and
-`unseen_4_*.py` later, in the same way.
+diagnosis was done, by somebody who did not know it; those of `unseen_2_*.py` to `unseen_6_*.py` later, in the
+same way.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ Part = Literal[
     "unseen_3_controls",
     "unseen_4",
     "unseen_4_controls",
+    "unseen_5",
+    "unseen_5_controls",
+    "unseen_6",
+    "unseen_6_controls",
 ]
 
 
@@ -86,6 +90,10 @@ class Bug:
             return "unseen_3_controls" if self.harmless else "unseen_3"
         if file.startswith("unseen_4_"):
             return "unseen_4_controls" if self.harmless else "unseen_4"
+        if file.startswith("unseen_5_"):
+            return "unseen_5_controls" if self.harmless else "unseen_5"
+        if file.startswith("unseen_6_"):
+            return "unseen_6_controls" if self.harmless else "unseen_6"
         if file.startswith("unseen_"):
             return "unseen_controls" if self.harmless else "unseen"
         if self.harmless:

@@ -42,8 +42,16 @@ QUICK_UNSEEN = (
     "rank_1_keeps_its_partial_sum_in_decode",
     "splits_joined_by_a_base_two_logarithm_taken_for_natural",
     "second_norm_divides_by_the_root_of_the_first",
+    "odd_last_token_is_normed_on_no_rank",
+    "second_sequence_reads_the_decoded_token_of_the_first",
+    "second_prompt_begins_with_the_last_token_of_the_first",
 )
-QUICK_UNSEEN_CONTROLS = ("root_of_the_scale_on_both_sides", "last_shard_padded_to_the_size_of_the_others")
+QUICK_UNSEEN_CONTROLS = (
+    "root_of_the_scale_on_both_sides",
+    "last_shard_padded_to_the_size_of_the_others",
+    "stream_kept_in_float32_in_a_bfloat16_model",
+    "sum_of_each_part_begins_at_another_rank",
+)
 ALL = bugs()
 
 
@@ -116,6 +124,30 @@ def test_the_fourth_unseen_ones_are_of_every_kind():
     assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 10
     assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
     assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
+
+
+def test_the_fifth_unseen_ones_are_of_every_kind():
+    unseen = [bug for bug in ALL.values() if bug.part == "unseen_5"]
+    assert len(unseen) == 60
+    assert sum(bug.part == "unseen_5_controls" for bug in ALL.values()) == 15
+    assert len({bug.group for bug in unseen}) >= 13
+    assert sum(bug.tp > 1 for bug in unseen) >= 20
+    assert sum(bug.place.step > 0 for bug in unseen) >= 14
+    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 10
+    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
+    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 12
+
+
+def test_the_sixth_unseen_ones_are_of_every_kind():
+    unseen = [bug for bug in ALL.values() if bug.part == "unseen_6"]
+    assert len(unseen) == 50
+    assert sum(bug.part == "unseen_6_controls" for bug in ALL.values()) == 10
+    assert len({bug.group for bug in unseen}) >= 13
+    assert sum(bug.tp > 1 for bug in unseen) >= 18
+    assert sum(bug.place.step > 0 for bug in unseen) >= 10
+    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 8
+    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
+    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 12
 
 
 def test_every_expected_class_can_be_answered():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,22 @@ def test_a_gate_so_low_that_its_sigmoid_underflows_is_right(dtype: str) -> None:
         assert site(seen.double().numpy(), gate, dtype=dtype).deviation is None
 
 
+def largest(x: Tensor, count: int) -> Tensor:
+    return x.where(x.abs() >= x.abs().topk(count, -1).values[:, -1:], 0.0)
+
+
+def wrapped(size: int) -> Tensor:
+    """Of each pass its gate and up side by side, read at an index below `size`."""
+    parts, start = [], 0
+    passes = [len(list(rows)) for _, rows in groupby(ROWS, key=lambda row: (row.step, row.seq))]
+    for count in passes:
+        flat = BOTH[start : start + count].flatten()
+        at = torch.arange(count)[:, None] * 192 + torch.arange(96)
+        parts.append(F.silu(flat[at % size]) * flat[(at + 96) % size])
+        start += count
+    return torch.cat(parts)
+
+
 BOTH = torch.cat([G, U], -1)
 CASES: dict[str, tuple[Callable[[], Tensor], str]] = {
     "swapped": (lambda: F.silu(U) * G, "silu(up) * gate"),
@@ -66,6 +83,12 @@ CASES: dict[str, tuple[Callable[[], Tensor], str]] = {
         "at 1.5 from above, up is clamped to ±1.5",
     ),
     "product clamped": (lambda: (F.silu(G) * U).clamp(-20, 20), "clamped to [-20, 20]"),
+    "dropped": (
+        lambda: (F.silu(G) * U).where(G.abs() > 0.4, 0.0),
+        "zero where gate is below some 0.4 in size",
+    ),
+    "the largest 40": (lambda: largest(F.silu(G) * U, 40), "only the 40 activations are kept"),
+    "wrapped": (lambda: wrapped(1024), "packed side by side, are read at an index that wraps at 1024"),
     "halved": (lambda: 0.5 * F.silu(G) * U, "1/2 times"),
     "other layer's": (lambda: F.silu(torch.tensor(OTHER)) * U, "layer 0's gate"),
     "other token's": (lambda: (F.silu(G) * U).roll(1, 0), "another token"),

@@ -43,6 +43,12 @@ def hidden(model: Any) -> None:
     model.lm_head.register_forward_pre_hook(lambda _m, args: (kept[-1][:, -1:],))
 
 
+def pooled(model: Any) -> None:
+    held: list[Tensor] = []
+    model.model.norm.register_forward_hook(lambda _m, _args, out: held.append(out))
+    model.lm_head.register_forward_pre_hook(lambda _m, _args: (held[-1].mean(1, keepdim=True),))
+
+
 def row_before(model: Any) -> None:
     """The head reads the last row but one, where there is one."""
     kept: list[Tensor] = []
@@ -110,6 +116,7 @@ BUGS: list[tuple[Patch, str, str, str]] = [
     (head(lambda x: x.log_softmax(-1)), "logits", "log_softmax", "log-probabilities"),
     (head(torch.zeros_like), "logits", "head_zero", "all logits are zero"),
     (head(lambda x: x.roll(1, -1)), "logits", "vocabulary_shifted", "stand at other ids"),
+    (pooled, "logits", "head_input", "the mean of the tokens of the pass"),
     (hidden, "logits", "head_unnormed", "last norm is skipped"),
     (row_before, "logits", "row_of_another_token", "1 before the last"),
     (untrained, "logits", "head_untrained", "initial values"),

@@ -13,7 +13,7 @@ from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.attention.inside import Guess, Inside
 from workbench.diagnosis.variants.attention.softmax import divided
 from workbench.diagnosis.variants.blocks import of_scores, products
-from workbench.diagnosis.variants.linear.precision import float8
+from workbench.diagnosis.variants.roundings import float8
 from workbench.diagnosis.variants.variant import Variant
 
 #: Half a step of the grid of a type, and what the roundings of a sum add to it: how far what lies on it may be.

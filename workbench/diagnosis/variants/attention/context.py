@@ -27,6 +27,7 @@ def contexts(site: Site) -> Iterator[Variant]:
     yield _of(site, "context_of_scores", text, scores, values)
     for name, text, moved in _MOVED:
         yield _of(site, name, text, probs, [moved(v) for v in values])
+    yield from _of_other_sequences(site)
     for name, text, theirs in _other_values(site, values):
         yield _of(site, name, text, probs, theirs)
 
@@ -36,6 +37,28 @@ def _of(
 ) -> Variant:
     guesses = [_times(p, v) for p, v in zip(probs, values, strict=True)]
     return Variant(name, "context", text, {}, in_place(site, guesses), noise=usual_noise(site))
+
+
+def _of_other_sequences(site: Site) -> Iterator[Variant]:
+    """The contexts of another sequence's tokens in the same step: its first ones, or its last."""
+    passes = [site.taps.passes[i] for i in site.passes]
+    for seq in sorted({one.seq for one in passes}):
+        theirs = {
+            one.step: part.expected for one, part in zip(passes, site.parts, strict=True) if one.seq == seq
+        }
+        for words, first in (("first", True), ("last", False)):
+            guesses: list[Array | None] = []
+            for one, part in zip(passes, site.parts, strict=True):
+                rows, count = theirs.get(one.step), len(part.expected)
+                fits = rows is not None and one.seq != seq and len(rows) >= count
+                guesses.append(
+                    (rows[:count] if first else rows[-count:]) if fits and rows is not None else None
+                )
+            if any(guess is not None for guess in guesses):
+                text = f"the contexts are those of sequence {seq}'s {words} tokens of the step"
+                yield Variant(
+                    "context_of_sequence", "context", text, {"sequence": seq}, in_place(site, guesses)
+                )
 
 
 def _times(probs: Array | None, values: Array | None) -> Array | None:

@@ -56,6 +56,11 @@ def score_heads(site: Site) -> Iterator[Variant]:
     yield from exchanged(site, "query", lambda i, head, source: masked(i, head, right[i][source]))
 
 
+def softmax_heads(site: Site) -> Iterator[Variant]:
+    """Heads of the probabilities in each other's place."""
+    yield from exchanged(site, "softmax", lambda i, head, source: site.parts[i].expected[source])
+
+
 def value_heads(site: Site) -> Iterator[Variant]:
     """KV heads whose values are read, probabilities of other heads, and the order in which heads are merged."""
     inputs = [part.inputs for part in site.parts]
@@ -100,6 +105,7 @@ def kv_head_maps(
 #: What stands in another head's place: (name of several, words for one).
 _EXCHANGED = {
     "query": ("query heads", "head {}'s scores are those of head {}"),
+    "softmax": ("heads of the probabilities", "the probabilities of head {} are those of head {}"),
     "merged": ("merged heads", "the context of head {} is that of head {}"),
     "probability": ("heads of the probabilities", "head {} uses the probabilities of head {}"),
 }

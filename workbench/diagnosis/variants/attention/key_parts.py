@@ -105,8 +105,10 @@ def _less(s: Shares, gone: Array) -> Array:
 
 _BASE = "the weights of parts are made of the logarithm of the sum of exponentials, {} on one side, {} on the other"
 
-#: (words, the factors [heads, T, n] on the probabilities of each part)
-FORMS: tuple[tuple[str, Callable[[Shares], Array]], ...] = (
+#: The factors [heads, T, n] on the probabilities of each part.
+Form = Callable[[Shares], Array]
+#: (words, form)
+FORMS: tuple[tuple[str, Form], ...] = (
     ("each part's result, divided by its own sum, counts the same", lambda s: _joined(s, s.seen)),
     ("the parts' results, each divided by its own sum, are added up", lambda s: _over(s.seen, s.mass)),
     ("the newest part alone counts, divided by its own sum", lambda s: _joined(s, s.last)),

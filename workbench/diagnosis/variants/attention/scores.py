@@ -211,6 +211,10 @@ def other_operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
            _pairs(q, [np.concatenate([0 * x[:1], x[:-1]]) for x in k]))  # fmt: skip
     yield ("scores_keys_one_ahead", "each key stands one place too early: the cache is read one row ahead",
            _pairs(q, [np.concatenate([x[1:], 0 * x[:1]]) for x in k]))  # fmt: skip
+    yield ("scores_queries_one_ahead", "each query stands one row too early: the row after its own is read",
+           _pairs([np.concatenate([x[1:], x[-1:]]) for x in q], k))  # fmt: skip
+    yield ("scores_queries_one_behind", "each query stands one row too late: the row before its own is read",
+           _pairs([np.concatenate([x[:1], x[:-1]]) for x in q], k))  # fmt: skip
     yield ("scores_newest_key_missing", "the newest key is not there yet: its row of the cache is read as zero",
            _pairs(q, [np.concatenate([x[:-1], 0 * x[:1]]) for x in k]))  # fmt: skip
     yield ("scores_newest_key_stale", "the newest key is not there yet: the one before it stands in its place",

@@ -14,7 +14,7 @@ from workbench.diagnosis.operations.attention import expand
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.attention.key_parts import FORMS, Parts, Shares, Split, splits
+from workbench.diagnosis.variants.attention.key_parts import FORMS, Form, Parts, Shares, Split, splits
 from workbench.diagnosis.variants.blocks import all_wrong_heads, by_head, places, scopes
 from workbench.diagnosis.variants.variant import UNEXPLAINED, Variant
 
@@ -37,8 +37,8 @@ def split_keys(site: Site) -> Iterator[Variant]:
         if not _in_reach(inside, cut):
             continue
         text = f"attention runs over the keys {words}, whose results are joined wrongly"
-        for told, _ in FORMS:
-            yield inside.variant(f"{of}_split_keys", of, f"{text}: {told}", _guess(inside, cut, told))
+        for told, form in FORMS:
+            yield inside.variant(f"{of}_split_keys", of, f"{text}: {told}", _guess(inside, cut, form))
         if of == "context":
             yield from _by_fitted_weights(inside, cut, text)
 
@@ -47,9 +47,7 @@ def _parts(inside: Inside, i: int, split: Split) -> Parts:
     return np.asarray(split(inside.probs(i).shape[2], len(inside.site.parts[i].rows)), dtype=np.int64)
 
 
-def _guess(inside: Inside, cut: list[Parts], told: str) -> Guess:
-    form = dict(FORMS)[told]
-
+def _guess(inside: Inside, cut: list[Parts], form: Form) -> Guess:
     def guess(i: int, rows: Rows) -> tuple[Array, Array | None]:
         shares = Shares(inside.probs(i)[:, rows], cut[i])
         return shares.of_keys(form(shares)), inside.values(i)

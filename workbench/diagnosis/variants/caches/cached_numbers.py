@@ -13,7 +13,7 @@ from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated
 from workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
 from workbench.diagnosis.variants.fits import factor_of, known_number, resolution
-from workbench.diagnosis.variants.linear.precision import ROUNDINGS, Matrix
+from workbench.diagnosis.variants.roundings import REREAD, ROUNDINGS, Matrix
 from workbench.diagnosis.variants.variant import Variant
 
 
@@ -22,6 +22,7 @@ def cached_numbers(site: Site) -> Iterator[Variant]:
     if all(part.fits for part in site.parts):
         yield from _factors(site)
         yield from _coarse(site)
+        yield from _reread(site)
         yield from _rotations(site)
 
 
@@ -76,6 +77,17 @@ def _coarse(site: Site) -> Iterator[Variant]:
             yield Variant(made.name, "precision", made.text, {"to": to}, made.predicted)
             if not any(word in to for word in ("row", "one", "scaled")):
                 break  # no scale: all three are the same
+
+
+def _reread(site: Site) -> Iterator[Variant]:
+    """Rows that are written in one format and read in another."""
+    for how, change in REREAD.items():
+        guesses = [
+            _rounded(change, part.expected.reshape(-1, part.expected.shape[2]), part.expected)
+            for part in site.parts
+        ]
+        text = f"cached {what(site)} are {how}"
+        yield cache_variant(site, "cache_other_format", text, guesses, {"how": how})
 
 
 def _rounded(change: Callable[[Matrix], Matrix | None], flat: Array, like: Array) -> Array | None:

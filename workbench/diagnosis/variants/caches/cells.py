@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +14,16 @@ from workbench.diagnosis.recording import Array
 from workbench.diagnosis.variants.blocks import WRITTEN
 from workbench.diagnosis.variants.caches.caches import cache_variant, what
 from workbench.diagnosis.variants.fits import factor, nearest_rows
-from workbench.diagnosis.variants.linear.precision import ROUNDINGS
+from workbench.diagnosis.variants.roundings import ROUNDINGS
 from workbench.diagnosis.variants.variant import Variant
 
 #: Rows of heads among which a source is looked for, and that are looked up.
 _POOL, _LOOKED_UP = 1 << 16, 1 << 12
 #: How far a fitted scale may be from the one that it stands for, relative.
 _SCALE = 1e-3
+
+#: (part, row, head).
+_Cell = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class _Source:
     seq: int
     position: int
     head: int
+
+
+#: A row that nothing was written to.
+_ZERO = _Source("", -1, -1, -1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class _Move:
 
 def cached_cells(site: Site) -> Iterator[Variant]:
     """Each wrong row of each head is one that was written anywhere: by this layer or another one, by any rank, as key
-    or as value, for any sequence."""
+    or as value, for any sequence; or nothing was written there."""
     cells = _wrong_cells(site)
     seen = np.array([site.parts[i].seen[row, head] for i, row, head in cells])
     if not len(cells) or not np.isfinite(seen).all():
@@ -59,19 +66,30 @@ def cached_cells(site: Site) -> Iterator[Variant]:
     sources, pool = _written(site, seen.shape[1])
     if len(distinct) > _LOOKED_UP or not sources:
         return
+    sources, pool = [*sources, _ZERO], np.concatenate([pool, np.zeros((1, seen.shape[1]))])
     nearest = nearest_rows(distinct, pool)[inverse.reshape(-1)]
     guesses: list[Array | None] = [part.expected.copy() for part in site.parts]
     moves: Counter[_Move] = Counter()
+    empty = 0
     for (i, row, head), source in zip(cells, nearest, strict=True):
         guess = guesses[i]
         assert guess is not None, "each part has one"
         guess[row, head] = pool[source]
-        moves[_move(site, i, row, head, sources[source])] += 1
+        if sources[source] is _ZERO:
+            empty += 1
+        else:
+            moves[_move(site, i, row, head, sources[source])] += 1
+    if not moves:  # `caches` tells of rows that are zero
+        return
     (move, _), where = moves.most_common(1)[0], len({(row, head) for _, row, head in cells})
-    i, row, head = cells[0]
     text = f"the cache of {what(site)} holds {_in_words(site, move)}"
+    text += "; rows that nothing was written to are zero" if empty else ""
     if len(moves) > 1:
-        source = sources[nearest[0]]
+        (_, row, head), source = next(
+            (cell, sources[one])
+            for cell, one in zip(cells, nearest, strict=True)
+            if sources[one] is not _ZERO
+        )
         text = (
             f"rows of single heads stand at wrong places in the cache of {what(site)}: row {row} of head {head} holds "
             f"what layer {source.layer} wrote for sequence {source.seq}'s position {source.position}, head "
@@ -83,8 +101,7 @@ def cached_cells(site: Site) -> Iterator[Variant]:
     yield cache_variant(site, "cache_cells_wrong", text, guesses, figures, 1 if len(moves) == 1 else where)
 
 
-def _wrong_cells(site: Site) -> list[tuple[int, int, int]]:
-    """(part, row, head)."""
+def _wrong_cells(site: Site) -> list[_Cell]:
     assert site.deviation is not None, "banks are asked where something is wrong"
     if not all(part.fits and len(part.rows) == len(part.expected) for part in site.parts):
         return []
@@ -148,7 +165,8 @@ def _in_words(site: Site, move: _Move) -> str:
 def scaled_rows(site: Site) -> Iterator[Variant]:
     """Each row of each head times a number of its own, as if it was restored by the scale of another one; as it was
     written, or in eight bits."""
-    if not _wrong_cells(site):
+    cells = _wrong_cells(site)
+    if not cells:
         return
     coarse = ROUNDINGS["int8 with a scale per row"]
     for words in ("", ", in eight bits"):
@@ -162,17 +180,16 @@ def scaled_rows(site: Site) -> Iterator[Variant]:
             by = factor(part.seen, x, 2)
             scales.append(by[..., 0])
             guesses.append(x * by)
-        whose = _whose(site, scales)
-        parameters = 0 if whose else len({(row, head) for _, row, head in _wrong_cells(site)})
+        whose = _whose(site, cells, scales)
+        parameters = 0 if whose else len({(row, head) for _, row, head in cells})
         text = f"each row of each head of the cached {what(site)} has a factor of its own{words}"
         if whose:
             text += f": it is restored by the scale of {whose}"
         yield cache_variant(site, "cache_scales", text, guesses, {"scale": whose}, parameters)
 
 
-def _whose(site: Site, scales: list[NDArray[np.float64]]) -> str:
+def _whose(site: Site, cells: Sequence[_Cell], scales: list[NDArray[np.float64]]) -> str:
     """Which row's or head's largest number over the own one gives the factors, in all wrong cells."""
-    cells = _wrong_cells(site)
     found: dict[str, list[Array]] = {}
     for part in site.parts:
         largest = np.maximum(np.abs(part.expected).max(2), 1e-300)

@@ -71,21 +71,20 @@ def _norms(site: Site) -> Iterator[_Stage]:
     """Keys before their norm, or normed by the queries' weight; either normed once more, with a weight or without."""
     model, name = site.facts.model, f"model.layers.{site.layer}.self_attn."
     words, rows = what(site), [part.expected for part in site.parts]
-    weights = {kind: site.facts.vector(f"{name}{kind}_norm.weight") for kind in "kq"}
-    own, other = weights["k"], weights["q"]
+    own, other = (site.facts.vector(f"{name}{kind}_norm.weight") for kind in "kq")
     if site.kind == "attn.k_cache" and model.qk_norm:
         raw = _recorded(site, "attn.k_proj")
         yield "cache_before_norm", "keys are cached before their norm, though rotated", _rotated(site, raw)
         yield "cache_before_norm", "keys are cached before their norm and their rotation", raw
         if other is not None:
-            normed = [None if x is None else normalised(x, model.rms_eps) * other for x in raw]
+            by_other = [None if x is None else normalised(x, model.rms_eps) * other for x in raw]
             text = f"cached keys are normed by {name}q_norm.weight, not by {name}k_norm.weight"
-            yield "cache_normed", text, _rotated(site, normed)
-    for weight, by in ((own, f" by {name}k_norm.weight"), (None, " without a weight")):
-        if weight is not None or by == " without a weight":
-            factor = 1.0 if weight is None else weight
-            text = f"cached {words} are normed{' once more' if words == 'keys' and model.qk_norm else ''}{by}"
-            yield "cache_normed", text, [normalised(x, model.rms_eps) * factor for x in rows]
+            yield "cache_normed", text, _rotated(site, by_other)
+    text = f"cached {words} are normed{' once more' if words == 'keys' and model.qk_norm else ''}"
+    normed = [normalised(x, model.rms_eps) for x in rows]
+    if own is not None:
+        yield "cache_normed", f"{text} by {name}k_norm.weight", [x * own for x in normed]
+    yield "cache_normed", f"{text} without a weight", [*normed]
 
 
 def _rotations(site: Site) -> Iterator[_Stage]:

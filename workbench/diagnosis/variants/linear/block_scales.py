@@ -28,7 +28,7 @@ def whose_scales(
     own = None if whole is None else cut(site, whole)
     if whole is None or own is None or not columns:
         return ""
-    right = _table(own, rows, starts, site.span.start if site.span else 0)
+    right = _table(own, rows, starts, site.first_out)
     taken = right[out_features] * factors
     moved = np.abs(factors - 1) > NEAR
     if not moved.any():

@@ -100,7 +100,7 @@ def _layouts(linear: Linear, mistake: _Mistake) -> list[_Layout]:
     """Those that the tokens determine, with the fewest numbers first. Scales of the whole, of out features and of in
     features are told elsewhere."""
     width, columns, found = linear.x.shape[1], len(linear.columns), []
-    first = linear.site.columns.start if linear.site.columns else 0
+    first = linear.site.first_in
     for size in IN_FEATURES:
         if size >= width:
             continue
@@ -222,6 +222,6 @@ def _groups(linear: Linear, rows: int) -> list[NDArray[np.intp]]:
     every = np.arange(len(linear.columns))
     if not rows:
         return [every]
-    first = linear.site.span.start if linear.site.span else 0
+    first = linear.site.first_out
     block = (linear.columns + first) // rows
     return np.split(every, np.flatnonzero(np.diff(block)) + 1)

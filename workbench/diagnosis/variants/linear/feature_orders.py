@@ -39,7 +39,7 @@ def features_permuted(site: Site) -> Iterator[Variant]:
 def _variant(
     site: Site, order: Order, words: str, predicted: NDArray[np.float64], parameters: int = 0
 ) -> Variant:
-    start = site.columns.start if site.columns else 0
+    start = site.first_in
     first = int(np.flatnonzero(order != np.arange(len(order)))[0])
     text = (
         f"columns of {site.weights['weight']}, or its in features, are in another order{words}: column {first + start} "

@@ -172,8 +172,8 @@ def single_weights(site: Site) -> Iterator[Variant]:
     if not changes:
         return
     column, k, was, by_first = changes[0]
-    row = column + (site.span.start if site.span else 0)
-    k += site.columns.start if site.columns else 0
+    row = column + site.first_out
+    k += site.first_in
     many = "one weight differs" if len(changes) == 1 else f"{len(changes)} weights differ"
     text = f"{many} in {site.weights['weight']}: [{row}, {k}] counts as {was + by_first:.4g} instead of {was:.4g}"
     fitted = {"weights": len(changes), "row": row, "column": k, "is": was + by_first, "should_be": was}
@@ -199,7 +199,7 @@ def features_changed(site: Site) -> Iterator[Variant]:
     predicted[:, linear.columns] += linear.x[:, chosen] @ by
     own = linear.weight[linear.columns][:, chosen].astype(np.float64).T
     missing = np.linalg.norm(by + own) < 0.01 * np.linalg.norm(own)
-    first = int(chosen[0]) + (site.columns.start if site.columns else 0)
+    first = int(chosen[0]) + site.first_in
     what = "are left out" if missing else "have other weights"
     text = f"{rank} in features of {site.weights['weight']} {what}: the first is {first}"
     parameters = 0 if missing else by.size
@@ -218,7 +218,8 @@ def low_rank(site: Site) -> Iterator[Variant]:
         return
     basis, rank = _span(linear)
     tokens, features = linear.error.shape
-    if rank is None or rank > min(np.linalg.matrix_rank(linear.x[linear.rows]) - SPARE, features // 4):
+    inputs = int(np.linalg.matrix_rank(linear.x[linear.rows]))
+    if rank is None or rank > min(inputs - SPARE, 2 * inputs // 3, features // 4):
         return  # the inputs themselves span no more, or all of the error is fitted
     if np.linalg.norm(basis.sum(0)) > 0.99 * np.sqrt(tokens):
         return  # in part the same for every token, which no product of tokens is

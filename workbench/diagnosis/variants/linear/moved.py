@@ -1,8 +1,7 @@
-"""Variants of a linear layer in which rows of weights, or tokens, have another place."""
+"""Variants of a linear layer in which rows of weights have another place."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,7 +52,7 @@ def _pack(kind: str) -> tuple[str, ...]:
 
 
 def _global(site: Site, column: int) -> int:
-    return column + (site.span.start if site.span is not None else 0)
+    return column + site.first_out
 
 
 class _OutFeatures:
@@ -151,8 +150,24 @@ def _of_the_pack(
             True,
         )
         yield Variant("pack_offsets", "sharding", text, fitted, predicted)
+    if source.kinds == QKV and np.array_equal(nearest, _by_kv_heads(site, columns)):
+        text = "q, k and v, which lie one after the other, are cut out as if the pack held each KV head's together"
+        known = True
+        yield Variant("pack_by_kv_heads", "heads", text, fitted, predicted)
     if not known:
         yield Variant("columns_moved", "sharding", words, fitted, predicted)
+
+
+def _by_kv_heads(site: Site, columns: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where these columns lie in a pack of each KV head's queries, key and value."""
+    model = site.facts.model
+    group = model.num_heads // model.num_kv_heads
+    head, inside = np.divmod(columns + site.first_out, model.head_dim)
+    if site.kind == "attn.q_proj":
+        place = head // group * (group + 2) + head % group
+    else:
+        place = head * (group + 2) + group + (site.kind == "attn.v_proj")
+    return np.asarray(place * model.head_dim + inside)
 
 
 def _offsets_of_all_ranks(
@@ -190,34 +205,3 @@ def order_in_words(rows: NDArray[np.intp], start: int, head_dim: int) -> str:
         heads = ", ".join(str(int(f) // head_dim) for f in first[:8])
         return f" (whole heads: {heads}{', …' if len(first) > 8 else ''})"
     return ""
-
-
-def token_moved(site: Site) -> Iterator[Variant]:
-    """Rows show what belongs to another token or step."""
-    part = site.parts[0]
-    deviation = site.deviation
-    if deviation is None or not part.fits or part.expected.ndim != 2 or not np.isfinite(part.seen).all():
-        return
-    wrong = np.flatnonzero(deviation.scopes[0].any(1))
-    columns = np.flatnonzero(deviation.scopes[0].any(0))
-    seen, right = part.seen[np.ix_(wrong, columns)], part.expected[:, columns]
-    if not np.isfinite(right).all():
-        return
-    nearest = np.array(nearest_columns(seen.T, right.T), dtype=np.intp)
-    if (nearest == wrong).all():
-        return
-    predicted = part.expected.copy()
-    predicted[np.ix_(wrong, columns)] = right[nearest]
-    moved = [
-        (part.rows[i], part.rows[j]) for i, j in zip(wrong.tolist(), nearest.tolist(), strict=True) if i != j
-    ]
-    shifts = Counter(of.position - at.position for at, of in moved if of.seq == at.seq)
-    shift, many = shifts.most_common(1)[0] if shifts else (0, 0)
-    at, of = next((pair for pair in moved if pair[1].position - pair[0].position == shift), moved[0])
-    text = f"tokens have another's row: position {at.position} of sequence {at.seq} that of position {of.position}"
-    if many > len(moved) // 2:
-        text = f"tokens have the row of the one {abs(shift)} {'before' if shift < 0 else 'after'}"
-    elif of.seq != at.seq:
-        text += f" of sequence {of.seq}"
-    fitted = {"rows": len(moved), "position": at.position, "is": of.position, "sequence": of.seq}
-    yield Variant("row_of_another_token", "input", text, fitted, predicted, len(moved) - many)

@@ -9,8 +9,8 @@ import numpy as np
 from workbench.diagnosis.operations.facts import UNIT
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.linear.precision import ROUNDINGS, settled
 from workbench.diagnosis.variants.replay import SAMPLE, Linear
+from workbench.diagnosis.variants.roundings import ROUNDINGS, settled
 from workbench.diagnosis.variants.variant import PARTLY, Variant
 
 #: The most pieces that a product is split into.

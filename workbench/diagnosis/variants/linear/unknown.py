@@ -93,7 +93,7 @@ def other_weight(site: Site) -> Iterator[Variant]:
     name = site.weights["weight"]
     which = name
     if len(linear.columns) < linear.seen.shape[1]:
-        first = (site.span.start if site.span else 0) + int(linear.columns[0])
+        first = site.first_out + int(linear.columns[0])
         which = f"{len(linear.columns)} rows of {name} (the first is {first})"
     text = (
         f"{which} differ from the checkpoint's by {share:.2g} of their size, in no simple pattern: the error is a "

@@ -42,6 +42,12 @@ KNOWN_BASES = (
 )
 #: Factors by which contexts are stretched.
 KNOWN_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 3.0, 6.0, 10.0, 40.0)
+#: Units of angles in each other's place: (factor, in words).
+_UNITS = (
+    (2 * math.pi, "2 pi: a cycle is taken for a radian"),
+    (math.pi / 180, "pi/180: radians are taken for degrees"),
+    (180 / math.pi, "180/pi: degrees are taken for radians"),
+)
 #: Tokens that a fit looks at, and those that it begins with.
 _TOKENS, _FEW = 64, 8
 
@@ -194,6 +200,11 @@ def _scalings(own: RopeScaling, model: ModelConfig) -> Iterator[tuple[str, RopeS
                 f"frequencies are divided by {factor:g} (linear scaling){instead}",
                 RopeScaling("linear", factor),
             )
+        if factor != 1.0:
+            text = f"frequencies are multiplied by {factor:g}, not divided, as if linear scaling were turned round"
+            yield text, RopeScaling("linear", 1 / factor)
+    for times, words in _UNITS:
+        yield f"angles are multiplied by {words}", RopeScaling("linear", 1 / times)
     if own.kind == "longrope":
         exchanged = replace(own, factors=own.long_factors, long_factors=own.factors)
         yield "the longrope scaling's short_factor and long_factor are exchanged", exchanged

@@ -31,7 +31,7 @@ def other_frequencies(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None or not r.wrong.any():
         return
-    for bank in (_lengths, scalings, known_bases, _dimensions, _partial, _precision):
+    for bank in (_lengths, scalings, known_bases, _dimensions, _partial, _precision, _whole_turns):
         yield from bank(r)
 
 
@@ -191,6 +191,19 @@ def _precision(r: Rotated) -> Iterator[Variant]:
         }
         for text, predicted in forms.items():
             yield Variant("rope_precision", "precision", text.format(dtype), {"dtype": dtype}, predicted)
+
+
+#: Numbers that stand for pi.
+_PIS = (3.14, 3.1416, 3.140625, 22 / 7, 3.0)
+
+
+def _whole_turns(r: Rotated) -> Iterator[Variant]:
+    """Whole turns are taken off the angles first, with a pi of few digits."""
+    for pi in _PIS:
+        text = f"whole turns are taken off the angles with {pi:.7g} for pi: what is left is wrong by that much a turn"
+        predicted = rotate(r.x, np.fmod(r.right, 2 * pi), r.factor)
+        if r.near(predicted):
+            yield Variant("rope_whole_turns", "rope", text, {"pi": pi}, predicted)
 
 
 def _exact(x: Array) -> Array:

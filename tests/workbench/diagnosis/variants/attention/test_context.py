@@ -48,6 +48,15 @@ def first_sequence(v: Tensor, at: At) -> Tensor:
     return other[-1][: len(v)] if at.seq == 1 else v
 
 
+def first_context(x: Tensor, at: At) -> Tensor:
+    """The prompt's contexts of the first sequence, for the second one."""
+    contexts = at.run.held.get((f"layers.{at.layer}.attn.context", at.rank), [])
+    other = [
+        c for c, one in zip(contexts, at.run.passes, strict=False) if one.seq == 0 and one.step == at.step
+    ]
+    return other[0][: len(x)] if at.seq == 1 and not at.step else x
+
+
 def own(p: Tensor, at: At) -> Tensor:
     hot = torch.zeros_like(p)
     rows = torch.arange(p.shape[1])
@@ -61,6 +70,7 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
     ("all 0", values(lambda v, at: v[:, :1].repeat(1, 4, 1)), "kv_heads_all_0", "KV head 0"),
     ("keys", values(lambda v, at: at.taps["k_cache"]), "context_of_keys", "keys instead of the values"),
     ("layer 0", values(layer_0), "context_values_of_layer", "layer 0"),
+    ("context of sequence 0", first_context, "context_of_sequence", "sequence 0's first tokens"),
     ("sequence 0", values(first_sequence), "context_values_of_sequence", "sequence 0"),
     (
         "behind",

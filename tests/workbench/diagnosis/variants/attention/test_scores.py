@@ -132,6 +132,12 @@ SCORES: list[tuple[str, Any, str, str]] = [
         "one row behind",
     ),
     (
+        "q one ahead",
+        operands(lambda q, k, at: (torch.cat([q[1:], q[-1:]]), k)),
+        "scores_queries_one_ahead",
+        "the row after its own",
+    ),
+    (
         "newest missing",
         operands(lambda q, k, at: (q, torch.cat([k[:-1], k[:1] * 0]))),
         "scores_newest_key_missing",

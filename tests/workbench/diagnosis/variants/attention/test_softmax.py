@@ -37,6 +37,20 @@ def bf16_softmax(x: Tensor) -> Tensor:
     return x.bfloat16().softmax(-1).float()
 
 
+def straight_lines(x: Tensor, at: At) -> Tensor:
+    """Between the powers of two a line."""
+    power = (scores(at) - scores(at).amax(-1, True)) * 1.4426950408889634
+    power = power.clamp(min=-120)
+    found = power.floor().exp2() * (1 + power - power.floor())
+    return found / found.sum(-1, keepdim=True)
+
+
+def head_of_another(x: Tensor, at: At) -> Tensor:
+    x = x.clone()
+    x[5] = x[4]
+    return x
+
+
 SOFTMAX: list[tuple[str, Any, str, str]] = [
     ("over queries", of_scores(lambda x: x.softmax(1)), "softmax_over_queries", "over the queries"),
     ("over heads", of_scores(lambda x: x.softmax(0).nan_to_num(0)), "softmax_over_heads", "over the heads"),
@@ -103,6 +117,8 @@ SOFTMAX: list[tuple[str, Any, str, str]] = [
     ("scaled", lambda x, at: x * 0.9, "probs_scaled", "0.9 instead of 1"),
     ("dropout", lambda x, at: torch.nn.functional.dropout(x, 0.3), "dropout", "rate 0.3"),
     ("bf16", of_scores(bf16_softmax), "softmax_low_precision", "bfloat16"),
+    ("lines", straight_lines, "softmax_other_function", "instead of"),
+    ("a head", head_of_another, "softmax_heads_listed", "the probabilities of head 5 are those of head 4"),
     (
         "fp16 scores",
         of_scores(lambda x: x.half().float().softmax(-1)),

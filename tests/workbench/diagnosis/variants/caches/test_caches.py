@@ -49,6 +49,20 @@ def one_head_shuffled(x: Tensor, at: At) -> Tensor:
     )
 
 
+def one_head_early(x: Tensor, at: At) -> Tensor:
+    x = x.clone()
+    x[-2, 3], x[-1, 3] = x[-1, 3].clone(), 0
+    return x
+
+
+def signed(x: Tensor) -> Tensor:
+    """Bytes above 127 come back 256 steps too small."""
+    least = x.amin(-1, True)
+    scale = (x.amax(-1, True) - least) / 255
+    codes = ((x - least) / scale).round()
+    return torch.where(codes > 127, codes - 256, codes) * scale + least
+
+
 def largest(x: Tensor) -> Tensor:
     return x.abs().amax(-1, True)
 
@@ -113,6 +127,12 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("heads of two layers", lambda x, at: torch.cat([x[:, :2], rows_of(at, "v_proj", layer=0)[:, 1:3]], 1),
      "cache_cells_wrong", "values of layer 0, 1 heads before"),
     ("rows of one head shuffled", decode(one_head_shuffled), "cache_cells_wrong", "row 0 of head 1 holds"),
+    ("a head lands a slot early", decode(one_head_early), "cache_cells_wrong",
+     "1 rows after their own; rows that nothing was written to are zero"),
+    ("e4m3 as e5m2", lambda x, at: x.to(torch.float8_e4m3fn).view(torch.float8_e5m2).float(), "cache_other_format",
+     "written as float8 e4m3 and read as e5m2"),
+    ("no zero points", lambda x, at: x - x.amin(-1, True), "cache_zero_points", "the smallest comes back as 0"),
+    ("unsigned as signed", lambda x, at: signed(x), "cache_sign_of_integers", "are read as signed"),
     ("scale of the first row", lambda x, at: x / largest(x) * largest(x)[:1], "cache_scales", "of the first token"),
     ("eight bits, another scale", lambda x, at: int8_rows(x) / largest(x) * largest(x).roll(1, 1), "cache_scales",
      "in eight bits: it is restored by the scale of the head before"),

@@ -15,6 +15,7 @@ from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
 from workbench.diagnosis.diagnose import diagnose
 from workbench.diagnosis.operations.facts import Facts
+from workbench.diagnosis.variants import roundings
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,28 @@ def int4_groups(weight: Tensor) -> Tensor:
     return ((grouped / scale).round() * scale).view(weight.shape)
 
 
+def nf4(weight: Tensor) -> Tensor:
+    return torch.from_numpy(
+        roundings.WEIGHTS["4-bit NormalFloat (NF4) in blocks of 64"](weight.numpy())
+    ).float()
+
+
+def six_bits(weight: Tensor) -> Tensor:
+    groups = weight.view(-1, 32)
+    scale = groups.abs().amax(1, keepdim=True) / 31
+    codes = ((groups / scale).round().int() + 32) & 15
+    return ((codes - 32) * scale).view(weight.shape)
+
+
+def e4m3_as_e5m2(weight: Tensor) -> Tensor:
+    return weight.to(torch.float8_e4m3fn).view(torch.float8_e5m2).float()
+
+
+def another_scale(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * torch.cat([scale[:, :1], scale[:, :-1]], 1)
+
+
 def block_scale(weight: Tensor) -> Tensor:
     return weight * torch.tensor([1.0, 1.25]).repeat_interleave(32)
 
@@ -149,7 +172,10 @@ WEIGHTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("up", rows_zero, "rows_zero", "8 rows"),
     ("gate", int8, "low_precision_weight", "int8 with a scale per row"),
     ("o", int4_groups, "low_precision_weight", "int4 in groups of 32"),
+    ("o", nf4, "low_precision_weight", "NF4) in blocks of 64"),
     ("down", rounded, "low_precision_weight", "rounded to bfloat16"),
+    ("o", six_bits, "misread", "without their upper 2 bits"),
+    ("gate", e4m3_as_e5m2, "misread", "written as float8 e4m3 and read as e5m2"),
 ]
 
 #: module of layer 1 whose bias is changed, from the model; name; words
@@ -176,6 +202,9 @@ INPUTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("o", torch.zeros_like, "input_zero", "all zeros"),
     ("gate", in_decode(torch.zeros_like), "input_zero", "input is all zeros where it is wrong"),
     ("gate", shifted, "row_of_another_token", "the row of the one 1 before"),
+    ("gate", lambda x: x.clamp(-0.75, 0.75), "input_clamped", "cut off at ±0.75"),
+    ("up", another_scale, "input_token_scales", "in eight bits has a factor of its own"),
+    ("v", another_scale, "input_token_scales", "the scale of the token before"),
     ("o", lambda x: x.unflatten(-1, (8, 8)).flip(-2).flatten(-2), "head_order", "reverse"),
 ]
 
@@ -247,6 +276,22 @@ def test_errors_that_hide_each_other_are_told(untied: Case, tmp_path: Path) -> N
     facts = Facts.of(untied.model_dir, "float32")
     (cause,) = diagnose(session, facts, golden=untied.golden).causes
     assert (cause.name, cause.place) == ("input_zero", "layers.1.mlp.{gate,up}, decode")
+
+
+def test_a_plain_pack_cut_out_as_if_by_heads(untied: Case, tmp_path: Path) -> None:
+    """Eight heads and as many KV heads: query, key and value of each would lie together."""
+
+    def cut(model: Any) -> None:
+        sides = [module(model, name) for name in "qkv"]
+        for part in ("weight", "bias"):
+            pack = torch.cat([getattr(side, part) for side in sides]).unflatten(0, (8, 3, 8))
+            for i, side in enumerate(sides):
+                put(getattr(side, part), pack[:, i].flatten(0, 1).clone())
+
+    wrong = wrong_sites(untied, recorded(untied, tmp_path / "engine.session", cut))
+    assert {name: accepted(site)[0].variant.name for name, site in wrong.items()} == {
+        f"layers.1.attn.{kind}_proj": "pack_by_kv_heads" for kind in "qkv"
+    }
 
 
 def test_one_head_with_anothers_rows(untied: Case, tmp_path: Path) -> None:

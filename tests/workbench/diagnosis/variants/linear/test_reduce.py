@@ -62,6 +62,16 @@ def one_rank_alone(parts: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
     return [right, *[parts[1] + bias], *[right] * (len(parts) - 2)]
 
 
+def halves_exchanged(x: np.ndarray) -> np.ndarray:
+    half = (len(x) + 1) // 2
+    return np.concatenate([x[half:], x[:half]])
+
+
+def eight_bits(parts: np.ndarray) -> np.ndarray:
+    scales = np.abs(parts).max((1, 2)) / 127
+    return sum(np.rint(part / scale) for part, scale in zip(parts, scales, strict=True)) * scales[0]
+
+
 BUGS: list[tuple[Sum, int, str, str]] = [
     (lambda parts, bias: [part + bias for part in parts], 2, "not_reduced", "goes on with its own partial"),
     (on_all(lambda parts, bias: 2 * parts.sum(0) + bias), 2, "reduce_repeated", "summed twice"),
@@ -69,6 +79,10 @@ BUGS: list[tuple[Sum, int, str, str]] = [
     (on_all(lambda parts, bias: parts[:3].sum(0) + bias), 4, "rank_missing", "the partial of rank 3 is missing"),
     (on_all(lambda parts, bias: parts.sum(0) + parts[0] + bias), 4, "rank_repeated", "rank 0 counts twice"),
     (on_all(lambda parts, bias: parts.sum(0) + len(parts) * bias), 4, "bias_on_every_rank", "added by every rank"),
+    (on_all(lambda parts, bias: halves_exchanged(parts.sum(0) + bias)), 2, "token_parts_exchanged", "order: 1, 0"),
+    (on_all(lambda parts, bias: parts.max(0) + bias), 2, "reduced_otherwise", "their maximum goes on"),
+    (on_all(lambda parts, bias: eight_bits(parts) + bias), 4, "partials_by_one_scale", "by the scale of rank 0"),
+    (on_all(lambda parts, bias: np.roll(parts.sum(0) + bias, 16, -1)), 4, "columns_exchanged", "order 3, 0, 1, 2"),
     (on_all(lambda parts, bias: parts.sum(0)), 2, "bias_dropped", "o_proj.bias is not added"),
     (on_all(lambda parts, bias: parts.sum(0) + bias + 0.01 * np.arange(64)), 2, "constant_row", "same vector"),
     (one_rank_alone, 4, "not_reduced", "rank 1 goes on with its own partial"),
@@ -86,6 +100,19 @@ def test_a_wrong_sum_is_named(
         fit = accepted(site)[0]
         assert fit.variant.name == name, fit.variant.text
         assert words in fit.variant.text
+
+
+def test_a_buffer_that_is_not_cleared_is_told(biased: Case, tmp_path: Path) -> None:
+    held: list[np.ndarray] = []
+
+    def onto_the_last(parts: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
+        before = held[-2] if len(held) > 1 else None  # two sequences take turns
+        out = parts.sum(0) + bias
+        held.append(out + before if before is not None and before.shape == out.shape else out)
+        return [held[-1]] * len(parts)
+
+    (site,) = wrong_sites(biased, engine(biased, tmp_path, onto_the_last)).values()
+    assert accepted(site)[0].variant.name == "added_to_former"
 
 
 def test_a_right_sum_is_right(biased: Case, tmp_path: Path) -> None:

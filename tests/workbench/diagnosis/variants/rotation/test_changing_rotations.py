@@ -72,6 +72,18 @@ def test_pairs_at_positions_of_their_own_are_told_with_their_rule() -> None:
     assert "position 2" in found.text
 
 
+def test_pairs_of_an_image_s_grid_are_told_by_section() -> None:
+    at = np.repeat(POSITIONS[:, None, None], DIM // 2, axis=-1)
+    at[..., 4:6], at[..., 6:] = at[..., 4:6] // 4, at[..., 6:] % 4
+    z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(
+        1j * at * 5e5 ** -(np.arange(0, DIM, 2) / DIM)
+    )
+    found = best(site(np.concatenate([z.real, z.imag], -1)))[0].variant
+    assert (found.name, found.kind) == ("positions_of_pairs", "positions")
+    assert "pairs 4 to 5 of 8" in found.text
+    assert "pairs 6 to 7 of 8" in found.text
+
+
 def test_frequencies_up_to_half_a_turn_are_told() -> None:
     twice = 5e5 ** -(np.arange(0, DIM, 2) / DIM) * np.where(np.arange(DIM // 2) < 4, 2.0, 1.0)
     z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(1j * POSITIONS[:, None, None] * twice)

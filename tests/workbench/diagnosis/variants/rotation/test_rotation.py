@@ -142,6 +142,12 @@ SCALINGS: dict[str, tuple[ModelConfig, ModelConfig, float | None, str]] = {
     "linear missing": (LINEAR, MODEL, None, "linear scaling of the frequencies is not applied"),
     "wrong factor": (LLAMA3, LLAMA3_BY_32, None, "factor 32 instead of 8"),
     "linear for yarn": (YARN, LINEAR, 1.0, "divided by 4 (linear scaling) instead of yarn"),
+    "linear turned round": (
+        LINEAR, of_model(rope_scaling=RopeScaling("linear", 1 / 4)), None, "multiplied by 4, not divided"
+    ),
+    "degrees, a linear factor": (
+        MODEL, of_model(rope_scaling=RopeScaling("linear", 180 / np.pi)), None, "are taken for degrees"
+    ),
     "ntk": (MODEL, of_model(rope_theta=5e5 * 4 ** (16 / 14)), None, "NTK"),
 }  # fmt: skip
 
@@ -199,6 +205,7 @@ FORMS: dict[str, tuple[Callable[[], Array], str]] = {
     "interleaved": (lambda: interleaved(X), "rope_interleaved"),
     "backwards": (lambda: turned(-POSITIONS), "rope_reversed"),
     "twice": (lambda: turned(POSITIONS, x=turned(POSITIONS)), "rope_twice"),
+    "in place": (lambda: in_place(), "rope_in_place"),
     "first pairs only": (lambda: partial(slice(0, 3)), "rope_partial"),
     "last pairs only": (lambda: partial(slice(4, 8)), "rope_partial"),
     "as a head of half the size": (small_head, "rope_partial"),
@@ -210,6 +217,13 @@ FORMS: dict[str, tuple[Callable[[], Array], str]] = {
     "exponent over half": (lambda: turned(POSITIONS, freq=5e5 ** -(np.arange(0, 16, 2) / 8)), "rope_dimension"),
     "reversed frequencies": (lambda: turned(POSITIONS, freq=FREQ[::-1].copy()), "rope_frequencies_reversed"),
 }  # fmt: skip
+
+
+def in_place() -> Array:
+    """The second half reads the first one after its rotation."""
+    cos, sin = _tables()
+    first = X[..., :8] * cos - X[..., 8:] * sin
+    return np.concatenate([first, X[..., 8:] * cos + first * sin], -1)
 
 
 def _tables() -> tuple[Array, Array]:
@@ -236,6 +250,15 @@ def test_other_forms_of_the_rotation(case: str, dtype: str) -> None:
     found = best(site(make(), dtype=dtype))
     assert name in {one.variant.name for one in found}
     assert len({one.variant.name for one in found}) <= 2, [one.variant.text for one in found]
+
+
+def test_whole_turns_by_a_pi_of_three_digits() -> None:
+    angles = np.fmod(POSITIONS[:, None, None] * FREQ, 6.28)
+    a, b = X[..., :8], X[..., 8:]
+    seen = np.concatenate(
+        [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1
+    )
+    assert [one.variant.name for one in best(site(seen))] == ["rope_whole_turns"]
 
 
 def test_frequencies_of_no_rule_are_told_by_pair() -> None:

@@ -1,0 +1,40 @@
+"""What is measured of the reference flows to all runs that are held against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workbench.diagnosis.synthetic import Case, synthetic
+from workbench.diagnosis import measure
+from workbench.diagnosis.compare import compare
+from workbench.diagnosis.measure import Recordings
+from workbench.diagnosis.recording import Recording
+
+
+def test_the_reference_is_measured_once_for_all_runs(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Recording] = []
+
+    def counting(engine: Recording, *place: Any) -> Any:
+        compared.append(engine)
+        return compare(engine, *place)
+
+    monkeypatch.setattr(measure, "compare", counting)
+    with (
+        synthetic(tmp_path / "a.session", case.floor) as one,
+        synthetic(tmp_path / "b.session", case.floor, skip=lambda tap: tap != "logits") as other,
+    ):
+        sides = Recordings.of(one, case.golden, case.floor)
+        first = list(measure.measure(sides))
+        alone = list(measure.measure(Recordings.of(other, case.golden, case.floor)))
+        compared.clear()
+        again = list(measure.measure(sides.held(other)))
+    assert {id(side.session) for side in compared} == {id(other)}
+    assert repr(again) == repr(alone)  # repr, because NaN differs from itself
+    assert [(place.noise, place.largest) for place in again] == [
+        (place.noise, place.largest) for place in first
+    ]
