@@ -8,16 +8,8 @@
     held_out    the other half of them, not to be looked at while variants are written
     controls    harmless changes of the same kind: no cause may be told
     unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
-    unseen_controls     harmless changes by the same hand
-    unseen_2    more bugs like the unseen ones, written later by somebody else; to be measured once
-    unseen_3    yet more, by a third hand; to be measured once
-    unseen_3_controls   harmless changes by that hand
-    unseen_4    yet more, weighed by how often they happen; to be measured once
-    unseen_4_controls   harmless changes by that hand
-    unseen_5    yet more, drawn from public reports of engines' bugs; to be measured once
-    unseen_5_controls   harmless changes by that hand
-    unseen_6    yet more, common mistakes in common places; to be measured once
-    unseen_6_controls   harmless changes by that hand
+    unseen_2, … later sets, each by somebody who had not seen the diagnosis either
+    …_controls  harmless changes by the same hand: unseen_controls, unseen_3_controls, …
     prompts     random prompts on correct engines
 
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.

@@ -65,7 +65,7 @@ def lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
 
 def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
     of = len(rows)
-    if part in HARMLESS:
+    if harmless(part):
         accused = sum(row.outcome == "misleading" for row in rows)
         counts = ["–"] * 5 + [f"{accused} of {of}"]
     else:
@@ -84,16 +84,9 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
     return (part, str(of), *counts, str(median), f"{seconds:.1f}")
 
 
-#: Parts in which there is nothing to find.
-HARMLESS = (
-    "controls",
-    "unseen_controls",
-    "unseen_3_controls",
-    "unseen_4_controls",
-    "unseen_5_controls",
-    "unseen_6_controls",
-    "prompts",
-)
+def harmless(part: str) -> bool:
+    """Whether there is nothing to find in it."""
+    return part == "prompts" or part.endswith("controls")
 
 
 def markdown(rows: Sequence[Row], *, failures: bool = True) -> str:

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from benchmarks.diagnosis.figures import Row, confidence_of
 from tests.workbench.diagnosis.bugs.all_bugs import bugs
-from tests.workbench.diagnosis.bugs.bug import Bug, Part
+from tests.workbench.diagnosis.bugs.bug import Bug
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import diagnose_recorded, score
 
-PARTS: tuple[Part, ...] = get_args(Part)
+PARTS = sorted({bug.part for bug in bugs().values()})
 
 
 def cases(part: str, root: Path) -> Iterator[tuple[str, Callable[[], Row]]]:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from tests.workbench.diagnosis.bugs.bug import DECLARED, Bug
 
-_HARNESS = {"__init__", "all_bugs", "bug", "patched", "recording", "scoring", "sharded"}
+_FOLDER = Path(__file__).parent
 
 
 def bugs() -> Mapping[str, Bug]:
-    """Those of every file beside this one."""
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem not in _HARNESS and not path.stem.startswith("test_"):
-            importlib.import_module(f"{__package__}.{path.stem}")
+    """Those of every folder beside this file."""
+    for path in sorted(_FOLDER.glob("*/*.py")):
+        importlib.import_module(f"{__package__}.{path.parent.name}.{path.stem}")
     return DECLARED

@@ -4,10 +4,10 @@
     def positions_clamped(p):
         p.positions(lambda positions: positions.clamp(max=7))
 
-The bugs were built from what engines do wrong, not from what the diagnosis can name. Half of them, by a hash of the
-name, are held out: they lie in the files `held_out_*.py`. Those of `unseen_*.py`, controls too, were written when the
-diagnosis was done, by somebody who did not know it; those of `unseen_2_*.py` to `unseen_6_*.py` later, in the
-same way.
+The bugs were built from what engines do wrong, not from what the diagnosis can name. Half of the first, by a hash of
+the name, are held out: `open/` and `held_out/`. Those of `unseen/`, controls too, were written when the diagnosis was
+done, by somebody who did not know it; those of `unseen_2/` and so on later, in the same way. What lies in a folder is a
+part of the measurement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from tests.workbench.diagnosis.bugs.patched import Patched
 
@@ -23,23 +22,6 @@ from tests.workbench.diagnosis.bugs.patched import Patched
 QKV = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
 ROTATED = ("attn.q_rope", "attn.k_rope")
 CACHES = ("attn.k_cache", "attn.v_cache")
-
-Part = Literal[
-    "open",
-    "held_out",
-    "controls",
-    "unseen",
-    "unseen_controls",
-    "unseen_2",
-    "unseen_3",
-    "unseen_3_controls",
-    "unseen_4",
-    "unseen_4_controls",
-    "unseen_5",
-    "unseen_5_controls",
-    "unseen_6",
-    "unseen_6_controls",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +62,22 @@ class Bug:
         return _digest(self.name)[1] % 3
 
     @property
-    def part(self) -> Part:
-        """Of the measurement (`benchmarks/diagnosis`): all but the open ones and the controls are looked at once, at
-        the end."""
-        file = self.patch.__module__.rpartition(".")[2]
-        if file.startswith("unseen_2_"):
-            return "unseen_2"
-        if file.startswith("unseen_3_"):
-            return "unseen_3_controls" if self.harmless else "unseen_3"
-        if file.startswith("unseen_4_"):
-            return "unseen_4_controls" if self.harmless else "unseen_4"
-        if file.startswith("unseen_5_"):
-            return "unseen_5_controls" if self.harmless else "unseen_5"
-        if file.startswith("unseen_6_"):
-            return "unseen_6_controls" if self.harmless else "unseen_6"
-        if file.startswith("unseen_"):
-            return "unseen_controls" if self.harmless else "unseen"
-        if self.harmless:
-            return "controls"
-        return "held_out" if _digest(self.name)[0] % 2 == 1 else "open"
+    def folder(self) -> str:
+        """Where it is declared: `open`, `held_out`, `unseen` or a later set."""
+        return self.patch.__module__.split(".")[-2]
+
+    @property
+    def part(self) -> str:
+        """Of the measurement (`benchmarks/diagnosis`): its folder, or that folder's controls. All but the open ones
+        and the controls are looked at once, at the end."""
+        if not self.harmless:
+            return self.folder
+        return "controls" if self.folder == "open" else f"{self.folder}_controls"
+
+    @property
+    def held_out(self) -> bool:
+        """Which half of the first bugs it belongs to."""
+        return _digest(self.name)[0] % 2 == 1
 
 
 def _digest(name: str) -> bytes:

@@ -53,6 +53,7 @@ QUICK_UNSEEN_CONTROLS = (
     "sum_of_each_part_begins_at_another_rank",
 )
 ALL = bugs()
+FIRST = ("open", "held_out")
 
 
 @pytest.fixture(scope="module")
@@ -75,84 +76,41 @@ def test_there_are_enough_and_each_lies_in_its_part():
     assert counts["open"] + counts["held_out"] >= 130
     assert counts["controls"] >= 45
     assert 0.4 < counts["held_out"] / (counts["open"] + counts["held_out"]) < 0.6
-    for bug in ALL.values():
-        file = bug.patch.__module__.rpartition(".")[2]
-        assert (bug.part == "held_out") == file.startswith("held_out_"), bug.name
+    assert all(bug.held_out == (bug.folder == "held_out") for bug in ALL.values() if bug.part in FIRST)
 
 
-def test_the_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen"]
-    assert len(unseen) >= 72
-    assert sum(bug.part == "unseen_controls" for bug in ALL.values()) >= 16
-    assert len({bug.group for bug in unseen}) >= 13
-    assert sum(bug.place.step > 0 for bug in unseen) >= 12
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 12
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 8
-    assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 8
+#: What each later set has at least: bugs, controls, groups, on several ranks, from a decode step on, in one layer, on
+#: one rank, in one head, in bfloat16.
+SETS = {
+    "unseen": (72, 16, 13, 0, 12, 12, 8, 8, 0),
+    "unseen_2": (40, 0, 11, 0, 8, 8, 4, 3, 0),
+    "unseen_3": (60, 15, 13, 18, 12, 12, 6, 0, 8),
+    "unseen_4": (80, 20, 13, 27, 14, 14, 10, 3, 8),
+    "unseen_5": (60, 15, 13, 20, 14, 10, 6, 0, 12),
+    "unseen_6": (50, 10, 13, 18, 10, 8, 6, 0, 12),
+}
 
 
-def test_the_second_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen_2"]
-    assert len(unseen) == 40
-    assert len({bug.group for bug in unseen}) >= 11
-    assert sum(bug.place.step > 0 for bug in unseen) >= 8
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 8
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 4
-    assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
-
-
-def test_the_third_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen_3"]
-    assert len(unseen) == 60
-    assert sum(bug.part == "unseen_3_controls" for bug in ALL.values()) == 15
-    assert len({bug.group for bug in unseen}) >= 13
-    assert sum(bug.tp > 1 for bug in unseen) >= 18
-    assert sum(bug.place.step > 0 for bug in unseen) >= 12
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 12
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
-    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
-
-
-def test_the_fourth_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen_4"]
-    assert len(unseen) == 80
-    assert sum(bug.part == "unseen_4_controls" for bug in ALL.values()) == 20
-    assert len({bug.group for bug in unseen}) >= 13
-    assert sum(bug.tp > 1 for bug in unseen) >= 27
-    assert sum(bug.place.step > 0 for bug in unseen) >= 14
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 14
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 10
-    assert sum(len(bug.place.heads) == 1 for bug in unseen) >= 3
-    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 8
-
-
-def test_the_fifth_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen_5"]
-    assert len(unseen) == 60
-    assert sum(bug.part == "unseen_5_controls" for bug in ALL.values()) == 15
-    assert len({bug.group for bug in unseen}) >= 13
-    assert sum(bug.tp > 1 for bug in unseen) >= 20
-    assert sum(bug.place.step > 0 for bug in unseen) >= 14
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 10
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
-    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 12
-
-
-def test_the_sixth_unseen_ones_are_of_every_kind():
-    unseen = [bug for bug in ALL.values() if bug.part == "unseen_6"]
-    assert len(unseen) == 50
-    assert sum(bug.part == "unseen_6_controls" for bug in ALL.values()) == 10
-    assert len({bug.group for bug in unseen}) >= 13
-    assert sum(bug.tp > 1 for bug in unseen) >= 18
-    assert sum(bug.place.step > 0 for bug in unseen) >= 10
-    assert sum(len(bug.place.layers or ()) == 1 for bug in unseen) >= 8
-    assert sum(len(bug.place.ranks) == 1 for bug in unseen) >= 6
-    assert sum(bug.dtype == "bfloat16" for bug in unseen) >= 12
+@pytest.mark.parametrize("folder", SETS)
+def test_a_set_has_bugs_of_every_kind(folder: str):
+    found = [bug for bug in ALL.values() if bug.part == folder]
+    counts = (
+        len(found),
+        sum(bug.part == f"{folder}_controls" for bug in ALL.values()),
+        len({bug.group for bug in found}),
+        sum(bug.tp > 1 for bug in found),
+        sum(bug.place.step > 0 for bug in found),
+        sum(len(bug.place.layers or ()) == 1 for bug in found),
+        sum(len(bug.place.ranks) == 1 for bug in found),
+        sum(len(bug.place.heads) == 1 for bug in found),
+        sum(bug.dtype == "bfloat16" for bug in found),
+    )
+    assert all(is_ >= least for is_, least in zip(counts, SETS[folder], strict=True)), counts
 
 
 def test_every_expected_class_can_be_answered():
     """A class that no answer has would make a right answer wrong."""
-    known = {kind for bug in ALL.values() if bug.part in ("open", "held_out") for kind in bug.accepted}
+    known = {kind for bug in ALL.values() if bug.part in FIRST for kind in bug.accepted}
     for bug in ALL.values():
         assert bug.harmless == (not bug.accepted), bug.name
         assert set(bug.accepted) <= known, bug.name
@@ -269,7 +227,7 @@ def _apart(seen: np.ndarray, right: np.ndarray) -> float:
 @pytest.mark.timeout(3600)
 def test_all_bugs(recordings: Recordings):
     """Detected, placed, and not accused of something else."""
-    asked = {name: bug for name, bug in ALL.items() if bug.part in ("open", "held_out")}
+    asked = {name: bug for name, bug in ALL.items() if bug.part in FIRST}
     scores = {name: _scored(bug, recordings) for name, bug in asked.items()}
     outcomes = Counter(found.outcome for found in scores.values())
     assert outcomes["missed"] == 0, [name for name, found in scores.items() if found.outcome == "missed"]
