@@ -32,8 +32,9 @@ class Navigator:
 
     async def of_debugger(self, at: DebuggerState, where: Where, overview: Overview) -> Where:
         """The place where the debugger stands; the operation that is looked at stays between two steps."""
-        tap = overview.taps.index(at.tap) if at.tap in overview.taps else where.tap
-        return await self.nearest(replace(where, branch=at.branch, step=max(at.step, 0), tap=tap))
+        tap = overview.tap(at.tap)
+        there = replace(where, branch=at.branch, step=max(at.step, 0), tap=where.tap if tap is None else tap)
+        return await self.nearest(there)
 
     async def stop_beside(self, where: Where, by: int) -> Where | None:
         """The place at the next recorded stop (`by` 1) or the one before (-1); None where there is none."""

@@ -31,6 +31,7 @@ class JournalEntry:
     kind: str
     text: str
     stop: bool = False
+    tap: str = ""  # where it stopped inside the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,15 @@ def journal_entries(session: Session, events: list[Event]) -> tuple[JournalEntry
             clean(event.kind, limit=20),
             clean(event.text, newlines=True, limit=_LONGEST),
             is_stop(event),
+            _tap(event),
         )
         for event in events
     )
+
+
+def _tap(event: Event) -> str:
+    tap = event.data.get("tap") if event.kind == "stop" and isinstance(event.data, dict) else None
+    return clean(tap, limit=120) if isinstance(tap, str) else ""
 
 
 def _tree(source: SessionSource, seq: int) -> Iterator[BranchNode]:

@@ -55,6 +55,10 @@ class Overview:
         """The branch of that id."""
         return next(line for line in self.branches if line.id == branch)
 
+    def tap(self, name: str | None) -> int | None:
+        """The index of the tap of that name; None where there is none."""
+        return self.taps.index(name) if name in self.taps else None
+
 
 @dataclass(frozen=True, slots=True)
 class Present:

@@ -68,7 +68,8 @@ def build(
         writer.event(0, min(6, len(emitted) - 1), "lens", "logit lens over 4 layers", _lens(layers, emitted))
         writer.event(0, 3, "note", "reads well so far [bold]really[/bold]")
         if nan_from is not None and nan_from < len(emitted):
-            writer.event(0, nan_from, "stop", "catch nan: layers.0.attn.scores", {"reason": "exception"})
+            stopped = {"reason": "exception", "tap": "layers.0.attn.scores"}
+            writer.event(0, nan_from, "stop", "catch nan: layers.0.attn.scores", stopped)
             writer.verdicts(_verdicts(taps, nan_from))
         if fork:
             other = writer.branch("load_bias=false", parent=0, fork_step=1, rules={"load_bias": "false"})

@@ -28,6 +28,7 @@ from workbench.tui.screens.starting import StartingScreen
 from workbench.tui.screens.toggles import TogglesScreen
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.settings import UserSettings, load
+from workbench.tui.widgets.grid import Grid
 from workbench.tui.widgets.heatmap import Heatmap
 from workbench.views.attention import attention
 from workbench.views.numbers import number
@@ -156,7 +157,23 @@ async def test_where_the_engine_stands_and_where_it_stops(model: Path, tmp_path:
     async with running(model, tmp_path) as pilot:
         await _a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(pilot)
         await _the_engines_place_and_breakpoints_are_marked(pilot)
+        await _the_journal_leads_back_to_an_operation_and_on_from_there(pilot)
         await _a_breakpoint_stops_and_output_opens_a_sheet(pilot)
+
+
+async def _the_journal_leads_back_to_an_operation_and_on_from_there(pilot: Pilot[int]) -> None:
+    await press(pilot, "n", "n", "8")
+    at, pane = _driver(pilot).at, _screen(pilot).front
+    assert (at.step, at.tap) == (5, None)
+    events = pane.query_one("#events", Grid)
+    events.focus()
+    events.cursor = [entry.tap for entry in pane.entries].index("layers.0.attn.q_proj")
+    await press(pilot, "enter")
+    at = _driver(pilot).at
+    assert (at.step, at.tap) == (4, "layers.0.attn.q_proj")
+    assert any("▶    attn.q_proj" in line for line in text_of(pilot)), "the tree has the arrow there"
+    await press(pilot, "n", "1")
+    assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (4, None), "on to the end of that step"
 
 
 async def _a_breakpoint_stops_and_output_opens_a_sheet(pilot: Pilot[int]) -> None:

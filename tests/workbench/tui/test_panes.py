@@ -151,6 +151,16 @@ async def test_journal_goes_to_a_branch(bench: Bench) -> None:
         assert any("[bold]really[/bold]" in line for line in lines), "markup in a note is text"
 
 
+async def test_journal_goes_to_the_operation_of_a_stop(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "8")
+        _screen(pilot).query_one("#events", Grid).focus()
+        await press(pilot, "end", "up", "enter")
+        where, overview = _screen(pilot).where, _screen(pilot).overview
+        assert overview is not None
+        assert (where.step, overview.taps[where.tap]) == (6, "layers.0.attn.scores")
+
+
 async def test_stops_are_found_and_end(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "{")

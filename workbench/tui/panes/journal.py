@@ -29,7 +29,7 @@ The branches as a tree, each with the rules in which it differs and its last tok
 stop and note in order, and what was said about them; what the cursor is on stands in full under them. The commands are
 the script that makes this session again.
 
-  enter  go to that branch, or to that event's step
+  enter  go to that branch, to that event's step, or to the operation where it stopped
 """
     HINTS = (KeyHint("enter", "go there", "enter"), KeyHint("tab", "branches, events", "tab"))
     DEFAULT_CSS = """
@@ -114,7 +114,8 @@ the script that makes this session again.
             self.post_message(self.Go(branch=self.snapshot.branches[event.row].line.id, move=True))
         else:
             entry = self.entries[event.row]
-            self.post_message(self.Go(branch=entry.branch, step=entry.step, move=True))
+            tap = self.overview.tap(entry.tap) if self.overview is not None else None
+            self.post_message(self.Go(branch=entry.branch, step=entry.step, tap=tap, move=True))
 
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:

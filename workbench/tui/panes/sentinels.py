@@ -149,11 +149,8 @@ golden reference; stops. Enter goes there: the step, and the tap.
         assert self.snapshot is not None
         found = self.snapshot.sentinels[event.row]
         if found.step is not None:
-            self.post_message(self.Go(step=found.step, tap=self._tap(found), move=True))
-
-    def _tap(self, sentinel: BranchSentinel) -> int | None:
-        taps = self.overview.taps if self.overview else ()
-        return taps.index(sentinel.tap) if sentinel.tap in taps else None
+            tap = self.overview.tap(found.tap) if self.overview is not None else None
+            self.post_message(self.Go(step=found.step, tap=tap, move=True))
 
     def table(self) -> Table | None:
         """The sentinels."""

@@ -247,9 +247,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
     @on(Pane.Go)
     async def _go(self, event: Pane.Go) -> None:
         there = event.applied_to(self.where)
-        if event.step is not None or event.branch is not None:
-            there = replace(event.applied_to(self.where), step=(await self.navigator.nearest(there)).step)
-        if event.move and self.driver.live and not self.driver.why_idle:
+        move = event.move and self.driver.live and not self.driver.why_idle
+        named = move and event.step is not None  # the debugger gets there, recorded or not
+        if not named and (event.step, event.branch) != (None, None):
+            there = replace(there, step=(await self.navigator.nearest(there)).step)
+        if move:
             self.commands.go(there, inside=event.tap is not None)
         else:
             self.where = there
