@@ -6,7 +6,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.taps.names import layer_of, local_name
-from tests.workbench.tui.conftest import Bench, press, settle, text_of
+from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from workbench.tui.screens.workbench import WorkbenchScreen
 from workbench.tui.widgets.grid import Grid
 
@@ -73,6 +73,18 @@ async def test_the_mouse_puts_marks_and_takes_them_away(bench: Bench) -> None:
         await pilot.click("#operations", offset=(0, row))
         await settle(pilot)
         assert not any("◆" in line for line in text_of(pilot))
+
+
+async def test_the_heading_of_a_folded_layer_shows_a_breakpoint_before_a_watchpoint(bench: Bench) -> None:
+    async with bench(size=(120, 40)) as pilot:
+        await press(pilot, "home")
+        await enter(pilot, "colon", "watch layers.1.attn.probs absmax > 50")
+        (row,) = (i for i, line in enumerate(_tree(pilot)) if "▸ layers.1" in line)
+        assert "◇ ▸ layers.1" in _tree(pilot)[row]
+        tree = pilot.app.screen.query_one("#tree", Grid)
+        await pilot.click("#tree", offset=(tree.gutter.left + 2, row))
+        await settle(pilot)
+        assert "◆ ▸ layers.1" in _tree(pilot)[row], "a breakpoint at its first operation"
 
 
 async def test_in_a_replay_a_breakpoint_leaves_the_debugger_where_it_stands(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from textual import on
 from textual.message import Message
 
 from engine.taps.names import layer_of, local_name
-from workbench.tui.marks import STANDS, Marks
+from workbench.tui.marks import BREAK, STANDS, WATCH, Marks
 from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
@@ -82,7 +82,8 @@ class ModelTree(Grid):
 
 
 def _stops(overview: Overview, marks: Marks) -> dict[int, str]:
-    """The mark of each tap, and (at -1 - its first tap) of each layer: where the ranks stand, else a breakpoint."""
+    """The mark of each tap, and (at -1 - its first tap) of each layer: where the ranks stand, else a breakpoint, else a
+    watchpoint."""
     found: dict[int, str] = {}
     first_of: dict[int | None, int] = {}
     for index, name in enumerate(overview.taps):
@@ -91,9 +92,13 @@ def _stops(overview: Overview, marks: Marks) -> dict[int, str]:
         mark = STANDS if name == marks.stands else marks.stops.get(index, "")
         if mark:
             found[index] = mark
-            if layer is not None and found.get(head) != STANDS:
-                found[head] = mark
+            if layer is not None:
+                found[head] = min(mark, found.get(head, mark), key=_PRECEDENCE.index)
     return found
+
+
+#: Of the marks of a layer the first of these is its heading's.
+_PRECEDENCE = (STANDS, BREAK, WATCH)
 
 
 def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
