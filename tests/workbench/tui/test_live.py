@@ -129,7 +129,7 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
 
 
 #: Where the toggle of the biases stands in the list.
-BIASES = [fault.id for fault in FAULTS].index("bias-not-loaded") + 1
+BIASES = [fault.id for fault in FAULTS].index("bias-not-loaded")
 _DIFFERS = re.compile(
     r"branch 1 \(load_bias=false\): differs from main at step (\d+): “(.+?)” instead of “(.+?)”"
 )

@@ -36,6 +36,22 @@ def test_a_filter_keeps_what_has_every_word_under_its_group(words: str) -> None:
     assert len(told) >= len(titles)
 
 
+async def test_the_cursor_passes_over_headings(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "x")
+        screen = pilot.app.screen
+        assert isinstance(screen, TogglesScreen)
+        grid, count = screen.query_one(Grid), len(FAULTS)
+        stood = [grid.cursor]
+        for key in ["down"] * count + ["up"] * count:
+            await pilot.press(key)
+            stood.append(grid.cursor)
+        assert all(screen._rows[row].fault is not None for row in stood)
+        assert len(set(stood)) == count, "each fault is reached"
+        await pilot.press("home")
+        assert grid.cursor == 1
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_slash_filters_and_escape_shows_all_again(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size) as pilot:

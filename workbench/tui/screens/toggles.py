@@ -94,11 +94,15 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
 
     def on_mount(self) -> None:
         """Stand on the first fault."""
+        self._list()
         grid = self.query_one(Grid)
-        grid.show(len(self._rows), self._cells)
         grid.cursor = next((i for i, row in enumerate(self._rows) if row.on), 1)
         grid.focus()
         self._describe()
+
+    def _list(self) -> None:
+        headings = {i for i, row in enumerate(self._rows) if row.fault is None}
+        self.query_one(Grid).show(len(self._rows), self._cells, passed=headings)
 
     def _cells(self, index: int) -> list[GridCell]:
         row = self._rows[index]
@@ -166,9 +170,8 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         """The faults that have every word in what is told of them, under their groups."""
         event.stop()
         self._rows = filtered_rows(self._all, event.value)
-        grid = self.query_one(Grid)
-        grid.show(len(self._rows), self._cells)
-        grid.cursor = next((i for i, row in enumerate(self._rows) if row.fault is not None), 0)
+        self._list()
+        self.query_one(Grid).cursor = next((i for i, row in enumerate(self._rows) if row.fault is not None), 0)
         self._describe()
 
     @on(Field.Submitted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
@@ -98,6 +98,7 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         self.marks = marks  # the column in which a click puts a mark and takes it away
         self._row: Callable[[int], Sequence[GridCell]] = lambda index: ()
         self._headings: Sequence[int | None] = ()
+        self._passed: Container[int] = ()
         #: Rows as they were drawn last, by their number, each with all that it was drawn from.
         self._drawn_rows: dict[int, tuple[tuple[object, ...], Strip]] = {}
         self._room, self._widths = 0, [0]
@@ -109,12 +110,14 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         *,
         columns: Sequence[GridColumn] | None = None,
         headings: Sequence[int | None] = (),
+        passed: Container[int] = (),
     ) -> None:
         """Show `count` rows; the cursor and the scroll stay where they are, as far as there are rows. `headings[i]` is
-        the row that heads row i: it stays on top while what it heads scrolls under it."""
+        the row that heads row i: it stays on top while what it heads scrolls under it. The cursor passes over the rows
+        `passed`, after each of which there is one that it stands on."""
         if columns is not None:
             self.columns = tuple(columns)
-        self._row, self._headings = row, headings
+        self._row, self._headings, self._passed = row, headings, passed
         if count != self.count:
             self.count = count
             self.virtual_size = Size(1, count + self.header)
@@ -172,6 +175,8 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
     def point(self, row: int) -> None:
         """Put the cursor on a row as the user would."""
         row = self.validate_cursor(row)
+        if row in self._passed:
+            row += 1 if row > self.cursor or row == 0 else -1
         if row != self.cursor and self.count:
             self.cursor = row
             self.post_message(self.Pointed(self, row))
