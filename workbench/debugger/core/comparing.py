@@ -86,7 +86,7 @@ def switched_back(debugger: Debugger, switched: Switched) -> Stop:
     found = first_difference(timeline, branch, left.branch, begin)
     words = _words(debugger, branch, left.branch, begin, found)
     name = timeline.line(branch).name
-    return debugger.stop("toggle", f"back on branch {branch} ({name}): {words}; {_here(debugger)}")
+    return debugger.stop("toggle", f"back on branch {branch} ({name}): {words}; now {_here(debugger)}")
 
 
 def _here(debugger: Debugger) -> str:

@@ -171,7 +171,9 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         event.stop()
         self._rows = filtered_rows(self._all, event.value)
         self._list()
-        self.query_one(Grid).cursor = next((i for i, row in enumerate(self._rows) if row.fault is not None), 0)
+        self.query_one(Grid).cursor = next(
+            (i for i, row in enumerate(self._rows) if row.fault is not None), 0
+        )
         self._describe()
 
     @on(Field.Submitted)
