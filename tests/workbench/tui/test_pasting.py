@@ -59,6 +59,8 @@ async def test_every_field_takes_a_hostile_paste(bench: Bench) -> None:
             assert len(field.value) == Field.LIMIT, keys
             assert field.value.startswith("␛red␛␛␃ q second line ␛red"), keys
             assert field.value.isprintable(), keys
+            shown = field.value[-20:].strip()
+            assert any(shown in line for line in text_of(pilot)), f"{keys}: its end, where the cursor stands"
             assert any("cut to its first 4096" in one.message for one in pilot.app._notifications), keys
             await press(pilot, "escape")
             pilot.app.clear_notifications()
