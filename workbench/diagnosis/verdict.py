@@ -46,6 +46,7 @@ from workbench.diagnosis.tokens import TokenComparison, compare_tokens
 from workbench.diagnosis.upstream import Upstream
 from workbench.views.golden_event import Divergence, TokenMismatch
 from workbench.views.moved import ROUNDING
+from workbench.views.numbers import times
 from workbench.views.verdicts import WRONG_ABOVE
 
 #: Error over floor up to which a tap passes, and above which it has failed.
@@ -158,12 +159,12 @@ def verdict_of(place: MeasuredTap, limits: NoiseLimits) -> TapVerdict:
     if place.engine.broken:
         return judged("fail", ratio, place.engine.broken)
     if ratio > FAIL:
-        return judged("fail", ratio, f"{ratio:.3g} times the noise floor")
+        return judged("fail", ratio, f"{times(ratio)} times the noise floor")
     single = relative(found.max_abs, place.largest) / limits.single.of(place.step, place.seq, place.tap)
     if single > FAIL_SINGLE:
         where = list(found.where)
         return judged(
-            "fail", ratio, f"element {where} is off by {single:.3g} times the noise of single elements"
+            "fail", ratio, f"element {where} is off by {times(single)} times the noise of single elements"
         )
     return judged("suspect" if ratio > PASS else "pass", ratio)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.views.numbers import number
+from workbench.views.numbers import number, times
 from workbench.views.plain_text import plural
 from workbench.views.story import Story
 from workbench.views.verdicts import Judged
@@ -57,7 +57,7 @@ def _how_wrong(first: Judged) -> str:
     """The error in words; the reason where there is no number."""
     words = [] if first.rel_l2 is None else [f"relative L2 error {number(first.rel_l2)}"]
     if first.ratio is not None:
-        words.append(f"{number(first.ratio)} times the noise floor")
+        words.append(f"{times(first.ratio)} times the noise floor")
     elif first.reason or not words:
         words.append(first.reason or "no number could be taken")
     return ", ".join(words)

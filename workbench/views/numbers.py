@@ -49,6 +49,13 @@ def chance(probability: float | None) -> str:
     return f"1 in {one_in:,.0f}" if one_in < 1e6 else f"1 in {power(one_in)}"
 
 
+def times(ratio: float) -> str:
+    """How many times larger something is, to two significant digits: 9.1, 120, 210,000."""
+    if not 10 <= ratio < 1e7:
+        return number(ratio, 2) if ratio < 10 else number(ratio)
+    return f"{float(f'{ratio:.2g}'):,.0f}"
+
+
 def power(value: float, decimals: int = 0) -> str:
     """`value` in powers of ten without padding: 3e-7, 1.2e5."""
     mantissa, _, exponent = f"{value:.{max(0, decimals)}e}".partition("e")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.taps.names import local_name
 from sessions.text import clean
 from workbench.views.golden_event import last_golden_event
+from workbench.views.numbers import times
 from workbench.views.plain_text import figure_of
 from workbench.views.source import SessionSource
 from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
@@ -70,6 +71,9 @@ _WORDS = {
     "injected": "error on golden inputs",
     "injected_ratio": "that ÷ noise floor",
 }
+#: Of these, how many times one is larger than another; and how a reason ends that says no more than the first of them.
+_RATIOS = ("ratio", "injected_ratio")
+_OF_THE_RATIO = " times the noise floor"
 
 
 def details(detail: object) -> tuple[tuple[str, float | str], ...]:
@@ -83,9 +87,16 @@ def details(detail: object) -> tuple[tuple[str, float | str], ...]:
             found += [(f"{name}.{inner}", text) for inner, text in details(value)]
         elif key == "inherited":
             found.append(("inputs", "wrong already" if value is True else "right"))
+        elif key == "reason" and str(value).endswith(_OF_THE_RATIO):
+            continue  # the ratio stands beside it
         elif value is not None:
             figure = figure_of(detail, key) if isinstance(value, float) or key in _WORDS else None
-            found.append((name, clean(str(value), limit=120) if figure is None or key == "seq" else figure))
+            if key in _RATIOS and figure is not None:
+                found.append((name, times(figure)))
+            else:
+                found.append(
+                    (name, clean(str(value), limit=120) if figure is None or key == "seq" else figure)
+                )
     return tuple(found)
 
 

@@ -160,7 +160,7 @@ def test_the_story_is_told(judged: tuple[str, Page]) -> None:
     _, page = judged
     words = " ".join(page.text.split())
     assert "Leaves the golden reference at layers.0.attn.probs, step 3 of branch main, rank 1" in words
-    assert "9.0e5 times the noise floor" in words
+    assert "900,000 times the noise floor" in words
     assert "additive mask: 0 times minus infinity (leaves 0.2 % of the error)" in words
     assert "load_bias=false instead of true: q/k/v biases never loaded · on load_bias=false" in words
     assert "load_bias=false: first difference at step 2" in words

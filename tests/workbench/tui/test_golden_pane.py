@@ -44,6 +44,17 @@ async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
         assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
 
 
+async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None:
+    async with bench((120, 40), RECORDED / "load_bias-false.session") as pilot:
+        await enter(pilot, "colon", "goto 0")
+        await press(pilot, "7", "o")
+        lines = text_of(pilot)
+        assert not any("times the noise" in line for line in lines)
+        (told,) = (line for line in lines if "error ÷ noise floor" in line)
+        assert re.search(r"error ÷ noise floor +\d{1,3}(,\d{3})*\b", told), told
+        assert "e+" not in "".join(lines)
+
+
 async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "7")

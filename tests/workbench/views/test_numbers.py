@@ -10,7 +10,7 @@ import pytest
 
 from tests.workbench.tui.odd import build_odd
 from workbench.debugger.host.replay import open_replay
-from workbench.views.numbers import cell, chance, fixed, number, scalar
+from workbench.views.numbers import cell, chance, fixed, number, scalar, times
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,16 @@ from workbench.views.numbers import cell, chance, fixed, number, scalar
 )  # fmt: skip
 def test_a_probability_says_something(probability: float | None, told: str) -> None:
     assert chance(probability) == told
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [
+        (1.44, "1.4"), (12.3, "12"), (208_123.0, "210,000"), (3.456e9, "3.5e9"), (math.inf, "∞"), (math.nan, "NaN"),
+    ],
+)  # fmt: skip
+def test_a_ratio_says_how_many_times(ratio: float, told: str) -> None:
+    assert times(ratio) == told
 
 
 def test_decimals_only_of_numbers() -> None:

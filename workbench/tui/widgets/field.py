@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from textual import events
 from textual.widgets import Input
+
+#: Between the lines of a paste most terminals send what the enter key sends.
+_LINE_END = re.compile(r"\r\n?|\n")
 
 
 class Field(Input):
@@ -27,7 +32,8 @@ class Field(Input):
         # Imported here: it takes numpy along, which the first paint does not wait for.
         from sessions.text import clean
 
-        safe = clean(" ".join(text[: 16 * self.LIMIT].replace("\t", " ").split("\n")).replace("\r", ""))
+        lines = _LINE_END.split(text[: 16 * self.LIMIT].replace("\t", " "))
+        safe = clean(" ".join(lines))
         if len(safe) > self.LIMIT:
             self.notify(f"what was pasted is cut to its first {self.LIMIT} characters", severity="warning")
         self.replace(safe[: self.LIMIT], *self.selection)
