@@ -161,6 +161,24 @@ async def test_journal_goes_to_the_operation_of_a_stop(bench: Bench) -> None:
         assert (where.step, overview.taps[where.tap]) == (6, "layers.0.attn.scores")
 
 
+async def test_the_logits_history_has_the_room_that_the_candidates_leave(bench: Bench) -> None:
+    async with bench((200, 60)) as pilot:
+        await press(pilot, "5")
+        pane = _screen(pilot).front
+        assert pane is not None
+        block, grid = pane.query_one("#history"), pane.query_one("#candidates", Grid)
+        told = [line for line in text_of(pilot) if "≤ " in line]
+        assert len(told) == 3, "margin, entropy and p, each with the greatest of its bars"
+        assert block.size.height == 20
+        await press(pilot, "enter")
+        assert any("in the top" in line for line in text_of(pilot))
+        assert block.size.height >= 15
+        assert grid.size.height > grid.count, "all candidates are in view"
+        await pilot.resize_terminal(120, 30)
+        await settle(pilot)
+        assert grid.size.height > grid.count, "it takes no room from them"
+
+
 async def test_stops_are_found_and_end(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "{")

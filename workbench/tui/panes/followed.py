@@ -5,29 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.plot import bars, squeeze
+from workbench.tui.widgets.plot import bars, greatest, squeeze
 from workbench.tui.widgets.sparkline import sparkline
 from workbench.tui.widgets.text_block import TextLine
 from workbench.views.candidate_history import CandidateHistory, CandidatePoint
 from workbench.views.logits import Figures
-from workbench.views.numbers import chance
+from workbench.views.numbers import chance, number
 from workbench.views.plain_text import finite, plural
 
 #: Cells that a step's numbers take, and those before the first.
 _CELL, _BEFORE = 13, 9
+#: The most lines of a row of bars where there are three, and the most cells of a step.
+_HIGHEST, _WIDEST = 6, 6
 
 
-def recent_lines(history: Sequence[Figures]) -> list[TextLine]:
-    """Margin, entropy and probability of the chosen token over the last steps."""
-    names = ("margin ", "entropy", "p      ")
-    return [
-        [(f"{name}  ", "quiet"), (sparkline([figures[i] for figures in history]), "trace")]
-        for i, name in enumerate(names)
-    ]
+def recent_lines(history: Sequence[Figures], width: int, height: int) -> list[TextLine]:
+    """Margin, entropy and probability of the chosen token over the last steps, in at most `height` lines (3 at least)
+    of `width` cells: bars from nought to the greatest, which is said, where there is room for that."""
+    high = min(_HIGHEST, (height - 2) // 3)
+    lines: list[TextLine] = []
+    for i, name in enumerate(("margin", "entropy", "p")):
+        values = [figures[i] for figures in history]
+        if high < 2:
+            lines.append([(f"{name:<{_BEFORE}}", "quiet"), (sparkline(values), "trace")])
+            continue
+        shown = squeeze(values, max(1, width - _BEFORE))
+        wide = max(1, min(_WIDEST, (width - _BEFORE) // max(1, len(shown))))
+        labels = [name, f"≤ {number(greatest(values))}", *[""] * high]
+        lines += [[]] if lines else []
+        for label, drawn in zip(labels, bars(shown, high), strict=False):
+            cells = "".join((cell * max(1, wide - 1)).ljust(wide) for cell in drawn)
+            lines.append([(f"{label:<{_BEFORE}}", "quiet"), (cells, "trace")])
+    return lines
 
 
 def history_lines(found: CandidateHistory, step: int, width: int, height: int) -> list[TextLine]:
-    """At most `height` lines (9 for all, 7 at least) of `width` cells; `step` is the present one."""
+    """At most `height` lines (7 at least, 9 for all of it; more make its bars higher) of `width` cells; `step` is the
+    present one."""
     known = [point for point in found.points if point.rank is not None]
     head: TextLine = [
         ("“", "quiet"), (found.label, "strong"), ("”  ", "quiet"),
@@ -37,7 +51,7 @@ def history_lines(found: CandidateHistory, step: int, width: int, height: int) -
     ]  # fmt: skip
     room = max(1, width - _BEFORE)
     shares = squeeze([point.probability for point in found.points], room)
-    drawn = bars(shares, max(1, min(3, height - 6)))
+    drawn = bars(shares, max(1, min(2 * _HIGHEST, height - 6)))
     at = _index(found.points, step)
     lines: list[TextLine] = [head]
     lines += [

@@ -32,6 +32,8 @@ from workbench.views.where import Where
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 #: Cells from which the candidates and the lens stand side by side.
 _BOTH = 116
+#: Lines of the choice, of the header of the candidates, and between those and the history.
+_AROUND = 4
 
 
 class LogitsPane(Pane):
@@ -116,11 +118,14 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         found, block = self.snapshot, self.query_one("#history", TextBlock)
         if found is None:
             return
+        width = self.size.width - 2
+        rows = max(len(found.candidates), len(self.lens.layers) if self.lens is not None else 0)
+        spare = self.size.height - rows - _AROUND
         if self.followed is None:
-            block.show(recent_lines(found.history))
+            block.show(recent_lines(found.history, width, spare))
         else:
             high = 9 if self.size.height > 24 else 7
-            block.show(history_lines(self.followed, self.where.step, self.size.width - 2, high))
+            block.show(history_lines(self.followed, self.where.step, width, max(high, spare)))
 
     @work(exclusive=True, group="follow")
     async def _follow(self, token: int) -> None:
@@ -176,8 +181,9 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         return cells
 
     def on_resize(self, event: events.Resize) -> None:
-        """There may be room for both now, or no more."""
+        """There may be room for both now, or no more; what the candidates leave is the history's."""
         self._lay_out()
+        self._tell_history()
 
     def action_lens(self) -> None:
         """Show the lens, have it reckoned where it is not yet, or go back to the candidates."""
