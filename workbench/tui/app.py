@@ -29,7 +29,7 @@ from workbench.exit_codes import Exit
 from workbench.settings import config_file
 from workbench.tui import routes, settings
 from workbench.tui.guard import FailureNotices, Guarded
-from workbench.tui.pasting import PasteParser
+from workbench.tui.pasting import PasteParser, one_line
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingChosen, UserSettings
 from workbench.tui.theme import THEMES
@@ -137,7 +137,14 @@ class LockstepApp(Guarded, App[int]):
                 return
             if await self._check_bindings(event.key, priority=True) or await self._check_bindings(event.key):
                 return
+        elif isinstance(event, events.Paste) and not event.is_forwarded:
+            event.text = one_line(event.text)  # for fields that are not ours, too: the palette's
         await super().on_event(event)
+
+    async def _on_key(self, event: events.Key) -> None:
+        """A key that nothing took when it was pressed, come back from where it was sent: nothing takes it now, for the
+        focus may be elsewhere by then."""
+        event.prevent_default()
 
     def get_driver_class(self) -> type[Driver]:
         """The driver of this system, with a parser that holds pastes together; it has no public place for one."""

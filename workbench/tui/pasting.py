@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from textual._xterm_parser import XTermParser
@@ -12,6 +13,16 @@ from textual.message import Message
 _BEGIN, _END = "\x1b[200~", "\x1b[201~"
 #: What is kept of a paste.
 _MOST = 1 << 16
+#: Between the lines of a paste most terminals send what the enter key sends.
+_LINE_END = re.compile(r"\r\n?|\n")
+
+
+def one_line(text: str) -> str:
+    """A paste for a field: its lines side by side, what a terminal would obey made visible."""
+    # Imported here: it takes numpy along, which the first paint does not wait for.
+    from sessions.text import clean
+
+    return clean(" ".join(_LINE_END.split(text.replace("\t", " "))))
 
 
 class PasteParser(XTermParser):

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from tests.workbench.tui.conftest import Bench, press, settle
@@ -82,6 +83,19 @@ async def test_a_pane_that_was_left_while_its_content_came_takes_no_keys(bench: 
         assert screen.focused is screen.query_one("#operations", Grid)
         await press(pilot, "down")
         assert screen.query_one("#operations", Grid).cursor == 1
+
+
+async def test_a_key_that_nothing_took_does_not_act_on_what_has_the_focus_later(bench: Bench) -> None:
+    async with bench() as pilot:
+        screen = _screen(pilot)
+        assert screen.focused is screen.query_one("#operations", Grid)
+        late = events.Key("enter", None)
+        late._set_forwarded()  # as it comes back to the app from a widget that had the focus when it was pressed
+        pilot.app.post_message(late)
+        await settle(pilot)
+        assert screen.pane == 1
+        await press(pilot, "enter")
+        assert screen.pane == 9, "it acts where it is pressed"
 
 
 async def test_a_line_that_is_typed_keeps_the_keys_when_content_comes(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from textual import events
+from textual.widgets import Input
 
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from workbench.models.identify import Found
@@ -64,6 +65,17 @@ async def test_every_field_takes_a_hostile_paste(bench: Bench) -> None:
             assert any("cut to its first 4096" in one.message for one in pilot.app._notifications), keys
             await press(pilot, "escape")
             pilot.app.clear_notifications()
+
+
+async def test_the_palette_takes_a_hostile_paste(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "ctrl+p")
+        pilot.app.post_message(events.Paste(HOSTILE))
+        await settle(pilot)
+        field = pilot.app.focused
+        assert isinstance(field, Input)
+        assert field.value.startswith("␛red␛␛␃ q second line ␛red")
+        assert field.value.isprintable()
 
 
 async def test_the_first_screen_takes_a_hostile_paste() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from textual import events
 from textual.widgets import Input
 
-#: Between the lines of a paste most terminals send what the enter key sends.
-_LINE_END = re.compile(r"\r\n?|\n")
+from workbench.tui.pasting import one_line
 
 
 class Field(Input):
@@ -28,12 +25,8 @@ class Field(Input):
         self._take(self.app.clipboard)
 
     def _take(self, text: str) -> None:
-        """Put it in place of what is selected: the lines side by side, what a terminal would obey made visible."""
-        # Imported here: it takes numpy along, which the first paint does not wait for.
-        from sessions.text import clean
-
-        lines = _LINE_END.split(text[: 16 * self.LIMIT].replace("\t", " "))
-        safe = clean(" ".join(lines))
+        """Put it in place of what is selected."""
+        safe = one_line(text[: 16 * self.LIMIT])
         if len(safe) > self.LIMIT:
             self.notify(f"what was pasted is cut to its first {self.LIMIT} characters", severity="warning")
         self.replace(safe[: self.LIMIT], *self.selection)
