@@ -23,6 +23,9 @@ _ADDED = {
     "mlp_residual": ("mlp.down.partial", "mlp.down"),
 }
 
+#: No engine keeps its stream at a size farther from the right one; nor is nothing at all a size.
+_FARTHEST = 2.0**64
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledStream:
@@ -43,7 +46,7 @@ def scaled_stream(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> S
     does not is wrong at the right size, as an epsilon is that was left as it was. `wrong` are the taps of operations
     that err."""
     factors = {tap: value for tap, value in _factors(taps, facts, wrong).items() if value != 1}
-    if not factors:
+    if not factors or not all(1 / _FARTHEST <= value <= _FARTHEST for value in factors.values()):
         return None
     scaled = taps.scaled({tap: 1 / value for tap, value in factors.items()})
     before, after = _wrong(factors, taps, facts), _wrong(factors, scaled, facts)

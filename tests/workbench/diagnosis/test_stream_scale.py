@@ -83,3 +83,14 @@ def test_an_embedding_alone_is_a_cause(recordings: Recordings) -> None:
     )
     assert found.event.verdict == "diverged"
     assert found.causes[0].tap == "embed"
+
+
+def test_next_to_nothing_is_no_size(recordings: Recordings) -> None:
+    """A factor that rounds to zero ends no diagnosis."""
+
+    def emptied(p: Patched) -> None:
+        p.weight(p.decoder.embed_tokens, lambda w: w * 1e-9)
+
+    found = diagnosed(recordings, "emptied", emptied)
+    assert found.event.verdict == "diverged"
+    assert found.causes[0].tap == "embed"

@@ -23,7 +23,7 @@ ALIKE = 0.5
 
 def nothing_multiplied(site: Site) -> Iterator[Variant]:
     """The product is zero. It is the weight that is where all tokens have nothing and another layer with the same input
-    has something; where the weight has served other tokens it is the input."""
+    or another rank has something; where the weight has served other tokens it is the input."""
     linear = Linear.of(site)
     if linear is None or len(linear.columns) < linear.seen.shape[1]:
         return
@@ -35,16 +35,16 @@ def nothing_multiplied(site: Site) -> Iterator[Variant]:
         if len(linear.rows) < len(linear.seen):
             text = f"its input is all zeros where it is wrong: {left}"
             yield Variant("input_zero", "input", text, {}, predicted)
-        elif _others_have_input(site, linear):
-            text = f"{name} is all zeros, as if it was never loaded: {left}, and its input serves others"
+        elif (why := _others_have_input(site, linear)) or (why := _other_ranks_have_output(site)):
+            text = f"{name} is all zeros, as if it was never loaded: {left}, {why}"
             yield Variant("weight_zero", "weight", text, {"weight": name}, predicted)
         else:
             text = f"its input is all zeros, or its weight: {left}"
             yield Variant("input_zero", "input", text, {}, predicted)
 
 
-def _others_have_input(site: Site, linear: Linear) -> bool:
-    """Whether a layer with the same input gave more than its bias."""
+def _others_have_input(site: Site, linear: Linear) -> str:
+    """That a layer with the same input gave more than its bias, if one did."""
     siblings = next((kinds for kinds in (QKV, GATE_UP) if site.kind in kinds), ())
     for kind in siblings:
         tap = site.near(kind)
@@ -56,8 +56,16 @@ def _others_have_input(site: Site, linear: Linear) -> bool:
         span = rank_spans(tap, "linear", site.rank, site.taps, site.facts)[0]
         added = 0.0 if bias is None else bias if span is None else bias[span]
         if np.shape(added) in ((), out.shape[1:]) and (np.abs(out - added) > 1e-3 * np.abs(out).max()).any():
-            return True
-    return False
+            return "and its input serves others"
+    return ""
+
+
+def _other_ranks_have_output(site: Site) -> str:
+    """That other ranks multiply the same input, or their own shares of it, and get something, if they do."""
+    others = (site.rows_of(site.tap, rank) for rank in site.taps.ranks if rank not in site.ranks)
+    if not any(out is not None and out.any() for out in others):
+        return ""
+    return "while other ranks have something" + (" from the same input" if site.columns is None else "")
 
 
 def unrelated_weight(site: Site) -> Iterator[Variant]:

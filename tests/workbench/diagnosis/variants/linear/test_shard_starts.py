@@ -8,6 +8,7 @@ import pytest
 from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
 from workbench.diagnosis.operations.site import Site
 from workbench.diagnosis.variants.linear.shard_starts import other_start
+from workbench.diagnosis.variants.linear.unloaded import nothing_multiplied
 
 UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
 OWN = slice(48, 96)
@@ -62,3 +63,21 @@ def test_where_the_shard_begins_is_told(site: Site, start: int, words: str) -> N
 
 def test_damage_is_no_other_start() -> None:
     assert fits(columns_from(48, damage=1.0), (other_start,)) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [(1.0, "weight_zero"), (0.0, "input_zero")],
+    ids=["others have some", "nobody has any"],
+)
+def test_a_rank_that_alone_has_nothing_was_never_loaded(others: float, name: str) -> None:
+    rng = np.random.default_rng(3)
+    x, weight, tap = drawn(rng, len(ROWS), 48), drawn(rng, 64, 96), "layers.1.mlp.down.partial"
+    seen = np.zeros((len(ROWS), 64))
+    site = made_site(
+        "linear", tap, {"x": x}, seen, weights={DOWN: weight}, others={tap: seen + others}, tp=2, rank=1,
+        columns=OWN,
+    )  # fmt: skip
+    (fit,) = fits(site, (nothing_multiplied,))
+    assert fit.accepted
+    assert fit.variant.name == name
