@@ -29,6 +29,7 @@ from workbench.exit_codes import Exit
 from workbench.settings import config_file
 from workbench.tui import routes, settings
 from workbench.tui.guard import FailureNotices, Guarded
+from workbench.tui.heap import map_large_arrays
 from workbench.tui.pasting import PasteParser, one_line
 from workbench.tui.routes import Route
 from workbench.tui.settings import SettingChosen, UserSettings
@@ -89,6 +90,7 @@ class LockstepApp(Guarded, App[int]):
         # What is there once the screens stand is there to stay: a collection that walked it all would be a stall.
         self.set_interval(2, lambda: gc.freeze(), repeat=5)
         self.call_after_refresh(gc.enable)
+        self.call_after_refresh(map_large_arrays)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         sys.setswitchinterval(0.001)  # a key does not wait for the thread that reads the session
         self.push_screen(self._first(self.settings))
