@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from engine.taps.names import count_layers, layer_of, local_name
-from workbench.diagnosis.confidence import confidence
+from workbench.diagnosis.confidence import confidences
 from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from workbench.diagnosis.merging import FindingGroup
 from workbench.diagnosis.operations.recorded import RecordedTaps
@@ -53,9 +53,12 @@ def causes_of(
     if not group.chosen:
         return [replace(_unnamed(group, seen, extent), follows=follows)]
     first = group.chosen[group.findings.index(group.first)]
-    sure = confidence(group)
+    sure, *shares = confidences(group)
     found = [replace(_cause(group, first, seen, extent, sure, alternative=False), follows=follows)]
-    return found + [_cause(group, one, seen, extent, sure, alternative=True) for one in group.others]
+    return found + [
+        _cause(group, one, seen, extent, share, alternative=True)
+        for one, share in zip(group.others, shares, strict=True)
+    ]
 
 
 def _consequence(group: FindingGroup, extent: Extent) -> str:
