@@ -9,6 +9,7 @@ from workbench.views.numbers import count, number
 from workbench.views.operations import Operations
 from workbench.views.overview import Overview
 from workbench.views.sequences import of_all
+from workbench.views.verdicts import JUDGED_WORDS
 from workbench.views.where import Where
 
 
@@ -72,7 +73,8 @@ class Inspector(TextBlock):
 def _verdict(name: str, operations: Operations) -> list[TextLine]:
     judged = operations.judged.get(name)
     if judged is None:
-        return [[("golden   ", "quiet"), ("not compared", "quiet")]]
+        return [[("golden   ", "quiet"), (JUDGED_WORDS["absent"], "quiet")]]
     role = "wrong" if judged.verdict == "fail" else "text"
-    told = judged.verdict + (" (inherited)" if judged.inherited else "")
-    return [[("golden   ", "quiet"), (told, role), (f"  {number(judged.figure)}", "quiet")]]
+    return [
+        [("golden   ", "quiet"), (JUDGED_WORDS[judged.state], role), (f"  {number(judged.figure)}", "quiet")]
+    ]

@@ -53,7 +53,9 @@ class ModelTree(Grid):
             elif index == 0 or layer_of(overview.taps[index - 1]) != here:
                 rows.append((index, f"{'▾' if here == layer else '▸'} layers.{here}", True))
             if here is not None and here == layer:
-                rows.append((index, f"   {local_name(name)}", False))
+                # Where the ranks stand their mark is in the way of the other one.
+                stop = marks.stops.get(index, " ") if name == marks.stands else " "
+                rows.append((index, f" {stop} {local_name(name)}", False))
         self._rows, self._present = rows, where.tap
         self._worst = _worst(overview, operations)
         self._stops = _stops(overview, marks)
