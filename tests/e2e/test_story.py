@@ -43,7 +43,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     here.wait("step 0/")
     here.type("x")
     here.until(lambda shown: "load_bias=false" in shown and "enter switches" in shown)
-    for _ in range(5):
+    for _ in range(4):
         here.press("Down")
     here.wait("shows first at layers.*.attn.q_proj")
     here.press("Enter")
