@@ -35,7 +35,7 @@ def nothing_multiplied(site: Site) -> Iterator[Variant]:
         if len(linear.rows) < len(linear.seen):
             text = f"its input is all zeros where it is wrong: {left}"
             yield Variant("input_zero", "input", text, {}, predicted)
-        elif (why := _others_have_input(site, linear)) or (why := _other_ranks_have_output(site)):
+        elif why := _others_have_input(site, linear) or _other_ranks_have_output(site):
             text = f"{name} is all zeros, as if it was never loaded: {left}, {why}"
             yield Variant("weight_zero", "weight", text, {"weight": name}, predicted)
         else:
