@@ -54,6 +54,7 @@ def compact(path: Path) -> Packed:
             connection.execute("DELETE FROM blobs WHERE id NOT IN (SELECT blob FROM tensors)")
             (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
+            files.create(fresh, files.mode_of(path))
             connection.execute("VACUUM INTO ?", (str(fresh),))
             folded = database.fold(connection)
             connection.close()
@@ -76,6 +77,7 @@ def _convert(path: Path) -> None:
     """Put a session of the present version in the place of an earlier one."""
     with WriterLock.take(path), aside(path) as fresh:
         convert(path, fresh)
+        fresh.chmod(files.mode_of(path))
         put_in_place(fresh, path)
 
 

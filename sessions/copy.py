@@ -40,6 +40,7 @@ def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool 
         with WriterLock.take(target), aside(target) as fresh:
             if files.exists(target) and not overwrite:
                 raise FileExistsError(f"{target} exists; choose another name, or overwrite it explicitly")
+            files.create(fresh)
             with closing(sqlite3.connect(fresh, isolation_level=None)) as made:
                 connection.backup(made)
                 # The pages of a growing one ask for a log, and say that it is being recorded.

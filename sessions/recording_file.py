@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,14 +107,14 @@ def aside(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
-def put_in_place(fresh: Path, path: Path) -> None:
-    """Rename `fresh` to `path`, whose lock the caller holds. What SQLite has left beside the old file goes with it:
-    another file's log must never be applied to this one."""
+def put_in_place(fresh: Path, path: Path, move: Callable[[Path, Path], None] = os.replace) -> None:
+    """Rename `fresh` to `path`, whose lock the caller holds; `move` is for one that may lie on another disk. What
+    SQLite has left beside the old file goes with it: another file's log must never be applied to this one."""
     with fresh.open("rb+") as file:
         os.fsync(file.fileno())
     for stale in files.companions(path):
         stale.unlink(missing_ok=True)
-    os.replace(fresh, path)
+    move(fresh, path)
 
 
 def _half_made(file: Path) -> bool:

@@ -38,7 +38,8 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ.get(name) for name in (*values, "XDG_RUNTIME_DIR")}
+    os.environ.pop("XDG_RUNTIME_DIR", None)
     os.environ.update(values)
     yield
     for name, value in before.items():

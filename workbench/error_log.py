@@ -8,7 +8,7 @@ import traceback
 from datetime import datetime
 from pathlib import Path
 
-from workbench.paths import state_directory
+from engine.folders import private_folder, state_directory
 
 #: The log begins anew when it has grown to this many bytes; the one before is kept beside it.
 _MOST_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def record(error: BaseException, doing: str = "") -> str:
     entry = f"{datetime.now().isoformat(' ', 'seconds')} {clean(doing, limit=200)}\n{clean(told, newlines=True)}\n"
     file = log_file()
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(file.parent)
         if file.exists() and file.stat().st_size > _MOST_BYTES:
             file.replace(file.with_name(f"{file.name}.1"))
         handle = os.open(

@@ -1,4 +1,5 @@
-"""Where Lockstep keeps files on this machine (torch-free). Each can be moved by an environment variable."""
+"""Where Lockstep keeps files on this machine (torch-free). Each can be moved by an environment variable; the state
+directory is the engine's as well (`engine.folders`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path, user_state_path
+from platformdirs import user_cache_path, user_data_path
+
+from engine.folders import private_folder
 
 #: Names that Windows keeps for devices, with any ending.
 _RESERVED = frozenset(
@@ -27,22 +30,14 @@ def cache_directory() -> Path:
     return Path(root) if root else user_cache_path("lockstep", appauthor=False)
 
 
-def state_directory() -> Path:
-    """What tells of earlier runs and may be lost: `$LOCKSTEP_STATE_DIR`, or the user's state directory (XDG)."""
-    root = os.environ.get("LOCKSTEP_STATE_DIR")
-    return Path(root) if root else user_state_path("lockstep", appauthor=False)
-
-
 def golden_directory() -> Path:
     """Where golden sessions live."""
     return cache_directory() / "golden"
 
 
 def sessions_directory() -> Path:
-    """Where sessions go that nobody named a place for; made if need be."""
-    directory = data_directory() / "sessions"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+    """Where sessions go that nobody named a place for; made if need be, for this user alone."""
+    return private_folder(data_directory() / "sessions")
 
 
 def find_session(name: str | Path) -> Path:

@@ -86,7 +86,7 @@ class RankProcess:
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
     """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
-    meeting = ScratchFolder.make("store")
+    meeting = ScratchFolder.make("store", small=True)
     ranks: list[RankProcess] = []
     try:
         for rank in range(config.tp):

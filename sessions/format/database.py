@@ -103,6 +103,7 @@ def create_file(path: Path, first: Mapping[str, Iterable[rows.Row]]) -> None:
 
     Nobody sees the file before it is complete, so no journal is kept; force it to the disk before it is shown.
     """
+    files.create(path)
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = OFF")

@@ -6,6 +6,7 @@ write-ahead log NAME.session-wal holds its newest steps.
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def companions(path: Path) -> tuple[Path, ...]:
 def lock_of(path: Path) -> Path:
     """The file that whoever writes a session holds a lock on; see `sessions.lock`."""
     return path.with_name(path.name + "-lock")
+
+
+def create(path: Path, mode: int = 0o600) -> None:
+    """An empty file for SQLite to fill, which gives its log the same mode: a recording holds prompts, and is for this
+    user alone unless somebody says otherwise. FileExistsError for anything that is there, a link included."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
+def mode_of(path: Path) -> int:
+    """The mode that somebody gave a file."""
+    return stat.S_IMODE(path.lstat().st_mode)
 
 
 def exists(path: Path) -> bool:

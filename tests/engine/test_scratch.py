@@ -55,10 +55,10 @@ def test_a_folder_goes_though_something_is_put_into_it_meanwhile(
 ) -> None:
     folder, remove = ScratchFolder.make("test", tmp_path), os.unlink
 
-    def late(path: Path) -> None:
+    def late(name: str, dir_fd: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             (folder.path / "late").write_text("of a thread that is still running")
-        remove(path)
+        remove(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", late)
     folder.close()
@@ -110,8 +110,8 @@ def test_nothing_is_removed_that_is_not_known_to_be_ours(tmp_path: Path) -> None
     os.mkfifo(place / "lockstep-pipe" / "owner")
     left = ScratchFolder.make("left", place)
     (left.path / "link").symlink_to(kept)
-    os.close(left._descriptor)
-    os.close(ours._descriptor)
+    left._opened.close()
+    ours._opened.close()
     before = {path.name for path in place.iterdir()}
     scratch._swept.clear()
     sweep(place)

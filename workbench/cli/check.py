@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
 
+from engine.scratch import ScratchFolder
 from sessions import Session
 from sessions.copy import copy
 from sessions.limits import UNLIMITED
@@ -179,11 +179,11 @@ def _of_model(
     """Run a model, hold it against the reference, tell what came of it, and write what was asked for."""
     opened, tp = asked.opened, asked.config.tp
     place = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
-    with TemporaryDirectory(prefix="lockstep-check-") as scratch:
+    with ScratchFolder.make("check") as scratch:
         with Status() as status:
             recorded = asked.reference(status, library, floor)
             with asked.engine(status) as inferior:
-                result = asked.check(inferior, recorded, place, Path(scratch) / "check.session", status)
+                result = asked.check(inferior, recorded, place, scratch.path / "check.session", status)
         if as_json:
             print(dumps(result.to_json()))
         else:
@@ -216,8 +216,8 @@ def _of_recording(
         render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
     lost = write_report(csv_file, lambda out: _csv(out, result))
     if save is not None or junit_file is not None:
-        with TemporaryDirectory(prefix="lockstep-check-") as scratch:
-            judged = save or Path(scratch) / "judged.session"
+        with ScratchFolder.make("check") as scratch:
+            judged = save or scratch.path / "judged.session"
             copy(path, judged, overwrite=True)
             store_judgement(judged, branch, verdict_rows(result.judgement.taps, branch), result.event)
             title = f"lockstep check {path.name}"

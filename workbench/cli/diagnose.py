@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from engine.scratch import ScratchFolder
 from sessions.text import clean
 from workbench.checking.confirmation import confirm
 from workbench.checking.differing_runs import with_runs
@@ -92,15 +92,15 @@ def diagnose(
     else:
         if model is not None or golden is not None:
             raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
-        with TemporaryDirectory(prefix="lockstep-diagnose-") as scratch, Status() as status:
+        with ScratchFolder.make("diagnose") as scratch, Status() as status:
             asked = ModelToCheck.of(
                 target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device,
                 dtype=dtype, timeout=timeout, start_timeout=start_timeout,
             )  # fmt: skip
-            saved = may_write(save) if save else Path(scratch) / "run.session"
+            saved = may_write(save) if save else scratch.path / "run.session"
             recorded = asked.reference(status)
             with asked.engine(status) as inferior:
-                result = asked.check(inferior, recorded, saved, Path(scratch) / "spare.session", status)
+                result = asked.check(inferior, recorded, saved, scratch.path / "spare.session", status)
                 result = confirm(inferior, recorded, result, status.count)
             if result.event.verdict == "diverged":
                 result = replace(result, event=with_runs(result.event, asked.suite(status).compare_runs()))

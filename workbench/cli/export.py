@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from engine.scratch import ScratchFolder
+from engine.scratch import ScratchFolder, deliver
 from engine.text import bytes_text
 from sessions import Session
 from sessions.text import clean
@@ -168,7 +167,7 @@ def _write(path: Path, content: Content) -> None:
         else:
             with fresh.open("w", encoding="utf-8", newline="") as out:
                 _put(out, content)
-        os.replace(fresh, path)
+        deliver(fresh, path)
     tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
 
 

@@ -23,10 +23,12 @@ from packaging.requirements import Requirement
 from engine.children import names_working_directory, start_python
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.folders import private_folder, state_directory
 from engine.ranks.client import Client
 from engine.ranks.messages import Ping
+from engine.scratch import ScratchFolder
 from workbench.demo import MODEL_DIR
-from workbench.paths import cache_directory, data_directory, state_directory
+from workbench.paths import cache_directory, data_directory
 
 Level = Literal["ok", "note", "bad"]
 
@@ -62,7 +64,7 @@ def examine() -> Iterator[Finding]:
     yield _directory("data", data_directory(), "LOCKSTEP_DATA_DIR")
     yield _directory("cache", cache_directory(), "LOCKSTEP_CACHE_DIR")
     yield _directory("state", state_directory(), "LOCKSTEP_STATE_DIR")
-    yield _directory("temporary", Path(tempfile.gettempdir()), "TMPDIR")
+    yield _temporary()
     yield _terminal()
     yield _demo()
     torch = _probe_torch()
@@ -119,9 +121,17 @@ def _memory() -> Finding:
     return Finding("memory", "ok", found)
 
 
+def _temporary() -> Finding:
+    try:
+        with ScratchFolder.make("doctor") as folder:
+            return _directory("temporary", folder.path.parent, "TMPDIR")
+    except OSError as error:
+        return Finding("temporary", "bad", str(error.strerror), "set TMPDIR to a directory of your own")
+
+
 def _directory(what: str, path: Path, variable: str) -> Finding:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private_folder(path)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"lockstep")
             file.flush()

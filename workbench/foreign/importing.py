@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
-from engine.scratch import ScratchFolder
+from engine.scratch import ScratchFolder, deliver
 from sessions import SessionWriteError
 from sessions.lock import WriterLock
 from sessions.meta import ForeignMeta, ModelMeta, SessionMeta
@@ -69,7 +69,7 @@ def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> Se
         with WriterLock.take(path), ScratchFolder.make("import", path.absolute().parent) as folder:
             fresh = folder.path / "run.session"
             meta = write_session(run, fresh, **told)
-            put_in_place(fresh, path)
+            put_in_place(fresh, path, deliver)
             return meta
     except OSError as error:
         raise SessionWriteError(f"cannot write a session to {path}: {error.strerror or error}") from error

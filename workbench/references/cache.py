@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.scratch import ScratchFolder
+from engine.folders import private_folder
+from engine.scratch import ScratchFolder, deliver
 from engine.text import printable
 from sessions import Session
 from sessions.errors import SessionBusy
@@ -78,16 +79,14 @@ def find(key: str, warn: Warn) -> Path | None:
 
 
 def folder() -> ScratchFolder:
-    """A folder to record in, on the file system of the cached sessions."""
-    directory = golden_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    return ScratchFolder.make("golden", directory)
+    """A folder to record in; on the file system of the cached sessions, unless others can write there."""
+    return ScratchFolder.make("golden", private_folder(golden_directory()))
 
 
 def keep(key: str, recorded: Path) -> Path:
     """Put what was recorded in a `folder` under its key; returns where it lies now."""
     path = _path(key)
-    recorded.replace(path)
+    deliver(recorded, path)
     prune(path.parent, keep=path)
     return path
 

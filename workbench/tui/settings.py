@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from textual.keys import Keys
 from textual.message import Message
 
-from workbench.paths import state_directory
+from engine.folders import private_folder, state_directory
 from workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read
 from workbench.tui.theme import THEMES
 
@@ -130,7 +131,7 @@ def save(key: str, value: str, file: Path | None = None) -> None:
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     tables = next((at for at, text in enumerate(lines) if text.lstrip().startswith("[")), len(lines))
     kept = [text for text in lines[:tables] if text.partition("=")[0].strip() != key] + lines[tables:]
-    file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(file.parent)
     _replace(file, "\n".join([f'{key} = "{value}"', *kept]) + "\n")
 
 
@@ -155,14 +156,18 @@ def remember(path: Path, file: Path | None = None) -> None:
     path = path.absolute()
     kept = [path, *(other for other in recent(file) if other != path)][:_RECENT]
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(file.parent)
         _replace(file, json.dumps([str(item) for item in kept], indent=1))
     except OSError:
         return
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file in one piece."""
+    """Write a file in one piece; a new one is for this user alone."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+    if file.exists():
+        fresh.chmod(stat.S_IMODE(file.stat().st_mode))
     fresh.replace(file)

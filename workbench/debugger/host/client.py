@@ -16,13 +16,11 @@ import contextlib
 import itertools
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.msgpack import Decoder
@@ -66,18 +64,12 @@ _PATIENCE = 300.0
 _SILENT_AFTER = 4.0
 #: Seconds that the host may take to end once it was told to.
 _GRACE = 8.0
-#: Bytes of a temporary directory's path in which a socket still has room: 104 at the least, less the names below it.
+#: Bytes of a path in which a socket still has room: 104 at the least, less the names below it.
 _LONGEST = 70
 
 A = TypeVar("A")
 OnHostEvent = Callable[[HostEvent], None]
 _FRAMES: Decoder[HostFrame] = Decoder(HostFrame)
-
-
-def _folder() -> ScratchFolder:
-    """A folder of our own for the socket, whose path may not be longer than about 100 bytes."""
-    place = tempfile.gettempdir()
-    return ScratchFolder.make("host", Path(place if len(place) <= _LONGEST else "/tmp"))
 
 
 class HostClient:
@@ -113,7 +105,7 @@ class HostClient:
         cls, arguments: Sequence[str], on_event: OnHostEvent = lambda event: None, *, program: str
     ) -> HostClient:
         """Start `python -m program`, a host, on `arguments` (see `host.options`); returns at once."""
-        folder, lifeline = _folder(), Lifeline()
+        folder, lifeline = ScratchFolder.make("host", longest=_LONGEST), Lifeline()
         try:
             process = start_python(
                 "-m", program, "--socket", str(folder.path / "socket"), "--lifeline", str(lifeline.fd), *arguments,
