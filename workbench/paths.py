@@ -3,8 +3,10 @@ directory is the engine's as well (`engine.folders`)."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -37,7 +39,28 @@ def golden_directory() -> Path:
 
 def sessions_directory() -> Path:
     """Where sessions go that nobody named a place for; made if need be, for this user alone."""
-    return private_folder(data_directory() / "sessions")
+    return private_folder(_sessions())
+
+
+def saved_sessions() -> dict[Path, os.stat_result]:
+    """What lies there by the name of a session; see `entries`."""
+    return entries(_sessions(), "*.session")
+
+
+def _sessions() -> Path:
+    return data_directory() / "sessions"
+
+
+def entries(directory: Path, names: str) -> dict[Path, os.stat_result]:
+    """What lies in a directory under names that match a glob, newest first, with what is known of it (of a link: of
+    itself). What vanishes meanwhile is left out; a directory that is not there has nothing. OSError where it cannot be
+    read."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for name in fnmatch.filter(os.listdir(directory), names):
+            with suppress(FileNotFoundError):
+                found[directory / name] = (directory / name).lstat()
+    return dict(sorted(found.items(), key=lambda item: item[1].st_mtime, reverse=True))
 
 
 def find_session(name: str | Path) -> Path:
@@ -47,7 +70,7 @@ def find_session(name: str | Path) -> Path:
     # Not Path.exists: it raises where a name is too long to be one.
     if os.path.exists(path) or path.parent != Path() or not path.name:
         return path
-    kept = sessions_directory() / f"{path.name.removesuffix('.session')}.session"
+    kept = _sessions() / f"{path.name.removesuffix('.session')}.session"
     return kept if os.path.isfile(kept) else path
 
 

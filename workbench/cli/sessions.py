@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -13,6 +14,7 @@ import typer
 from sessions import Session, SessionError, clean
 from sessions.compact import Packed, compact
 from sessions.copy import copy
+from sessions.format.files import log_bytes
 from sessions.lock import holder
 from sessions.remove import remove
 from sessions.salvage import salvage
@@ -22,7 +24,7 @@ from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
 from workbench.export.json import dumps
 from workbench.inferior.destination import may_write
-from workbench.paths import find_session, sessions_directory
+from workbench.paths import data_directory, find_session, saved_sessions
 from workbench.settings import session_limits
 from workbench.views.branches import engine_name
 from workbench.views.identity import model_name
@@ -45,14 +47,15 @@ def sessions(context: typer.Context, as_json: Json = False) -> None:
 @app.command("list")
 def list_sessions(as_json: Json = False) -> None:
     """The sessions in the data directory, newest first."""
-    found = sorted(sessions_directory().glob("*.session"), key=lambda path: -path.stat().st_mtime)
-    rows = [_row(path) for path in found]
+    rows = [_row(path, found) for path, found in saved_sessions().items()]
+    rows = [row for row in rows if row]  # some vanish meanwhile
     if as_json:
         print(dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows]))
     else:
         for row in rows:
             row[1] = STATE_WORDS.get(row[1], row[1])
-        print(TableResult("", _COLUMNS, rows, empty=f"no sessions in {sessions_directory()}").to_text())
+        empty = f"no sessions in {data_directory() / 'sessions'}"
+        print(TableResult("", _COLUMNS, rows, empty=empty).to_text())
 
 
 @app.command()
@@ -97,7 +100,7 @@ def copy_session(
         missing = salvage(source, target, overwrite=force)
     else:
         copy(source, target, overwrite=force)
-    size = _size(target)
+    size = _size(target, target.lstat())
     told = f"copied to {target}: {size} bytes" + (f". The original is {missing}" if missing else "")
     print(dumps({"copy": str(target), "bytes": size, "missing": missing}) if as_json else clean(told))
 
@@ -129,13 +132,17 @@ _UNPROTECTED = "not protected: rows of this format have no checksums (`lockstep 
 _COLUMNS = ["name", "state", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
 
 
-def _row(path: Path) -> list[Any]:
-    when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+def _row(path: Path, found: os.stat_result) -> list[Any]:
+    """A line of the list; an empty one of what is not there any more."""
+    when = datetime.fromtimestamp(found.st_mtime).strftime("%Y-%m-%d %H:%M")
     try:
         with Session.open(path, session_limits()) as opened, opened.view():
             told = _describe(opened)
-    except SessionError as error:
-        return [path.stem, "unreadable", clean(str(error), limit=60), *[None] * 4, _size(path), when]
+    except (SessionError, OSError) as error:
+        if not os.path.lexists(path):
+            return []
+        why = str(error).removeprefix(f"{path} ").replace(f" {path}", "")  # what it is, in few words
+        return [path.stem, "unreadable", clean(why, limit=60), *[None] * 4, _size(path, found), when]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
     rules = (
         " ".join(f"{name}={value}" for name, value in told["rules"].items()) or told["engine"] or "correct"
@@ -148,7 +155,7 @@ def _row(path: Path) -> list[Any]:
         clean(rules),
         len(told["branches"]),
         steps,
-        _size(path),
+        _size(path, found),
         when,
     ]
 
@@ -177,7 +184,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "verdicts": verdicts,
         "notes": [clean(event.text) for event in session.events(kind="note")],
         "commands": len(session.events(kind="command")),
-        "bytes": _size(session.path),
+        "bytes": _size(session.path, session.path.lstat()),
     }  # fmt: skip
 
 
@@ -223,9 +230,8 @@ def _told(packed: Packed) -> str:
     return f"left as it is, {packed.after} bytes: packed it would not be smaller"
 
 
-def _size(path: Path) -> int:
-    log = path.with_name(path.name + "-wal")
-    return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+def _size(path: Path, found: os.stat_result) -> int:
+    return found.st_size + log_bytes(path)
 
 
 def _agreed(path: Path) -> bool:

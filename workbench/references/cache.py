@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from sessions.format import files
 from sessions.limits import UNLIMITED
 from sessions.remove import remove
 from sessions.verify import verify
-from workbench.paths import golden_directory
+from workbench.paths import entries, golden_directory
 from workbench.references.request import GoldenRequest, ReferenceName
 
 #: What is told of something that the user should know.
@@ -98,16 +99,17 @@ def _path(key: str) -> Path:
 def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str = "[!.]*.session") -> None:
     """Delete the sessions (whose name matches the glob `names`) used longest ago until what is left fits in
     `limit` bytes; `keep` always stays."""
-    stats = {path: path.stat() for path in directory.glob(names) if path != keep}
-    total = keep.stat().st_size + sum(stat.st_size for stat in stats.values())
-    for path, stat in sorted(stats.items(), key=lambda item: item[1].st_mtime):
+    found = entries(directory, names)
+    files = {path: one for path, one in found.items() if path != keep and stat.S_ISREG(one.st_mode)}
+    total = keep.stat().st_size + sum(one.st_size for one in files.values())
+    for path, one in reversed(files.items()):
         if total <= limit:
             return
         try:
             remove(path)
         except SessionBusy:  # in use: the next one goes
             continue
-        total -= stat.st_size
+        total -= one.st_size
 
 
 def _problem(path: Path) -> str:
@@ -126,7 +128,6 @@ def _set_aside(path: Path) -> Path:
     for companion in files.companions(path):
         companion.unlink(missing_ok=True)
     os.utime(aside)
-    damaged = sorted(path.parent.glob("*.damaged"), key=lambda one: one.stat().st_mtime, reverse=True)
-    for old in damaged[DAMAGED_KEPT:]:
+    for old in list(entries(path.parent, "*.damaged"))[DAMAGED_KEPT:]:
         old.unlink(missing_ok=True)
     return aside

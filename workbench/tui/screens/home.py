@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -14,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.text import printable
-from workbench.paths import sessions_directory
+from workbench.paths import saved_sessions
 from workbench.tui import settings
 from workbench.tui.guard import Guarded
 from workbench.tui.screens.machine import examined, machine_lines
@@ -134,9 +136,9 @@ class HomeScreen(Guarded, Screen[None]):
         from workbench.models.identify import recents
 
         paths = settings.recent()
-        known = {path.resolve() for path in paths}
-        fresh = sorted(sessions_directory().glob("*.session"), key=lambda p: p.stat().st_mtime, reverse=True)
-        paths += [path for path in fresh[:12] if path.resolve() not in known]
+        known = {os.path.realpath(path) for path in paths}
+        with suppress(OSError):  # a folder that cannot be read has nothing to offer
+            paths += [path for path in list(saved_sessions())[:12] if os.path.realpath(path) not in known]
         found = recents(paths[:12])
         self.app.call_from_thread(self._lay_out, found)
 
