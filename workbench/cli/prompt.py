@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from engine.errors import RankError
 from engine.faults.catalogue import DEFAULTS, FAULTS
+from engine.folders import private_folder
 from sessions.text import clean
 from workbench.cli.console import Console
+from workbench.cli.terminal import tell
 from workbench.debugger.core import registry
 from workbench.debugger.core.debugger import Debugger
 from workbench.debugger.errors import CommandError, RunEnded
@@ -25,12 +28,22 @@ from workbench.views.plain_text import plural
 _REPEATED = ("running", "reversing")
 
 
+def history() -> History:
+    """The lines of earlier prompts, for this user alone; of this one alone where none can be kept."""
+    file = data_directory() / "history"
+    try:
+        private_folder(file.parent)
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        tell(f"note: the lines that you enter are not kept: {file}: {error.strerror}")
+        return InMemoryHistory()
+    return FileHistory(str(file))
+
+
 def interact(console: Console) -> Exit:
     """Ask for commands until the user has enough."""
-    history = data_directory() / "history"
-    history.parent.mkdir(parents=True, exist_ok=True)
     asking: PromptSession[str] = PromptSession(
-        history=FileHistory(str(history)), completer=DebuggerCompleter(console.debugger)
+        history=history(), completer=DebuggerCompleter(console.debugger)
     )
     print(clean(greeting(console.debugger)))
     last = ""
