@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sessions.errors import SessionWriteError
 from sessions.format import files
 from sessions.lock import WriterLock
 from sessions.recording_file import aside
@@ -11,10 +12,13 @@ from sessions.recording_file import aside
 
 def remove(path: Path) -> None:
     """Delete the session at `path`, what SQLite keeps beside it, and what a killed writer has left; nothing happens
-    where there is no such thing. `SessionBusy` while somebody records it.
+    where there is no such thing. `SessionBusy` while somebody records it, `SessionWriteError` where it may not be.
     """
     if not any(map(files.exists, (path, *files.companions(path), files.lock_of(path)))):
         return
-    with WriterLock.take(path), aside(path):
-        for file in (path, *files.companions(path)):
-            file.unlink(missing_ok=True)
+    try:
+        with WriterLock.take(path), aside(path):
+            for file in (path, *files.companions(path)):
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise SessionWriteError(f"cannot remove {path}: {error.strerror or error}.") from error

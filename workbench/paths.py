@@ -3,6 +3,7 @@ directory is the engine's as well (`engine.folders`)."""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -37,14 +38,31 @@ def golden_directory() -> Path:
     return cache_directory() / "golden"
 
 
+def new_golden_directory() -> Path:
+    """The same, to record to; made if need be, for this user alone."""
+    return _writable(golden_directory(), "LOCKSTEP_CACHE_DIR")
+
+
 def sessions_directory() -> Path:
     """Where sessions go that nobody named a place for; made if need be, for this user alone."""
-    return private_folder(_sessions())
+    return _writable(_sessions(), "LOCKSTEP_DATA_DIR")
 
 
 def saved_sessions() -> dict[Path, os.stat_result]:
     """What lies there by the name of a session; see `entries`."""
     return entries(_sessions(), "*.session")
+
+
+def _writable(directory: Path, variable: str) -> Path:
+    """A directory that is made if need be, for this user alone. OSError where nothing can be written there says which
+    variable to set."""
+    try:
+        if os.access(private_folder(directory), os.W_OK | os.X_OK):
+            return directory
+        why = os.strerror(errno.EACCES)
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise OSError(f"cannot write to {directory}: {why}. Set {variable} to a directory of your own.")
 
 
 def _sessions() -> Path:

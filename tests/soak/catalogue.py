@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soak import processes, recordings
+from tests.soak import folders, processes, recordings
 from tests.soak.trial import Trial
 
 WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
@@ -62,6 +62,20 @@ TRIALS = (
     Trial(
         "full-disk", "a disk that is full, at ten points",
         "it is told; all committed steps are there; recording goes on once there is room", recordings.fill_disk, 10,
+    ),
+    Trial(
+        "full-dump", "a disk that is full while `attach` records an engine and makes its session, at ten points",
+        "the engine ends as ever; what was recorded is a whole session, or there is none and one line says why; "
+        "nothing half-made is left", folders.fill_dump, 10, quick=1,
+    ),
+    Trial(
+        "read-only", "commands of a user who may write to no folder, file or home that they name, one of each kind",
+        "it works, or is one line with its exit code; nothing is changed", folders.write_nowhere,
+        len(folders.read_only.CASES),
+    ),
+    Trial(
+        "links", "a process that exchanges temporary folders for links while they are made, emptied and swept (1 of 2: "
+        "while exports are written)", "nothing that the links lead to is gone", folders.put_links, 30, quick=3,
     ),
     Trial(
         "hostile", "a session made to cost memory or time, one of each kind",

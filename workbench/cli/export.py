@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,8 @@ def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
         if path.is_dir() or not path.parent.is_dir():
             wrong = "is a directory" if path.is_dir() else "is in no directory that exists"
             raise UsageError(f"{option} {clean(str(path))} {wrong}: name a file in an existing one")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{option} {clean(str(path))}: you may not write to its directory: name another")
         if path.exists() and (path.samefile(session) if session.exists() else False):
             raise UsageError(f"{option} {clean(str(path))} is the session itself: choose another name")
         if path.is_file() and _head_of(path) == _SQLITE:
@@ -160,14 +163,19 @@ def _write(path: Path, content: Content) -> None:
         else:
             _put(sys.stdout, content)
         return
-    with ScratchFolder.make("export", path.parent) as folder:
-        fresh = folder.path / path.name
-        if isinstance(content, bytes):
-            fresh.write_bytes(content)
-        else:
-            with fresh.open("w", encoding="utf-8", newline="") as out:
-                _put(out, content)
-        deliver(fresh, path)
+    try:
+        with ScratchFolder.make("export", path.parent) as folder:
+            fresh = folder.path / path.name
+            if isinstance(content, bytes):
+                fresh.write_bytes(content)
+            else:
+                with fresh.open("w", encoding="utf-8", newline="") as out:
+                    _put(out, content)
+            deliver(fresh, path)
+    except OSError as error:
+        raise OSError(
+            f"cannot write {path}: {error.strerror or error}. What was there is unchanged."
+        ) from error
     tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
 
 

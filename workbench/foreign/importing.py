@@ -10,6 +10,7 @@ from typing import Required, TypedDict, Unpack
 
 from engine.scratch import ScratchFolder, deliver
 from sessions import SessionWriteError
+from sessions.errors import SessionBusy
 from sessions.lock import WriterLock
 from sessions.meta import ForeignMeta, ModelMeta, SessionMeta
 from sessions.recording_file import put_in_place
@@ -71,8 +72,13 @@ def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> Se
             meta = write_session(run, fresh, **told)
             put_in_place(fresh, path, deliver)
             return meta
-    except OSError as error:
-        raise SessionWriteError(f"cannot write a session to {path}: {error.strerror or error}") from error
+    except SessionBusy:
+        raise
+    except (OSError, SessionWriteError) as error:
+        why = getattr(error, "strerror", None) or error.__cause__ or error
+        raise SessionWriteError(
+            f"cannot write a session to {path}: {why}. Nothing of it is left; make room, or choose another directory."
+        ) from error
 
 
 def dropped_lines(foreign: ForeignMeta) -> Sequence[str]:

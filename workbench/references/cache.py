@@ -7,6 +7,7 @@ limit.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,16 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.folders import private_folder
 from engine.scratch import ScratchFolder, deliver
 from engine.text import printable
 from sessions import Session
-from sessions.errors import SessionBusy
+from sessions.errors import SessionWriteError
 from sessions.format import files
 from sessions.limits import UNLIMITED
 from sessions.remove import remove
 from sessions.verify import verify
-from workbench.paths import entries, golden_directory
+from workbench.paths import entries, golden_directory, new_golden_directory
 from workbench.references.request import GoldenRequest, ReferenceName
 
 #: What is told of something that the user should know.
@@ -75,13 +75,14 @@ def find(key: str, warn: Warn) -> Path | None:
             f"{_set_aside(path).name} beside it, and recorded again"
         )
         return None
-    os.utime(path)  # used now: the last to be pruned
+    with contextlib.suppress(OSError):  # somebody else's, to be read only
+        os.utime(path)  # used now: the last to be pruned
     return path
 
 
 def folder() -> ScratchFolder:
     """A folder to record in; on the file system of the cached sessions, unless others can write there."""
-    return ScratchFolder.make("golden", private_folder(golden_directory()))
+    return ScratchFolder.make("golden", new_golden_directory())
 
 
 def keep(key: str, recorded: Path) -> Path:
@@ -107,7 +108,7 @@ def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str =
             return
         try:
             remove(path)
-        except SessionBusy:  # in use: the next one goes
+        except SessionWriteError:  # in use, or not ours to remove: the next one goes
             continue
         total -= one.st_size
 
