@@ -89,7 +89,8 @@ def write(shown: Screenshot, file: Path) -> Path:
     file = _free(file.absolute())
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(content)
+        with fresh.open("xb") as out:  # not through a link that somebody has put there
+            out.write(content)
         fresh.rename(file)
     except OSError as error:
         fresh.unlink(missing_ok=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from tests.workbench.export import made
 from workbench.cli import export as exporting
 from workbench.cli.main import run
+from workbench.tui import screenshots
+from workbench.tui.screenshots import ExportError, Screenshot
 
 #: What somebody else does there at the worst moment: every folder becomes a link to another of the victim's.
 _EXCHANGE = """
@@ -72,3 +76,12 @@ def test_an_export_while_folders_are_exchanged(
     assert run(["export", str(session), "--csv", str(shared / "out.csv")]) == 0
     assert (precious / "sub" / "file").read_text() == "precious"
     assert [path.name for path in shared.iterdir()] == ["out.csv"]
+
+
+def test_a_picture_of_the_screens_is_not_written_through_a_link(shared: Path, tmp_path: Path) -> None:
+    """The name of the file that becomes it can be guessed."""
+    (victim := tmp_path / "victim").write_text("precious")
+    (shared / f".shot.svg.{os.getpid()}").symlink_to(victim)
+    with suppress(ExportError):
+        screenshots.write(Screenshot("title", None, ((),), "#000000"), shared / "shot.svg")
+    assert victim.read_text() == "precious"
