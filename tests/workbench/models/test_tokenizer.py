@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,23 @@ def write_tokenizer(directory: Path, **config: object) -> Path:
     return directory
 
 
-BYTES = Tokenizer(byte_tokenizer(), {}, None, Path("bytes"))
+class HereBackend:
+    """A tokenizer of our own, asked in this process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        return str(self.backend.decode(list(ids), skip_special_tokens=not special))
+
+    def piece(self, token: int) -> str | None:
+        return None if self.backend.id_to_token(token) is None else self.decode([token], special=True)
+
+
+BYTES = Tokenizer(HereBackend(byte_tokenizer()), {}, None, Path("bytes"))
 
 
 @given(st.text(max_size=40), st.text(max_size=10))
