@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class EngineError(Exception):
@@ -32,3 +33,23 @@ class RankError(EngineError):
 
 class RankTimeout(RankError):
     """A rank did not answer in time."""
+
+
+class LibraryPanic(RuntimeError):
+    """What a library has thrown past `Exception`, as code in Rust does that panics."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """What a library throws past `Exception` becomes a LibraryPanic, which nets for errors hold. What asks the program
+    or a task to end passes."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as panic:
+        from asyncio import CancelledError  # Imported here: where a task is cancelled, it has been
+
+        if isinstance(panic, CancelledError):
+            raise
+        raise LibraryPanic(f"{type(panic).__name__}: {panic}") from panic

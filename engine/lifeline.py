@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ class Lifeline:
 
 
 def end_with_starter(fd: int, tidy: Callable[[], object]) -> None:
-    """The child's side, whatever it is doing: when its starter is gone, `tidy` and end.
+    """The child's side, whatever it is doing: when its starter is gone, `tidy` and end as if a terminal had closed.
 
     A child that ends by itself just then, because it writes to a pipe that its starter held, waits for the tidying.
     """
@@ -41,7 +42,7 @@ def end_with_starter(fd: int, tidy: Callable[[], object]) -> None:
         try:
             tidy()
         finally:
-            os._exit(1)
+            os._exit(128 + signal.SIGHUP)
 
     watcher = threading.Thread(target=watch, name="lifeline", daemon=True)
     watcher.start()

@@ -3,15 +3,22 @@ is imported before something fails."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import traceback
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from engine.folders import private_folder, state_directory
+from engine.text import printable
+from workbench.exit_codes import Exit
 
 #: The log begins anew when it has grown to this many bytes; the one before is kept beside it.
 _MOST_BYTES = 1 << 20
+#: The packages that an import may miss by a mistake of ours alone.
+_OURS = ("engine", "sessions", "workbench")
 #: Characters of one entry that are kept, half of them from its end: a stranger's values may be long.
 _MOST_CHARACTERS = 1 << 16
 
@@ -21,8 +28,51 @@ def debugging() -> bool:
     return bool(os.environ.get("LOCKSTEP_DEBUG"))
 
 
+def guarded(program: Callable[[], int], name: str = "lockstep") -> int:
+    """The outermost net of a process: the exit code of `program`. What gets past its own nets is one line on stderr;
+    Python's code for it, 1, would be taken for a divergence."""
+    try:
+        return program()
+    except KeyboardInterrupt:
+        raise  # Python ends the process as SIGINT does
+    except SystemExit as ended:
+        code = 0 if ended.code is None else ended.code
+        if isinstance(code, int) and code != Exit.DIVERGED:
+            return code
+        return _give_up(name, Exit.DEFECT, f"something asked to end it: {code}")
+    except BaseException as error:
+        code, said = explain_unexpected(error)
+        return _give_up(name, code, said)
+
+
+def _give_up(name: str, code: Exit, said: str) -> Exit:
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+        print(f"{name}: error: {printable(said, 1000)}", file=sys.stderr, flush=True)
+    return code
+
+
+def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
+    """The exit code and the line for an exception that is none of ours. A defect is written into the log."""
+    said = f"{type(error).__name__}: {printable(error, 300)}".removesuffix(": ")
+    if isinstance(error, MemoryError):
+        return (
+            Exit.CANNOT_LOAD,
+            f"out of memory ({said}): take a smaller model or input, or end other programs",
+        )
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in _OURS:
+        return Exit.CANNOT_LOAD, f"{said}: the installation is not whole: install lockstep again"
+    try:
+        where = f"its traceback {record(error)}"
+    except BaseException as problem:  # what is broken may be what the log needs
+        where = f"its traceback could not be kept ({type(problem).__name__}); LOCKSTEP_DEBUG=1 shows it"
+    return Exit.DEFECT, f"{said} (a defect of lockstep; {where})"
+
+
 def log_file() -> Path:
     """Where they are kept."""
+    # Imported here: it needs a library, and a damaged installation is to be told of as well.
+    from workbench.paths import state_directory
+
     return state_directory() / "errors.log"
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,14 @@ from engine.ranks.messages import COMMANDS, Command
 from engine.ranks.progress import ProgressBoard
 from engine.ranks.wire import Connection, Disconnected
 from engine.scratch import remove_once_left
+
+
+class RankExit(IntEnum):
+    """How a rank's process ends, in the program's own codes; 0: it was told to leave."""
+
+    USAGE = 2
+    FAILED = 3  # it could not start; the host has been told why
+    LOST = 5  # its host is gone
 
 
 class RankSpec(msgspec.Struct, frozen=True):
@@ -115,7 +124,7 @@ def _carry(line: Connection[PauseWish], board: ProgressBoard, rank: int) -> None
                 told, last = ring, now
     except Disconnected as error:
         print(f"lockstep rank: rank {rank} has lost its host: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(RankExit.LOST)
 
 
 def _in_background(name: str, watch: Callable[[], None]) -> None:

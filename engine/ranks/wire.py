@@ -20,14 +20,15 @@ import math
 import socket
 import struct
 import time
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec.msgpack import Decoder, Encoder
-from numpy.typing import NDArray
 
 from engine.ranks.sealing import TAG_BYTES, Seals
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<I")
 #: Bytes of the largest frame. One frame holds one tensor at most.
@@ -170,19 +171,23 @@ class WireArray(msgspec.Struct, frozen=True):
         # An empty array's other sizes are multiplied by numpy as well, and must not overflow there.
         if min(self.shape, default=0) < 0 or math.prod(filter(None, self.shape)) > MAX_FRAME:
             raise ValueError(f"an array of shape {self.shape}")
-        expected = np.dtype(NUMPY_DTYPES[self.dtype]).itemsize * math.prod(self.shape)
+        expected = int(NUMPY_DTYPES[self.dtype][-1]) * math.prod(self.shape)
         if self.data.nbytes != expected:
             raise ValueError(f"an array of {expected} bytes comes with {self.data.nbytes}")
 
     @classmethod
     def of(cls, array: NDArray[Any], dtype: str) -> WireArray:
         """A numpy array of that dtype; bfloat16 as its 16 bits."""
+        import numpy as np  # Imported here: a process that exchanges no tensors starts without
+
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return cls(dtype, tuple(array.shape), data)  # type: ignore[arg-type]  # a KeyError where it is none
 
     @property
     def array(self) -> NDArray[Any]:
         """The values as they were stored: bfloat16 as its 16 bits (uint16). Read-only where it came over the wire."""
+        import numpy as np  # as above
+
         return np.frombuffer(self.data, dtype=NUMPY_DTYPES[self.dtype]).reshape(self.shape)
 
     @property
@@ -195,4 +200,4 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """`array` of an engine's dtype as numbers numpy can reckon with: bfloat16 bits become float32."""
     if dtype != "bfloat16":
         return array
-    return (array.astype(np.uint32) << 16).view(np.float32)
+    return (array.astype("uint32") << 16).view("float32")

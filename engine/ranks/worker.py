@@ -14,12 +14,12 @@ from typing import NoReturn
 
 import torch
 
-from engine.errors import EngineError
+from engine.errors import EngineError, panics_as_errors
 from engine.parallel.comm import Comm
 from engine.parallel.devices import rank_device
 from engine.parallel.operations import OpKind
 from engine.ranks.commands import Commands, Resolve
-from engine.ranks.environment import RankEnvironment, rank_environment
+from engine.ranks.environment import RankEnvironment, RankExit, rank_environment
 from engine.ranks.messages import Command, Leave
 from engine.ranks.reports import CommandFailure, Done, RankReady
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage
@@ -33,29 +33,29 @@ def serve(resolve: Resolve) -> NoReturn:
     """Run one rank to its end. This program's only argument is its description by the host, or the host's address
     under torchrun."""
     if len(sys.argv) != 2:
-        sys.exit("a rank is started by its host, or by torchrun with the host's address as its argument")
+        _refused("a rank is started by its host, or by torchrun with the host's address as its argument")
     try:
         here = rank_environment(sys.argv[1])
     except EngineError as error:
-        sys.exit(f"lockstep rank: {error}")
+        _refused(str(error))
     run(here, resolve)
+
+
+def _refused(said: str) -> NoReturn:
+    print(f"lockstep rank: {said}", file=sys.stderr, flush=True)
+    sys.exit(RankExit.USAGE)
 
 
 def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
     """Meet the other ranks, serve the host's commands, and end the process."""
     torch.set_num_threads(here.threads)
     try:
-        comm = _meet(here)
-        commands = Commands(comm, resolve, here.host)
-        comm.note(OpKind.IDLE)
-        here.host.send(RankReady(os.getpid(), comm.backend))
-        while _answer(here.host, commands):
-            pass
-        comm.leave()
+        with panics_as_errors():
+            _serve(here, resolve)
         os._exit(0)  # taking torch down tidily takes a second and gives back nothing that ending does not
     except MalformedMessage as error:
         print(f"lockstep rank: {error}", file=sys.stderr, flush=True)  # the host repeats a rank's last words
-        os._exit(1)
+        os._exit(RankExit.LOST)
     except Disconnected:
         _end_without_host(here)
     except Exception as error:
@@ -64,14 +64,24 @@ def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
         except Disconnected:
             _end_without_host(here)
         _stay(here.host)
-        os._exit(1)
+        os._exit(RankExit.FAILED)
+
+
+def _serve(here: RankEnvironment, resolve: Resolve) -> None:
+    comm = _meet(here)
+    commands = Commands(comm, resolve, here.host)
+    comm.note(OpKind.IDLE)
+    here.host.send(RankReady(os.getpid(), comm.backend))
+    while _answer(here.host, commands):
+        pass
+    comm.leave()
 
 
 def _end_without_host(here: RankEnvironment) -> NoReturn:
     """Nobody is left to tell, nor to remove what the host had made for its ranks."""
     if here.store is not None:
         remove_once_left(Path(here.store).parent)
-    os._exit(1)
+    os._exit(RankExit.LOST)
 
 
 def _meet(here: RankEnvironment) -> Comm:
@@ -103,7 +113,8 @@ def _answer(host: Connection[Command], commands: Commands) -> bool:
         host.send(Done())
         return False
     try:
-        answer = commands.perform(command)
+        with panics_as_errors():
+            answer = commands.perform(command)
         commands.comm.note(OpKind.ANSWER)
         host.send(answer)
         commands.comm.note(OpKind.IDLE)

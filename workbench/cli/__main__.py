@@ -1,6 +1,8 @@
 """`python -m workbench.cli`."""
 
+import sys
+
 from workbench.cli.entry import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

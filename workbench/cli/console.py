@@ -14,7 +14,7 @@ from workbench.cli import ending
 from workbench.cli.terminal import tell
 from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
 from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, RunEnded
+from workbench.debugger.errors import CommandError, Interrupted, RunEnded
 from workbench.debugger.failures import explain, last_operations
 from workbench.exit_codes import Exit
 from workbench.export.json import dumps
@@ -30,6 +30,7 @@ class Console:
         self.expectations_failed = False
         self.failure: Failure | None = None  # of a command that a breakpoint has run
         self.timed_out = self.interrupted = False
+        self._limit: float | None = None  # seconds that the commands may take
 
     def run(self, lines: Sequence[Line]) -> Exit:
         """A script: stops at the first command that fails, and says where that is."""
@@ -41,6 +42,8 @@ class Console:
                 break
             except BrokenPipeError:
                 raise  # nobody reads any more: that is for the program to end on
+            except Interrupted as error:
+                return self.ended(where) if self.timed_out else self.failed(where, error)
             except Exception as error:
                 return self.failed(where, error)
             finally:
@@ -49,7 +52,7 @@ class Console:
                 tell(f"error: {where}: {self.failure.message}")
                 return Exit(self.failure.exit_code)
             if self.timed_out or self.interrupted:
-                return self.ended()
+                return self.ended(where)
         return self.ended()
 
     def failed(self, where: str, error: Exception) -> Exit:
@@ -64,13 +67,25 @@ class Console:
         print(clean("\n".join([said, *last_operations(error)]), newlines=True), file=sys.stderr)
         return code
 
-    def ended(self) -> Exit:
-        """What the commands so far amount to."""
+    def ended(self, where: str = "") -> Exit:
+        """What the commands so far amount to; `where` the last of them stands."""
         if self.timed_out:
+            self._say_out_of_time(where)
             return Exit.TIMEOUT
         if self.interrupted:
             return Exit.INTERRUPTED
         return Exit.DIVERGED if self.expectations_failed else Exit.OK
+
+    def _say_out_of_time(self, where: str) -> None:
+        at = self.debugger.position
+        stands = f"step {at.step} of branch {at.branch}" if at.step >= 0 else "the prompt"
+        message = (
+            f"{where or 'after the last command'}: the commands have had their {self._limit:g} s (--limit-seconds); "
+            f"stopped at {stands}: give them more, or fewer steps"
+        )
+        if self.as_json:
+            print(dumps(Failure("OutOfTime", message, int(Exit.TIMEOUT)).to_json()), flush=True)
+        tell(f"error: {message}")
 
     def show(self, line: str, result: Result) -> None:
         """One answer on stdout."""
@@ -95,9 +110,10 @@ class Console:
     # --- interruptions -------------------------------------------------------------------------------
 
     @contextmanager
-    def interruptible(self, timeout: float | None, *, batch: bool) -> Iterator[None]:
+    def interruptible(self, limit: float | None, *, batch: bool) -> Iterator[None]:
         """Ctrl+c stops what is running, not the program (in a batch it then ends with 130); so does the
-        timeout, with 4. SIGTERM and SIGHUP end the program; what runs may come to an operation boundary first."""
+        limit of seconds, with 4. SIGTERM and SIGHUP end the program; what runs may come to an operation boundary
+        first."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             self.interrupted = batch
@@ -110,7 +126,7 @@ class Console:
             self.interrupted = True
             self.debugger.interrupt(ahead=True)
 
-        def on_timeout() -> None:
+        def on_limit() -> None:
             self.timed_out = True
             self.debugger.interrupt(ahead=True)
 
@@ -118,7 +134,8 @@ class Console:
         for number in ending.SIGNALS:
             if signal.getsignal(number) is ending.end:  # else it is ignored
                 before[number] = signal.signal(number, on_end)
-        timer = threading.Timer(timeout, on_timeout) if timeout is not None else None
+        self._limit = limit
+        timer = threading.Timer(limit, on_limit) if limit is not None else None
         if timer is not None:
             timer.daemon = True
             timer.start()

@@ -27,12 +27,12 @@ def piped_commands() -> list[Line]:
 
 
 def converse(
-    debugger: Debugger, lines: Sequence[Line], *, batch: bool, as_json: bool, timeout: float | None = None
+    debugger: Debugger, lines: Sequence[Line], *, batch: bool, as_json: bool, limit: float | None = None
 ) -> Exit:
-    """Carry out the commands; then, at a terminal and unless `batch`, ask for more."""
+    """Carry out the commands, in `limit` seconds; then, at a terminal and unless `batch`, ask for more."""
     console = Console(debugger, as_json=as_json)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not batch
-    with console.interruptible(timeout, batch=not at_terminal):
+    with console.interruptible(limit, batch=not at_terminal):
         code = console.run(lines)
     if not at_terminal or code not in (Exit.OK, Exit.DIVERGED):
         return code

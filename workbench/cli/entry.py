@@ -5,12 +5,18 @@ from __future__ import annotations
 import signal
 
 
-def main() -> None:
-    """The `lockstep` program; ctrl+c while it is still being imported ends it without a traceback."""
+def main() -> int:
+    """The `lockstep` program: its exit code, whatever happens. Ctrl+c while it is still being imported ends it
+    without a traceback."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # a shell that starts it in the background has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from workbench.cli.main import main as program
+    from workbench.error_log import guarded
 
-    signal.signal(signal.SIGINT, usual)
-    program()
+    def program() -> int:
+        from workbench.cli.main import main as imported
+
+        signal.signal(signal.SIGINT, usual)
+        return imported()
+
+    return guarded(program)

@@ -20,19 +20,22 @@ import sys
 import tempfile
 from functools import partial
 
-from engine.scratch import ScratchFolder
-from sessions.text import clean
-from workbench.cli.ending import SIGNALS
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.endpoint import accept
-from workbench.debugger.host.options import parse_options, start_debugger
-from workbench.debugger.host.server import Host
+from workbench.error_log import guarded
 from workbench.exit_codes import Exit
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 def main() -> int:
     """The program; returns an exit code."""
+    # Imported here, within the outermost net: a damaged installation is told of as well.
+    from engine.scratch import ScratchFolder
+    from sessions.text import clean
+    from workbench.cli.ending import SIGNALS
+    from workbench.debugger.errors import DebuggerError
+    from workbench.debugger.host.endpoint import accept
+    from workbench.debugger.host.options import parse_options, start_debugger
+    from workbench.debugger.host.server import Host
+    from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+
     options = parse_options(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c is the client's to send as an interrupt
     try:
@@ -55,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, "lockstep host"))

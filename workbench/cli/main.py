@@ -6,11 +6,14 @@ Light: `lockstep --help` imports no subcommand, as names and help lines stand in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from io import TextIOWrapper
 
 from engine.text import printable
@@ -26,14 +29,18 @@ COMPLETION = "_LOCKSTEP_COMPLETE"
 
 def run(arguments: list[str]) -> int:
     """Run one command line (without the program's name) and return the exit code."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own or error_log.debugging()
+    words = [word for word in own if word != "--debug"] + arguments[len(own) :]
+    return _caught(lambda: _command(words), debug)
+
+
+def _command(words: list[str]) -> int:
     # Imported here: screens come before Typer would be there.
     import typer
 
     from workbench.cli import root
 
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own or error_log.debugging()
-    words = [word for word in own if word != "--debug"] + arguments[len(own) :]
     command = typer.main.get_command(root.app)
     try:
         with command.make_context("lockstep", words) as context:
@@ -45,24 +52,46 @@ def run(arguments: list[str]) -> int:
         said = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
         print(f"lockstep: error: {said}", file=sys.stderr)
         return Exit.USAGE
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    return Exit.OK
+
+
+def _caught(act: Callable[[], int], debug: bool) -> int:
+    """The exit code of `act`; what it raises, of whatever kind, is one line and its exit code."""
+    try:
+        code = act()
+        if code == Exit.DIVERGED and not isinstance(code, Exit):
+            raise AssertionError("an exit code of 1 that is no verdict")
+        return code
+    except KeyboardInterrupt:
         return ending.say(signal.SIGINT)
-    except SystemExit as ended:  # Rich's answer to a closed pipe; Typer's after --install-completion
-        return Exit.PIPE_CLOSED if ended.code else Exit.OK
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return Exit.PIPE_CLOSED
-    except Exception as error:
-        # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
-        from sessions import clean
-        from workbench.debugger.failures import explain, last_operations
+    except ending.Ended:
+        raise
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # Rich's answer to it
+            return Exit.PIPE_CLOSED
+        if not ended.code:  # Typer's after --install-completion
+            return Exit.OK
+        return _told(ended, debug)
+    except BaseException as error:  # libraries in Rust panic past Exception
+        return _told(error, debug)
 
-        code, message = explain(error)
-        if debug:
-            print(clean(traceback.format_exc(), newlines=True), end="", file=sys.stderr)
-        tell("\n".join([f"error: {message}", *last_operations(error)]))
-        return code
-    return Exit.OK
+
+def _told(error: BaseException, debug: bool) -> Exit:
+    # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
+    from sessions import clean
+    from workbench.debugger.failures import explain, last_operations
+
+    code, message = explain(error)
+    if debug:
+        shown = "".join(traceback.format_exception(error))
+        print(clean(shown, newlines=True), end="", file=sys.stderr)
+    tell("\n".join([f"error: {message}", *last_operations(error)]))
+    return code
 
 
 def complete(instruction: str) -> int:
@@ -76,10 +105,10 @@ def complete(instruction: str) -> int:
     return shell_complete(typer.main.get_command(root.app), {}, "lockstep", COMPLETION, instruction)
 
 
-def main() -> None:
-    """The console script."""
+def main() -> int:
+    """The console script; returns its exit code."""
     if asked := os.environ.get(COMPLETION):
-        sys.exit(complete(asked))
+        return _caught(lambda: complete(asked), error_log.debugging())
     # A session of NaN and infinities is shown as such; numpy need not warn of them as well.
     warnings.simplefilter("ignore", RuntimeWarning)
     closed = _closed_streams()
@@ -88,16 +117,24 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
     if "stdout" in closed:
         tell("error: stdout is closed: redirect it to /dev/null where its output is not wanted")
-        sys.exit(Exit.USAGE)
+        return Exit.USAGE
     ending.on_signals()
-    try:
-        code = straight(sys.argv[1:])
-        code = run(sys.argv[1:]) if code is None else code
-    except ending.Ended:
-        code = 0
-    except KeyboardInterrupt:  # in the imports of a command
-        code = ending.say(signal.SIGINT)
-    sys.exit(ending.say(number) if (number := ending.received()) else code)
+    threading.excepthook = _thread_failed
+    arguments, code = sys.argv[1:], 0
+    with contextlib.suppress(ending.Ended):
+        code = _caught(lambda: _started(arguments), error_log.debugging())
+    return ending.say(number) if (number := ending.received()) else code
+
+
+def _started(arguments: list[str]) -> int:
+    code = straight(arguments)
+    return run(arguments) if code is None else code
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """An exception that ended a thread: one line, as everywhere; the program goes on without it."""
+    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+        _told(failed.exc_value, error_log.debugging())
 
 
 def _closed_streams() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from engine.errors import panics_as_errors
 from engine.scratch import ScratchFolder
 from sessions import Session
 from sessions.text import clean
@@ -69,8 +70,9 @@ def regress(
     try:
         asked = tap_request(engine, only, steps, capture)
         target = new_session_path("regress") if output is None else may_write(output)
-        told = _run(command, find_session(baseline), bitwise, asked, target)
-        lost = _report(told, target, baseline, junit_file, sarif_file, as_json)
+        with panics_as_errors():
+            told = _run(command, find_session(baseline), bitwise, asked, target)
+            lost = _report(told, target, baseline, junit_file, sarif_file, as_json)
     except Exception as error:
         if not bisect:
             raise

@@ -10,7 +10,7 @@ import typer
 
 from sessions import Session
 from workbench.cli.conversation import commands_of, converse, piped_commands
-from workbench.cli.run import Batch, Commands, JsonLines, Script
+from workbench.cli.run import Batch, Commands, JsonLines, LimitSeconds, Script
 from workbench.cli.terminal import tell
 from workbench.debugger.host import replay as replaying
 from workbench.debugger.host.replay import open_replay
@@ -32,10 +32,7 @@ def replay(
     ex: Commands = None,
     batch: Batch = False,
     as_json: JsonLines = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the commands; then exit 4."),
-    ] = None,
+    limit_seconds: LimitSeconds = None,
     verify: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +55,7 @@ def replay(
     with open_replay(session) as debugger:
         for loss in debugger.session.losses:
             tell(f"warning: {session} is {loss}")
-        code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
+        code = converse(debugger, lines, batch=batch, as_json=as_json, limit=limit_seconds)
     raise typer.Exit(code)
 
 

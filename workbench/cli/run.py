@@ -31,6 +31,17 @@ Commands = Annotated[
         "--ex", metavar="CMD", help="One command, after the scripts; repeatable.", show_default=False
     ),
 ]
+LimitSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--limit-seconds",
+        metavar="S",
+        min=0.1,
+        max=1e9,
+        help="Seconds for all commands; then exit 4.",
+        show_default=False,
+    ),
+]
 Batch = Annotated[bool, typer.Option("--batch", help="No prompt afterwards, even at a terminal.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, an object an answer.")]
 
@@ -51,15 +62,13 @@ def run(
     top_k: Annotated[int, typer.Option("--top-k")] = 0,
     top_p: Annotated[float, typer.Option("--top-p")] = 1.0,
     listen: options.Listen = "",
+    timeout: options.Timeout = 60.0,
     start_timeout: options.StartTimeout = 300.0,
     script: Script = None,
     ex: Commands = None,
     batch: Batch = False,
     as_json: JsonLines = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the commands; then exit 4."),
-    ] = None,
+    limit_seconds: LimitSeconds = None,
     save: Annotated[
         Path | None,
         typer.Option("--save", metavar="FILE.session", help="Where to record; default: the data directory."),
@@ -80,24 +89,19 @@ def run(
         lines = piped_commands()
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
-        Sampling(temperature, top_k, top_p, seed), _patience(timeout), save, listen,
+        Sampling(temperature, top_k, top_p, seed), timeout, save, listen,
         start_timeout=start_timeout, weights=weights,
     )  # fmt: skip
     lost = ""
     try:
         with start(target_of(launch), _warn) as debugger:
-            code = converse(debugger, lines, batch=batch, as_json=as_json, timeout=timeout)
+            code = converse(debugger, lines, batch=batch, as_json=as_json, limit=limit_seconds)
             saved = debugger.session.path
     except RecordingLost as error:
         lost = f" in part: {error}"
         code = code or (Exit.OK if save is None else Exit.NOT_SAVED)
     tell(f"recorded in {saved}{lost}")
     raise typer.Exit(code)
-
-
-def _patience(timeout: float | None) -> float:
-    """Seconds that a rank may be silent: no longer than the commands may take, but more than a pause for breath."""
-    return 60.0 if timeout is None else min(60.0, max(10.0, timeout))
 
 
 def _warn(message: str) -> None:

@@ -57,11 +57,11 @@ def last_operations(error: BaseException) -> list[str]:
     ]
 
 
-def explain(error: Exception) -> tuple[Exit, str]:
+def explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the one line, safe for a terminal, that says what to do. What nobody expected is written into
     the log of errors, which the line names."""
     code = exit_code(error)
     if code is not Exit.DEFECT or isinstance(error, InternalError):
-        return code, clean(str(error))
-    said = clean(f"{type(error).__name__}: {error}", limit=300)
-    return code, f"{said} (a defect of lockstep; its traceback {error_log.record(error)})"
+        return code, clean(str(error) or type(error).__name__)
+    code, said = error_log.explain_unexpected(error)
+    return code, clean(said)

@@ -103,9 +103,14 @@ def _render(request: RenderRequest) -> RenderAnswer:
             **request.special,
         )
     except _Refused as error:
-        return RenderAnswer(refused=str(error) or "no reason given")
-    except (TemplateError, TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
-        return RenderAnswer(failed=str(error) or type(error).__name__)
+        return RenderAnswer(refused=printable(error, 1000) or "no reason given")
+    except MemoryError:
+        raise  # the process ends, and its starter says of what
+    except TemplateError as error:
+        return RenderAnswer(failed=printable(error, 1000) or type(error).__name__)
+    except Exception as error:  # a template is a program, which may fail as any does
+        return RenderAnswer(failed=f"{type(error).__name__}: {printable(error, 1000)}".removesuffix(": "))
+    text = text.encode("utf-8", "replace").decode()  # JSON can write lone surrogates, and nothing else
     if len(text) > LONGEST:
         return RenderAnswer(failed=f"it writes {len(text)} characters, {LONGEST} at most")
     return RenderAnswer(text)

@@ -18,6 +18,7 @@ from engine.checkpoint.gguf.vocabulary import TOKENS, token_id
 from engine.config.fields import Fields
 from engine.errors import ConfigError
 from engine.text import printable
+from workbench.models.tokenizer_messages import UnsupportedTokenizer
 
 _PREFIX = "tokenizer.ggml."
 #: llama.cpp's token types.
@@ -39,10 +40,6 @@ def _words(digits: str) -> str:
         rf"(?i:{_CONTRACTED})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-
-
-class UnsupportedTokenizer(ConfigError):
-    """A tokenizer that is no damage, but of a kind that is not known here. Token ids can be run without one."""
 
 
 @dataclass(frozen=True, slots=True)

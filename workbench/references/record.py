@@ -16,9 +16,11 @@ from typing import Protocol
 import msgspec
 
 from engine.children import loading
+from engine.errors import LibraryPanic, panics_as_errors
 from engine.lifeline import end_with_starter
 from engine.scratch import remove_once_left
 from engine.text import printable
+from workbench import error_log
 from workbench.references.golden import forced_onto
 from workbench.references.request import (
     GoldenRequest,
@@ -87,13 +89,19 @@ def _recorder(reference: ReferenceName) -> Recorder:
 def main() -> int:
     """Run and return the exit code."""
     try:
-        _record(sys.argv[1:])
+        with panics_as_errors():
+            _record(sys.argv[1:])
     except ReferenceFailure as error:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
-    except (OSError, MemoryError, RuntimeError) as error:  # a full disk, no memory (torch: RuntimeError)
+    except (OSError, MemoryError, LibraryPanic) as error:  # a full disk, no memory
         return _failed(f"recording failed: {type(error).__name__}: {printable(error, 400)}", 3)
+    except (
+        Exception
+    ) as error:  # a library raises what it likes over a stranger's checkpoint, or it is our mistake
+        said = f"{type(error).__name__}: {printable(error, 400)}; its traceback {error_log.record(error, 'recording')}"
+        return _failed(f"recording failed: {said}", 3)
     return 0
 
 

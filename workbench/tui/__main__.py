@@ -2,7 +2,14 @@
 
 import sys
 
-from workbench.tui.launch import main
+from workbench.error_log import guarded
+
+
+def _program() -> int:
+    from workbench.tui.launch import main
+
+    return main(sys.argv[1:])
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(_program))

@@ -16,6 +16,7 @@ from textual.message_pump import MessagePump
 from textual.strip import Strip
 from textual.widget import Widget
 
+from engine.errors import panics_as_errors
 from engine.text import printable
 from workbench import error_log
 
@@ -30,7 +31,8 @@ class Guarded(MessagePump):
 
     async def _dispatch_message(self, message: Message) -> None:
         try:
-            await super()._dispatch_message(message)
+            with panics_as_errors():
+                await super()._dispatch_message(message)
         except Exception as error:
             error.add_note(f"while {type(self).__name__} handled {type(message).__name__}")
             self.app._handle_exception(error)
@@ -42,7 +44,8 @@ class GuardedWidget(Guarded, Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of `crop`, a region of the widget."""
         try:
-            return self.draw(crop)
+            with panics_as_errors():
+                return self.draw(crop)
         except Exception as error:
             error.add_note(f"while {type(self).__name__} was drawn")
             self.app._handle_exception(error)

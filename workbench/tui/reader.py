@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from engine.errors import panics_as_errors
 from sessions.session import Session
 from workbench.settings import session_limits
 from workbench.views.sentinel_watch import SentinelWatch
@@ -45,7 +46,7 @@ class Reader:
 
     def _answer(self, question: Callable[..., Answer], *arguments: object) -> Answer:
         """On the reader thread; `LimitExceeded` where the answer takes longer than a view may."""
-        with self.source.session.view():
+        with panics_as_errors(), self.source.session.view():
             return question(self.source, *arguments)
 
     def close(self) -> None:

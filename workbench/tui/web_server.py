@@ -8,15 +8,20 @@ cookie. What is promised, and what is not: docs/security.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
-from textual_serve.server import Server
+from aiohttp.http_exceptions import HttpProcessingError
+from textual_serve.app_service import AppService
+from textual_serve.server import Server, to_int
 
 from engine.children import python_command
+from workbench import error_log
 
 #: The names by which a browser may ask; the port is another's where ssh forwards one.
 _NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
@@ -40,7 +45,54 @@ _COME_IN = '<!DOCTYPE html><meta http-equiv="refresh" content="0;url={path}"><a 
 #: textual-serve's page asks for a font of the web's.
 _ELSEWHERE = re.compile(r"<link[^>]*fonts\.googleapis[^>]*>")
 
+#: Columns and rows of the largest screen that is drawn: a wall of monitors in a tiny font.
+_LARGEST = (1000, 500)
+#: Seconds that a visitor's process may take to end once its socket is closed; then it is killed.
+_GRACE = 10.0
+#: What a message raises that no page of ours sends.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Screens(AppService):
+    """One visitor's process, within bounds: its screen is no larger than any, and it ends with its socket."""
+
+    async def start(self, width: int, height: int) -> None:
+        """Start it on a screen of that size."""
+        await super().start(*_bounded(width, height))
+
+    async def set_terminal_size(self, width: int, height: int) -> None:
+        """The visitor's window has another size."""
+        await super().set_terminal_size(*_bounded(width, height))
+
+    async def stop(self) -> None:
+        """Have it quit; one that does not hear is killed."""
+        try:
+            async with asyncio.timeout(_GRACE):
+                await super().stop()
+        except TimeoutError:
+            pass
+        finally:
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+
+
+def _bounded(*size: int) -> tuple[int, ...]:
+    return tuple(min(max(int(asked), 1), most) for asked, most in zip(size, _LARGEST, strict=True))
+
+
+class _Failures(logging.Handler):
+    """The servers' own logs: what fails is kept in ours. What a visitor sent, such as a request that is none, was
+    answered, and is nothing for the owner's terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep an exception of the server's own."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, (HttpProcessingError, ConnectionError)):
+            error_log.record(error, "lockstep web")
 
 
 class OwnersServer(Server):
@@ -57,6 +109,9 @@ class OwnersServer(Server):
         self.path = f"/{secrets.token_urlsafe(32)}/"
         self._most = visitors
         self.visits: set[asyncio.Task[object]] = set()
+        for name in ("aiohttp", "textual-serve"):
+            log = logging.getLogger(name)
+            log.handlers, log.propagate = [_Failures()], False
 
     async def application(self) -> web.Application:
         """The whole of it: the entrance at `/`, the screens below `path`."""
@@ -114,7 +169,27 @@ class OwnersServer(Server):
         if (visit := asyncio.current_task()) is not None:
             self.visits.add(visit)
             visit.add_done_callback(self.visits.discard)
-        return await super().handle_websocket(request)
+        socket = web.WebSocketResponse(heartbeat=15)
+        await socket.prepare(request)
+
+        async def close() -> None:
+            await socket.close()
+
+        screens = Screens(
+            self.command, write_bytes=socket.send_bytes, write_str=socket.send_str, close=close,
+            download_manager=self.download_manager,
+        )  # fmt: skip
+        width, height = (
+            to_int(request.query.get(key, ""), usual) for key, usual in (("width", 80), ("height", 24))
+        )
+        try:
+            await screens.start(width, height)
+            with contextlib.suppress(*_MALFORMED):  # a visit that ends
+                await self._process_messages(socket, screens)
+        finally:
+            await screens.stop()
+            await socket.close()
+        return socket
 
     async def on_startup(self, app: web.Application) -> None:
         """textual-serve's banner would name neither the token nor Lockstep."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, EngineError
 from sessions.meta import SessionMeta
 from workbench.demo import MODEL_DIR
 
@@ -69,7 +70,8 @@ class TokenTexts:
         """
         tokenizer = self._find_tokenizer()
         if tokenizer is not None:
-            return tokenizer.decode(ids)
+            with suppress(CheckpointError):  # it fails at them: they are shown one by one
+                return tokenizer.decode(ids)
         if not self._recorded:
             return None
         return "".join(self._texts.get(i) or f"<{i}>" for i in ids if i not in self._special)
@@ -122,10 +124,10 @@ def _tokenizer_at(checkpoint: Path | None) -> Tokenizer | None:
     """The tokenizer beside a checkpoint; None where there is none that can be read."""
     if checkpoint is None:
         return None
-    # Imported here: the Rust library is paid for only by a session that does not name its tokens.
+    # Imported here: it is paid for only by a session that does not name its tokens.
     from workbench.models.tokenizer import find_tokenizer
 
     try:
         return find_tokenizer(checkpoint)
-    except ConfigError:
+    except EngineError:
         return None  # the session's own texts are still shown

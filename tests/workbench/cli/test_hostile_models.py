@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.workbench.models.hostile_tokenizers import KINDS
 from workbench.cli.main import run
 from workbench.demo import MODEL_DIR
 
@@ -36,3 +37,20 @@ def test_sizes_that_its_files_contradict_are_refused_before_anything_starts(
     assert said.count("\n") == 0
     assert "do not fit the configuration" in said
     assert "The configuration describes" in said
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("command", ["generate", "check", "run", "diagnose"])
+def test_a_tokenizer_that_panics_is_one_line_and_no_verdict(
+    command: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(MODEL_DIR, tmp_path / "hostile")
+    (path / "tokenizer.json").unlink()
+    KINDS["a regular expression that gives up"](path)
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - `run` reads commands from it
+    assert run([command, str(path), "--prompt", "a" * 100]) == 3
+    said = capsys.readouterr().err
+    assert "the tokenizer failed: PanicException" in said
+    assert "--ids" in said
+    assert "Traceback" not in said
+    assert said.strip().count("\n") == 0

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.workbench.models.test_tokenizer import byte_tokenizer
+from tests.workbench.models.test_tokenizer import HereBackend, byte_tokenizer
 from workbench.cli import streaming
 from workbench.cli.streaming import Lines, Panels, Running, Silent, display
 from workbench.models.tokenizer import Tokenizer
 
-BYTES = Tokenizer(byte_tokenizer(), {}, None, Path("bytes"))
+BYTES = Tokenizer(HereBackend(byte_tokenizer()), {}, None, Path("bytes"))
 EVIL = "a\x1b]0;title\x07b\x1b[2Jé\u202ez\n"
 
 

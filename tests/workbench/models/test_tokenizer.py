@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,23 @@ def write_tokenizer(directory: Path, **config: object) -> Path:
     return directory
 
 
-BYTES = Tokenizer(byte_tokenizer(), {}, None, Path("bytes"))
+class HereBackend:
+    """A tokenizer of our own, asked in this process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        return str(self.backend.decode(list(ids), skip_special_tokens=not special))
+
+    def piece(self, token: int) -> str | None:
+        return None if self.backend.id_to_token(token) is None else self.decode([token], special=True)
+
+
+BYTES = Tokenizer(HereBackend(byte_tokenizer()), {}, None, Path("bytes"))
 
 
 @given(st.text(max_size=40), st.text(max_size=10))
@@ -130,6 +147,30 @@ def test_a_template_that_fails_or_reaches_out_is_one_error(tmp_path: Path, templ
 
 
 @pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ 1 % 0 }}", "ZeroDivisionError: "),
+        ("{{ messages[0].content.nothing.at_all }}", "has no attribute"),
+        ("{{ [1, 2][7].x }}", "has no element 7"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError: "),
+        ("{{ '%d' % 'x' }}", "TypeError: "),
+        ("{{ 'x'.index('y') }}", "ValueError: "),
+        ("{{ ''.join([1]) }}", "TypeError: "),
+        ("{{ '{}'.format() }}", "IndexError: "),
+        ("{{ 10.0 ** 999 }}", "OverflowError: "),
+        ("{{ 2 | nothing }}", "No filter named 'nothing'"),
+    ],
+)
+def test_a_template_that_fails_says_at_what(tmp_path: Path, template: str, why: str) -> None:
+    tokenizer = Tokenizer(HereBackend(byte_tokenizer()), {}, template, tmp_path)
+    with pytest.raises(CheckpointError) as raised:
+        tokenizer.render([{"role": "user", "content": "hi"}])
+    assert why in str(raised.value)
+    assert "it takes more" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "{{ 'x' * 10000000000 }}",
@@ -158,6 +199,8 @@ def test_templates_by_name_and_by_file(tmp_path: Path) -> None:
     assert need_tokenizer(find_tokenizer(directory), directory).render([]) == "D"
     (directory / "chat_template.jinja").write_text("F")
     assert need_tokenizer(find_tokenizer(directory), directory).render([]) == "F"
+    (directory / "chat_template.jinja").write_text(r"{{ '\ud800' }}")
+    assert need_tokenizer(find_tokenizer(directory), directory).render([]) == "?"
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from sessions import Session
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from workbench import error_log
 from workbench.tui.app import LockstepApp
@@ -89,6 +90,31 @@ async def test_a_key_and_a_message(bench: Bench, monkeypatch: pytest.MonkeyPatch
         screen.post_message(OperationsPane.Go(step=2))
         await settle(pilot)
         assert screen.where.step == 2
+
+
+class PanicException(BaseException):
+    """As libraries in Rust throw it: no Exception."""
+
+
+def panics(*arguments: Any, **named: Any) -> Any:
+    """In place of anything."""
+    raise PanicException("index out of bounds")
+
+
+@pytest.mark.usefixtures("netted")
+async def test_a_library_that_panics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the message loop, on the reader's thread, and where something is drawn."""
+    for owner, name in ((LockstepApp, "_check_bindings"), (Session, "view"), (TokenStrip, "line")):
+        async with bench() as pilot:
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, panics)
+                pilot.app.screen.query_one(TokenStrip).refresh()
+                await press(pilot, "2", "right_square_bracket")
+            assert any("LibraryPanic: PanicException" in told for told in notices(pilot)), name
+            await press(pilot, "8")
+            assert pilot.app.is_running
+            assert pilot.app.return_code is None
+    assert "PanicException: index out of bounds" in log()
 
 
 @pytest.mark.usefixtures("netted")

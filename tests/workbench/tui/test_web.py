@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from http.cookies import Morsel
 from typing import Any
 
+import psutil
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra `web` is not installed")
@@ -15,6 +17,7 @@ pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
 
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402 - an extra
 
+from workbench import error_log  # noqa: E402 - as above
 from workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
 
 #: Says that it is ready, and ends with the first message, which is that it is to quit.
@@ -131,3 +134,87 @@ async def test_as_many_visitors_as_allowed(client: Any, server: OwnersServer) ->
     async with asyncio.timeout(30):
         while server.visits:
             await asyncio.sleep(0.02)
+
+
+#: Says how large its screen is, for `_said`, and ends as the other does.
+_TELLS_SIZE = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; " + _SCREENS
+
+
+async def _sizes(tmp_path: Any) -> list[int]:
+    async with asyncio.timeout(30):
+        while not (tmp_path / "size").exists() or not (said := (tmp_path / "size").read_text()):
+            await asyncio.sleep(0.02)
+    return [int(word) for word in said.split()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [("100000000", 1000), ("9" * 400, 1000), ("-5", 1), ("0", 1), ("none", 80), ("132", 132)],
+)
+async def test_no_screen_is_larger_than_any(
+    asked: str, given: int, client: Any, server: OwnersServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.command = _TELLS_SIZE
+    await _come_in(client, server)
+    visit = await client.ws_connect(f"{server.path}ws", params={"width": asked, "height": asked})
+    width, height, _ = await _sizes(tmp_path)
+    assert width == given
+    assert height == (min(given, 500) if asked != "none" else 24)
+    await visit.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "{", "[]", "{}", "7", '["resize", {"width": "x", "height": 2}]', '["resize", 3]', '["resize", {"width": null}]',
+        '["stdin", 5]', '["stdin", "\\ud800"]', "[" * 100_000,
+    ],
+)  # fmt: skip
+async def test_a_message_that_is_none_ends_the_visit_and_nothing_else(
+    message: str, client: Any, server: OwnersServer, capfd: Any
+) -> None:
+    await _come_in(client, server)
+    visit = await client.ws_connect(f"{server.path}ws")
+    await visit.send_str(message)
+    async with asyncio.timeout(30):
+        while server.visits:
+            await asyncio.sleep(0.02)
+    async with client.get(server.path) as answer:
+        assert answer.status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_process_that_hears_nothing_is_ended_with_its_socket(
+    client: Any, server: OwnersServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("workbench.tui.web_server._GRACE", 0.2)
+    server.command = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; printf '__GANGLION__\\n'; exec sleep 600"
+    await _come_in(client, server)
+    visit = await client.ws_connect(f"{server.path}ws")
+    *_, process = await _sizes(tmp_path)
+    await visit.close()
+    async with asyncio.timeout(30):
+        while psutil.pid_exists(process):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_request_that_is_none_is_nothing_for_the_owners_terminal(
+    client: Any, server: OwnersServer, capfd: Any
+) -> None:
+    for request in (
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 300_000 + b"\r\n\r\n",
+        b"\x00\xff\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(request)
+            await writer.drain()
+            async with asyncio.timeout(30):
+                answer = await reader.read(200)
+            assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+        writer.close()
+    await _come_in(client, server)
+    assert capfd.readouterr() == ("", "")
+    assert not error_log.log_file().exists()

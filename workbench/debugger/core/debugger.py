@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from engine.errors import RankError
+from engine.errors import RankError, panics_as_errors
 from sessions import Session, clean
 from workbench import error_log
 from workbench.debugger.answers import Position, Result, Stop
@@ -154,7 +154,8 @@ class Debugger:
         try:
             if self.live and not self.quiet:
                 self.engine.inferior.client.check()
-            result = registry.function_of(spec)(self, **arguments)
+            with panics_as_errors():
+                result = registry.function_of(spec)(self, **arguments)
             by_chance = isinstance(result, Stop) and result.reason == "pause"
         except RankError as error:
             self._engine_lost(error)
@@ -250,8 +251,7 @@ class Debugger:
         return tokens_at(self.timeline, self.position, self.flight, self.sequence if seq is None else seq)
 
     def _amended(self, line: str, before: Position) -> str:
-        """The commands that lead here again where `line` did by chance: somebody's finger stopped it, or a rank
-        was lost."""
+        """The commands that lead here again where `line` did by chance: an interrupt, a rank that was lost."""
         at = self.position
         goto = f"goto {at.step} {self.timeline.places.name(at.place)}".strip()
         return goto if at.branch == before.branch else f"{line}\n{goto}"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, assert_never
 
+from engine.errors import panics_as_errors
 from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
 from engine.scratch import ScratchFolder
 from sessions.text import clean
@@ -84,7 +85,8 @@ class Host:
         threading.Thread(target=self._attend, name="requests", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         try:
-            self.debugger = start(self._warn)
+            with panics_as_errors():
+                self.debugger = start(self._warn)
         except Exception as error:
             self._send(StartFailedEvent(described(error)))
             return exit_code(error)
@@ -108,7 +110,9 @@ class Host:
                 self._answer(frame, DoneAnswer())
                 return
             try:
-                self._answer(frame, _perform(debugger, frame.request))
+                with panics_as_errors():
+                    answer = _perform(debugger, frame.request)
+                self._answer(frame, answer)
             except RunEnded:
                 self._answer(frame, CommandAnswer({"kind": "quit"}, "", state_of(debugger)))
                 return
@@ -164,7 +168,7 @@ class Host:
                 self.debugger.interrupt(ahead=True)
 
     def _leave_in_a_while(self) -> None:
-        for seconds, act in ((_GRACE, self._abandon), (_LAST_GRACE, lambda: os._exit(1))):
+        for seconds, act in ((_GRACE, self._abandon), (_LAST_GRACE, lambda: os._exit(Exit.INTERRUPTED))):
             timer = threading.Timer(seconds, act)
             timer.daemon = True
             timer.start()
@@ -174,7 +178,7 @@ class Host:
         if self.debugger is not None and self.debugger.timeline.session is not None:
             self.debugger.timeline.session.close()  # a reader would keep the log from being folded away
         fold_recordings()
-        self._leave(1)
+        self._leave(Exit.INTERRUPTED)
 
     def _leave(self, code: int) -> NoReturn:
         if self._signal:

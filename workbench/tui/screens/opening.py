@@ -9,6 +9,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from engine.errors import panics_as_errors
 from engine.text import printable
 from workbench.exit_codes import Exit
 from workbench.tui.guard import Guarded
@@ -40,7 +41,8 @@ class OpeningScreen(Guarded, Screen[None]):
         from sessions.errors import SessionError
 
         try:
-            make = self._opened()
+            with panics_as_errors():
+                make = self._opened()
         except (SessionError, OSError) as error:
             self.app.call_from_thread(self._refused, printable(error, 500))
         except Exception as error:
