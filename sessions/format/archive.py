@@ -94,8 +94,8 @@ class Archive:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Several queries of one state of the file. May be nested."""
-        with self._lock:
+        """Several queries of one state of the file, which are one view. May be nested."""
+        with self._lock, self.meter.view():
             if self._depth == 0:
                 self.query("BEGIN")
             self._depth += 1
