@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from sessions.convert import convert
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import database, files, mark
+from sessions.format import database, files, log_owner, mark
 from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
@@ -17,11 +18,13 @@ from sessions.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The bytes of a session before and after (its log included), and whether it was of an earlier format version."""
+    """The bytes of a session before and after (its log included), whether it was of an earlier format version, and the
+    new name of a log that lay beside it and was another's."""
 
     before: int
     after: int
     converted: bool
+    set_aside: Path | None = None
 
 
 def compact(path: Path) -> Packed:
@@ -41,8 +44,10 @@ def compact(path: Path) -> Packed:
         _check_references(session)
         # A field that makes no sense would be lost on the way to the present version.
         convertible = not session.protected and not session.meta_problems
-    before = _size(path)
     try:
+        with WriterLock.take(path):
+            set_aside = log_owner.set_aside(path)
+        before = _size(path)
         if convertible:
             _convert(path)
         with (
@@ -56,6 +61,8 @@ def compact(path: Path) -> Packed:
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE if chunks else SMALL_PAGE_SIZE}")
             files.create(fresh, files.mode_of(path))
             connection.execute("VACUUM INTO ?", (str(fresh),))
+            with closing(sqlite3.connect(fresh, isolation_level=None)) as packed:
+                log_owner.number(packed)
             folded = database.fold(connection)
             connection.close()
             if fresh.stat().st_size < _size(path):
@@ -66,7 +73,7 @@ def compact(path: Path) -> Packed:
         raise SessionWriteError(
             f"cannot pack session {path}: {error}. It is unharmed; make room, close whatever writes it, try again."
         ) from error
-    return Packed(before, _size(path), convertible)
+    return Packed(before, _size(path), convertible, set_aside)
 
 
 def _size(path: Path) -> int:

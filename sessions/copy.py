@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from sessions.errors import SessionDamaged, SessionError, SessionWriteError
-from sessions.format import database, files, log, mark
+from sessions.format import database, files, log, log_owner, mark
 from sessions.limits import UNLIMITED, ReadMeter
 from sessions.lock import WriterLock
 from sessions.recording_file import aside, put_in_place
@@ -24,7 +24,7 @@ def copy(source: Path, target: Path, *, overwrite: bool = False, incomplete: boo
     source, target = Path(source), Path(target)
     connection, _ = database.connect_reader(source, ReadMeter(source.name, UNLIMITED))
     with closing(connection):
-        if not incomplete and (missing := files.missing_log(source) or log.lost_commits(source)):
+        if not incomplete and (missing := _missing(source)):
             raise SessionError(
                 f"{source} is {missing} A copy would hide that: `lockstep sessions copy --salvage` makes one of what "
                 "can be read and notes in its journal what it lacks."
@@ -32,6 +32,12 @@ def copy(source: Path, target: Path, *, overwrite: bool = False, incomplete: boo
         if files.exists(target) and os.path.samefile(source, target):
             raise SessionWriteError(f"{source} cannot be copied onto itself: name another file.")
         write_copy(connection, target, overwrite=overwrite)
+
+
+def _missing(source: Path) -> str:
+    return log_owner.missing_log(source) or (
+        "" if log_owner.foreign_log(source) else log.lost_commits(source)
+    )
 
 
 def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool = False) -> None:
@@ -47,6 +53,7 @@ def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool 
                 made.execute("PRAGMA journal_mode = DELETE").fetchall()
                 with suppress(SessionDamaged):  # what is damaged is copied as it is
                     mark.clear(made)
+                log_owner.number(made)
             put_in_place(fresh, target)
     except FileExistsError:
         raise

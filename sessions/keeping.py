@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from sessions.session import Session
 
@@ -21,3 +21,8 @@ def keeping(*sessions: Session | None, nbytes: int = KEPT_BYTES) -> Iterator[Non
             if one is not None:
                 stack.enter_context(one._kept.keeping(nbytes))
         yield
+
+
+def reading(session: Session) -> AbstractContextManager[None]:
+    """As `Session.walk`, where only what this thread spends on reading counts: for what computes on all of it."""
+    return session.meter.reading(session._archive.file_bytes())

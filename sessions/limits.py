@@ -34,9 +34,8 @@ _COPIES = 3
 _ADVICE = "If you trust the file, raise `{}` in config.toml."
 
 T = TypeVar("T")
-_thread = (
-    threading.local()
-)  # of this thread's view: the `seconds` that it has, the processor time of its `deadline`
+#: Of this thread's view: the `seconds` that it has, the processor time of its `deadline`, the `budget` that it is of.
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,14 @@ class Charged(list[T]):
 
     __slots__ = ("__weakref__", "nbytes")
     nbytes: int
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Processor time that all views of a thread have together, and what is left of it."""
+
+    seconds: float
+    left: float
 
 
 class ReadMeter:
@@ -154,12 +161,32 @@ class ReadMeter:
         if expires() < math.inf or self.limits.seconds == math.inf:  # the processor time is dear to ask for
             yield
             return
-        _thread.seconds = self.limits.seconds + file_bytes * _SECONDS_PER_BYTE
-        _thread.deadline = time.thread_time() + _thread.seconds
+        budget: _Budget | None = getattr(_thread, "budget", None)
+        seconds = self._seconds(file_bytes)
+        _thread.seconds, left = (seconds, seconds) if budget is None else (budget.seconds, budget.left)
+        begun = time.thread_time()
+        _thread.deadline = begun + left
         try:
             yield
         finally:
             _thread.deadline = math.inf
+            if budget is not None:
+                budget.left -= time.thread_time() - begun
+
+    @contextmanager
+    def reading(self, file_bytes: int) -> Iterator[None]:
+        """Inside, all that this thread reads has together the time of a view of a file of that length, and nothing else
+        that it does counts: for what computes long on what it reads, and ends by a limit of its own."""
+        before = expires(), getattr(_thread, "budget", None)
+        begun, seconds = time.thread_time(), self._seconds(file_bytes)
+        _thread.deadline, _thread.budget = math.inf, _Budget(seconds, seconds)
+        try:
+            yield
+        finally:
+            _thread.deadline, _thread.budget = before[0] + time.thread_time() - begun, before[1]
+
+    def _seconds(self, file_bytes: int) -> float:
+        return self.limits.seconds + file_bytes * _SECONDS_PER_BYTE
 
     def check_time(self) -> None:
         """`LimitExceeded` if the time of this thread's view is over."""

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sessions.errors import SessionMoved, SessionWriteError
-from sessions.format import database, files, mark
+from sessions.format import database, files, log_owner, mark, rows
+from sessions.format.json_text import json_text
 from sessions.format.rows import Row
 from sessions.lock import WriterLock
 
@@ -23,9 +24,12 @@ class RecordingFile:
     Raises OSError and sqlite3.Error as they come, `SessionBusy` where somebody else is writing the file.
     """
 
-    def __init__(self, path: Path, lock: WriterLock) -> None:
+    def __init__(self, path: Path, lock: WriterLock, set_aside: Path | None) -> None:
         """Use `create` or `reopen`."""
         self.path, self._lock = path, lock
+        #: The new name of a log that lay beside the file and was another's; None where there was none.
+        self.set_aside = set_aside
+        self._noted: Path | None = None
         self.connection = database.connect_writer(path)
         self._file, self._log = identity(path), identity(files.wal_of(path))
 
@@ -38,8 +42,8 @@ class RecordingFile:
                 raise FileExistsError(f"{path} exists; choose another name, or overwrite it explicitly")
             with aside(path) as fresh:
                 database.create_file(fresh, first)
-                put_in_place(fresh, path)
-            return cls(path, lock)
+                set_aside = put_in_place(fresh, path)
+            return cls(path, lock, set_aside)
         except BaseException:
             lock.release()
             raise
@@ -49,10 +53,19 @@ class RecordingFile:
         """The file at `path`, to be recorded on."""
         lock = WriterLock.take(path)
         try:
-            return cls(path, lock)
+            return cls(path, lock, log_owner.set_aside(path))
         except BaseException:
             lock.release()
             raise
+
+    def note_set_aside(self, step: int) -> None:
+        """Note in the journal, once, what has become of another session's log. Inside a transaction."""
+        if self.set_aside == self._noted:
+            return
+        self._noted = self.set_aside
+        text = f"{files.wal_of(self.path).name} was the log of another session: it is {self.set_aside} now"
+        event = rows.next_id(self.connection, "events")
+        rows.insert(self.connection, "events", [(event, 0, step, "note", text, json_text(None))])
 
     def check_in_place(self) -> None:
         """`SessionMoved` where the name does not lead to this file any more: what is written would be lost with it."""
@@ -61,15 +74,19 @@ class RecordingFile:
             what = "deleted or moved away" if now is None else "replaced by another file"
             raise SessionMoved(f"{self.path} was {what} while it was being recorded.")
         log = identity(files.wal_of(self.path))
-        if log is None and self._log is not None:
+        if log != self._log and self._log is not None:
             log = self._renewed_log()
         self._log = log
 
     def _renewed_log(self) -> _Identity | None:
-        """Somebody has deleted the log. Its content is to be had as long as it is open: it is folded into the file,
-        and another log begun. Not while a reader is attached: it would look for the new log's pages in the old one."""
+        """Somebody has deleted or replaced the log. Its content is to be had as long as it is open: it is folded into
+        the file, and another log begun. Not while a reader is attached: it would look for the new log's pages in the
+        old one."""
+        self.set_aside = log_owner.set_aside(self.path) or self.set_aside
         if not database.fold(self.connection):
-            raise SessionMoved(f"{files.wal_of(self.path)} was deleted while it was being recorded.")
+            raise SessionMoved(
+                f"{files.wal_of(self.path)} was deleted or replaced while it was being recorded."
+            )
         renewed = database.connect_writer(self.path)
         self.connection.close()
         self.connection = renewed
@@ -107,14 +124,19 @@ def aside(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
-def put_in_place(fresh: Path, path: Path, move: Callable[[Path, Path], None] = os.replace) -> None:
+def put_in_place(
+    fresh: Path, path: Path, move: Callable[[Path, Path], None] = os.replace
+) -> Path | None:
     """Rename `fresh` to `path`, whose lock the caller holds; `move` is for one that may lie on another disk. What
-    SQLite has left beside the old file goes with it: another file's log must never be applied to this one."""
+    SQLite has left beside the old file goes with it; a log that is not the old file's is set aside, and its new name
+    returned."""
     with fresh.open("rb+") as file:
         os.fsync(file.fileno())
+    set_aside = log_owner.set_aside(path)
     for stale in files.companions(path):
         stale.unlink(missing_ok=True)
     move(fresh, path)
+    return set_aside
 
 
 def _half_made(file: Path) -> bool:

@@ -191,7 +191,7 @@ class Session:
             heads = self._archive.rows("steps", "WHERE branch = ? AND step = ?", owner, step)
             within = "WHERE branch = ? AND step = ? ORDER BY seq"
             sequences = self._archive.rows("sequences", within, owner, step)
-        record = read_rows.step_record(step, owner, heads, sequences, self.ranks, self.meter)
+            record = read_rows.step_record(step, owner, heads, sequences, self.ranks, self.meter)
         return migrate.step_record(record, self.meta.model.num_layers) if self.version == 1 else record
 
     def sequences(self, branch: int = 0, *, start: int = 0) -> dict[int, range]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from sessions.format import log_owner
 from sessions.lock import holder
 from sessions.session import Session
 
@@ -29,3 +30,8 @@ def state_of(session: Session) -> State:
     if holder(session.path):
         return "recording"
     return "interrupted" if session.growing else "closed"
+
+
+def foreign_log(session: Session) -> str:
+    """ "NAME-wal is the log of another session …" where one lies beside the file, and is not read; else ""."""
+    return log_owner.foreign_log(session.path)

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from sessions import layouts
 from sessions.copy import write_copy
 from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, files, flight, mark, meta_table, rows, write_rows
+from sessions.format import chunks, database, files, flight, log_owner, mark, meta_table, rows, write_rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from sessions.meta import SessionMeta
@@ -71,11 +70,10 @@ class SessionWriter:
         unless `overwrite`; `SessionBusy` if it is being recorded.
         """
         path = Path(path)
-        _check_taps(taps)
         if ranks < 1:
             raise ValueError(f"ranks must be at least 1, not {ranks}")
         first: dict[str, list[rows.Row]] = {
-            "taps": [(t.index, write_rows.utf8(t.name), t.layout) for t in taps],
+            "taps": write_rows.tap_rows(taps),
             "meta": [*meta_table.rows_of(meta), ("ranks", json_text(ranks)), mark.marked()],
             "branches": [(0, "main", None, 0, json_text(meta.rules))],
         }
@@ -111,10 +109,19 @@ class SessionWriter:
     @classmethod
     def _on(cls, file: RecordingFile) -> SessionWriter:
         try:
-            return cls(file)
+            writer = cls(file)
+            if file.set_aside is not None:
+                with writer._commit():  # says so
+                    pass
+            return writer
         except BaseException:
             file.close()
             raise
+
+    @property
+    def set_aside(self) -> Path | None:
+        """The new name of a log that lay beside the file and was another's; None where there was none."""
+        return self._file.set_aside
 
     def branch(
         self,
@@ -276,8 +283,10 @@ class SessionWriter:
             try:
                 self._file.check_in_place()
                 self._connection.execute("BEGIN IMMEDIATE")
+                log_owner.show(self._connection)
                 if not self._marked:
                     mark.write(self._connection)
+                self._file.note_set_aside(max(0, self._next_step.get(0, 0) - 1))
                 yield self._connection
                 self._connection.execute("COMMIT")
                 self._marked = True
@@ -288,12 +297,3 @@ class SessionWriter:
                 if isinstance(error, sqlite3.Error):
                     raise database.unwritable(self.path, error) from error
                 raise
-
-
-def _check_taps(taps: Sequence[Tap]) -> None:
-    if [tap.index for tap in taps] != list(range(len(taps))):
-        raise ValueError("taps must have the indices 0, 1, 2, … in order")
-    if len({tap.name for tap in taps}) != len(taps):
-        raise ValueError("two taps have the same name")
-    for tap in taps:
-        layouts.parse(tap.layout)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from engine.folders import private_folder, state_directory
+from engine.folders import private_folder
 from engine.text import printable
 from workbench.exit_codes import Exit
 

@@ -11,7 +11,7 @@ from sys import getsizeof
 from typing import Any
 
 from sessions.errors import SessionDamaged, SessionError, broken
-from sessions.format import database, files, log, rows
+from sessions.format import database, files, log, log_owner, rows
 from sessions.format.rows import Row
 from sessions.limits import Charged, ReadMeter
 
@@ -32,16 +32,16 @@ class Archive:
     @property
     def growing(self) -> bool:
         """Whether part of the session is still in its log: it is being written, or its writer was killed."""
-        return files.log_bytes(self.path) > 0
+        return not self._foreign and files.log_bytes(self.path) > 0
 
     @property
     def missing(self) -> str:
         """ "incomplete: …" where the file's log is not beside it, or damaged; "" where nothing is missing."""
-        return files.missing_log(self.path) if self._immutable else self._lost
+        return log_owner.missing_log(self.path) if self._immutable else self._lost
 
     def file_bytes(self) -> int:
         """The length of the file and its log."""
-        return self.path.lstat().st_size + files.log_bytes(self.path)
+        return self.path.lstat().st_size + (files.log_bytes(self.path) if self.growing else 0)
 
     def query(self, sql: str, *arguments: object, what: str = "") -> Charged[Row]:
         """All rows at once: an open cursor would hold the log back from being folded in. They count while the list
@@ -94,8 +94,8 @@ class Archive:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Several queries of one state of the file. May be nested."""
-        with self._lock:
+        """Several queries of one state of the file, which are one view. May be nested."""
+        with self._lock, self.meter.view():
             if self._depth == 0:
                 self.query("BEGIN")
             self._depth += 1
@@ -120,7 +120,7 @@ class Archive:
             self._closed = True
             self._grew |= self.growing
             self._connection.close()
-            if self._grew and not self.growing and files.exists(files.wal_of(self.path)) and self._in_place():
+            if self._grew and files.exists(files.wal_of(self.path)) and self._in_place():
                 database.tidy(self.path)
 
     def _end(self) -> None:
@@ -132,8 +132,10 @@ class Archive:
             raise database.unreadable(self.path, error) from error
 
     def _connect(self) -> None:
+        self._log = _stamp(files.wal_of(self.path))
         self._connection, self._immutable = database.connect_reader(self.path, self.meter)
-        self._lost = log.lost_commits(self.path, self.meter.check_time)
+        self._foreign = log_owner.foreign_log(self.path) if self._immutable else ""
+        self._lost = "" if self._foreign else log.lost_commits(self.path, self.meter.check_time)
         (self.version,) = self._connection.execute("PRAGMA user_version").fetchone()
         self._connections += 1
         self._stamp = self._file_stamp()
@@ -146,7 +148,8 @@ class Archive:
             return
         stamp = self._file_stamp()
         replaced = stamp[0] != self._stamp[0]
-        if replaced or (self._immutable and (stamp != self._stamp or files.exists(files.wal_of(self.path)))):
+        changed = stamp != self._stamp or _stamp(files.wal_of(self.path)) != self._log
+        if replaced or (self._immutable and changed):
             self._connection.close()
             self._connect()
 
@@ -155,8 +158,16 @@ class Archive:
         return files.exists(self.path) and self._file_stamp()[0] == self._stamp[0]
 
     def _file_stamp(self) -> tuple[int, int, int]:
-        try:
-            status = self.path.lstat()
-        except OSError as error:
-            raise SessionError(f"{self.path} has gone while it was open ({error.strerror}).") from error
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        stamp = _stamp(self.path)
+        if stamp is None:
+            raise SessionError(f"{self.path} has gone while it was open.")
+        return stamp
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Inode, length and time of change; None where there is no such file."""
+    try:
+        status = path.lstat()
+    except (OSError, ValueError):  # a name that no file can have
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class KeptSteps:
 
     def snapshot(self) -> AbstractContextManager[None]:
         """One state of the file; while tensors are kept, that which they were read from."""
-        return self.archive.snapshot() if self._contents is None else nullcontext()
+        return self.archive.snapshot() if self._contents is None else self.archive.meter.view()
 
     def record(self, owner: int, step: int, read: Callable[[int, int], StepRecord]) -> StepRecord:
         """What `read` gives for that step; kept while tensors are."""

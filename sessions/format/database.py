@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from sessions.errors import SessionDamaged, SessionError, SessionWriteError
-from sessions.format import files, rows
+from sessions.format import files, log_owner, rows
+from sessions.format.connection import connect
 from sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
 from sessions.limits import ReadMeter, expired
 from sessions.text import clean
@@ -47,15 +48,17 @@ def connect_reader(path: Path, meter: ReadMeter) -> tuple[sqlite3.Connection, bo
     """A hardened read-only connection that stays within the meter's limits, and whether it is immutable.
 
     A finished file is read without writing anything beside it. One that was left in log mode without a log
-    (a copy of the main file alone) has to be declared immutable for that; such a connection sees no change.
+    (a copy of the main file alone) has to be declared immutable for that, and so has one with another file's log beside
+    it: SQLite would read it. Such a connection sees no change.
     """
     files.check(path)
-    immutable = not files.exists(files.wal_of(path)) and (
-        files.in_log_mode(path) or files.exists(path.with_name(path.name + "-journal"))
+    immutable = bool(log_owner.foreign_log(path)) or (
+        not files.exists(files.wal_of(path))
+        and (files.in_log_mode(path) or files.exists(path.with_name(path.name + "-journal")))
     )
     connection = None
     try:
-        connection = _connect(path, "mode=ro&immutable=1" if immutable else "mode=ro")
+        connection = connect(path, "mode=ro&immutable=1" if immutable else "mode=ro", BUSY_SECONDS)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("PRAGMA cache_size = -4096")  # KiB; the system keeps the pages too
@@ -65,7 +68,7 @@ def connect_reader(path: Path, meter: ReadMeter) -> tuple[sqlite3.Connection, bo
         connection.text_factory = partial(_text, meter)
         connection.set_authorizer(_authorize)
         _check(connection, path)
-        _check_length(connection, path)
+        _check_length(connection, path, alone=immutable)
     except BaseException as error:
         if connection is not None:
             connection.close()
@@ -76,15 +79,17 @@ def connect_reader(path: Path, meter: ReadMeter) -> tuple[sqlite3.Connection, bo
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """A read-write connection in log mode. `SessionError` if the file is no session, `sqlite3.Error` if it
-    cannot be written."""
+    """A read-write connection in log mode; the log beside the file is its own (`log_owner.set_aside`).
+    `SessionError` if the file is no session, `sqlite3.Error` if it cannot be written."""
     files.check(path)
-    connection = _connect(path, "mode=rw")
+    connection = connect(path, "mode=rw", BUSY_SECONDS)
     try:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             connection.execute(f"PRAGMA {pragma}")
         _check(connection, path)
         _check_length(connection, path)
+        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            connection.execute("PRAGMA journal_mode = MEMORY")  # for the header's change; see `fold`
         connection.execute("PRAGMA journal_mode = WAL")
         # A kill loses nothing that was committed; a power cut may lose the last commits, never the file.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -92,6 +97,9 @@ def connect_writer(path: Path) -> sqlite3.Connection:
         # Of a transaction that spilt into the log before its commit, SQLite rewrites frames that are there: a writer
         # that is killed meanwhile leaves a log that looks damaged.
         connection.execute("PRAGMA cache_spill = OFF")
+        with suppress(sqlite3.OperationalError):  # without room for it the number that the file has will do
+            log_owner.renew(connection)
+            empty_log(connection)
     except BaseException:
         connection.close()
         raise
@@ -118,6 +126,7 @@ def create_file(path: Path, first: Mapping[str, Iterable[rows.Row]]) -> None:
         for table, values in first.items():
             rows.insert(connection, table, values)
         connection.execute("COMMIT")
+        log_owner.number(connection)
     finally:
         connection.close()
 
@@ -133,6 +142,7 @@ def shorten_log(connection: sqlite3.Connection, path: Path) -> None:
         return
     connection.execute("PRAGMA busy_timeout = 0")
     with suppress(sqlite3.Error):
+        log_owner.renew(connection)
         empty_log(connection)
     connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
@@ -144,11 +154,15 @@ def empty_log(connection: sqlite3.Connection) -> None:
 
 def fold(connection: sqlite3.Connection) -> bool:
     """Move the log into the file, and leave log mode unless a reader is attached: then one file is left. Whether it
-    is."""
+    is.
+
+    The header's change needs no journal in a file: all that changes is in one sector. A journal that a killed writer
+    left would be applied to whatever file bears the name next.
+    """
     empty_log(connection)
     connection.execute(f"PRAGMA busy_timeout = {int(_CLOSING_SECONDS * 1000)}")
     try:
-        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        connection.execute("PRAGMA journal_mode = MEMORY").fetchall()
     except sqlite3.OperationalError as error:
         if "locked" not in str(error):
             raise
@@ -160,8 +174,10 @@ def tidy(path: Path) -> None:
     """Remove the empty log that a writer had to leave because somebody was reading. Best effort, by SQLite's own
     locks: if anybody is still attached, nothing happens."""
     for _ in range(2):
+        if files.log_bytes(path):
+            return  # somebody writes again, or it is another's
         try:
-            with closing(_connect(path, "mode=rw", timeout=_CLOSING_SECONDS)) as connection:
+            with closing(connect(path, "mode=rw", _CLOSING_SECONDS)) as connection:
                 folded = fold(connection)
         except sqlite3.Error:
             return  # not ours to write: the empty log does no harm
@@ -194,13 +210,6 @@ def unwritable(path: Path, error: Exception) -> SessionWriteError:
     return SessionWriteError(
         f"cannot write session {path}: {error}. What was committed before is kept; {advice}."
     )
-
-
-def _connect(path: Path, options: str, timeout: float | None = None) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?{options}"
-    # Sharing between threads is safe: every user of a connection holds a lock of its own.
-    patience = BUSY_SECONDS if timeout is None else timeout
-    return sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
 
 
 def _text(meter: ReadMeter, stored: bytes) -> str | bytes:
@@ -245,9 +254,9 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise SessionError(f"{path} is an incomplete session: it lacks {names}. Record it again.")
 
 
-def _check_length(connection: sqlite3.Connection, path: Path) -> None:
-    """A file without a log must be as long as its header says."""
-    if files.exists(files.wal_of(path)):
+def _check_length(connection: sqlite3.Connection, path: Path, *, alone: bool = False) -> None:
+    """A file without a log, or one that is read `alone`, must be as long as its header says."""
+    if files.exists(files.wal_of(path)) and not alone:
         return
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (size,) = connection.execute("PRAGMA page_size").fetchone()

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from sessions.errors import SessionError
+from sessions.format.connection import first_bytes
 from sessions.format.schema import APPLICATION_ID, READABLE_VERSIONS, SCHEMA_VERSION
 
 _HEADER_BYTES = 100  # https://www.sqlite.org/fileformat.html §1.3
@@ -85,15 +86,10 @@ def check(path: Path) -> None:
             )
 
 
-def in_log_mode(path: Path) -> bool:
-    """Whether the header asks for a write-ahead log, after checking that the header is a session's.
-
-    Only for a file without a log: closing a descriptor of a file that this very process has open through
-    SQLite would drop SQLite's locks on it (POSIX locks belong to the process), and a writer keeps a log.
-    """
+def header(path: Path) -> bytes:
+    """The header of the file itself, without what its log says of it, after checking that it is a session's."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+        header = first_bytes(path, _HEADER_BYTES)
     except OSError as error:
         raise SessionError(f"cannot read session {path}: {error.strerror}.") from error
     if len(header) < _HEADER_BYTES or not header.startswith(MAGIC):
@@ -101,7 +97,17 @@ def in_log_mode(path: Path) -> bool:
             f"{path} is no Lockstep session: it is no SQLite 3 database. Name a .session file."
         )
     check_identity(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
+    return header
+
+
+def asks_for_log(header: bytes) -> bool:
+    """Whether a file with that header is to be read with a write-ahead log."""
     return header[18] == 2 or header[19] == 2
+
+
+def in_log_mode(path: Path) -> bool:
+    """Whether the session's header asks for a write-ahead log."""
+    return asks_for_log(header(path))
 
 
 def missing_log(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sessions.format.files import wal_of
 
 _HEADER, _FRAME = 32, 24
+_FIRST_PAGE, _FIRST = (1).to_bytes(4, "big"), 100  # the bytes of it that are the database's header
 _MAGICS = {0x377F0682: "<u4", 0x377F0683: ">u4"}
 _PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
 _ADVICE = (
@@ -56,6 +57,25 @@ def _damage(path: Path, check_time: Callable[[], None]) -> str:
     return (
         f"incomplete: {name} is damaged at frame {frame}, what was committed from there on is lost. {_ADVICE}"
     )
+
+
+def first_pages(path: Path) -> Iterator[bytes]:
+    """The beginning of each copy of the database's first page in the log, unchecked, up to the log's last frame."""
+    try:
+        with wal_of(path).open("rb") as log:
+            header = log.read(_HEADER)
+            page = int.from_bytes(header[8:12], "big")
+            while (
+                page in _PAGE_SIZES
+                and len(head := log.read(_FRAME)) == _FRAME
+                and head[8:16] == header[16:24]
+            ):
+                content = log.read(min(page, _FIRST)) if head[:4] == _FIRST_PAGE else b""
+                if len(content) == _FIRST:
+                    yield content
+                log.seek(page - len(content), os.SEEK_CUR)
+    except OSError:
+        return
 
 
 def _first_damaged(log: BinaryIO, header: bytes, order: str, check_time: Callable[[], None]) -> int | None:

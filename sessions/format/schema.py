@@ -1,6 +1,7 @@
 """The file format: one SQLite 3 database, `NAME.session`. This module is its specification.
 
-    header      application_id "Lstp", user_version = SCHEMA_VERSION; UTF-8; write-ahead log while it grows
+    header      application_id "Lstp", user_version = SCHEMA_VERSION; UTF-8; write-ahead log while it grows,
+                known by the schema cookie (`sessions.format.log_owner`)
     meta        key -> JSON: the fields of `sessions.meta.SessionMeta`; "ranks", which is always there; "recording",
                 true until its writer closes it
     taps        the tap order that statistics and checksums follow

@@ -7,11 +7,11 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
-from sessions import dtypes
+from sessions import dtypes, layouts
 from sessions.format import blobs, chunks, codec, rows
 from sessions.format.json_text import json_text
 from sessions.format.schema import CHECKSUMS, STATS
-from sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, TensorRecord
+from sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 
 
 def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:
@@ -127,3 +127,14 @@ def real(value: float | None) -> float | str | None:
 def utf8(value: str) -> str:
     """Lone surrogates (undecodable bytes of a path, half a token) have no UTF-8 form: they become `?`."""
     return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def tap_rows(taps: Sequence[Tap]) -> list[rows.Row]:
+    """The rows of the taps, which are checked."""
+    if [tap.index for tap in taps] != list(range(len(taps))):
+        raise ValueError("taps must have the indices 0, 1, 2, … in order")
+    if len({tap.name for tap in taps}) != len(taps):
+        raise ValueError("two taps have the same name")
+    for tap in taps:
+        layouts.parse(tap.layout)
+    return [(tap.index, utf8(tap.name), tap.layout) for tap in taps]

@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError
+from sessions import Session, SessionError, limits
+from sessions.format import codec
 from sessions.format.json_text import json_bytes, parse_json
+from sessions.keeping import keeping, reading
 from sessions.limits import LimitExceeded, ReadLimits, ReadMeter
 from tests.sessions.hostile_files import KINDS
 from tests.sessions.samples import create, record, write
@@ -229,3 +232,30 @@ def test_a_small_limit_still_opens_and_reads_an_honest_session(tmp_path: Path) -
         for step in session.steps():
             assert session.stats(step) is not None
             assert session.tensor("embed", step=step, rank=0) is not None
+
+
+def test_what_computes_on_what_it_reads_is_charged_for_reading_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(limits.time, "thread_time", lambda: clock[0])
+    decode = codec.decode
+
+    def slowly(*arguments: Any) -> Any:
+        clock[0] += 4
+        return decode(*arguments)
+
+    path = write(tmp_path / "a.session", 8)
+    with Session.open(path, ReadLimits(seconds=10)) as session, keeping(session), session.view():
+        with reading(session):
+            clock[0] += 1000  # what is computed beside it
+            session.tensor("embed", step=0, rank=0)
+            clock[0] += 1000
+            monkeypatch.setattr(codec, "decode", slowly)
+            for step in range(1, 3):
+                session.tensor("embed", step=step, rank=0)
+            clock[0] += 1000
+            session.tensor("embed", step=3, rank=0)  # begun before the time was over
+            with pytest.raises(LimitExceeded, match="session_seconds"):
+                session.tensor("embed", step=4, rank=0)
+        session.meter.check_time()  # none of it is of the view around

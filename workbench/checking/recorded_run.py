@@ -18,7 +18,7 @@ from engine.errors import CheckpointError, ConfigError
 from sessions import Session
 from sessions.errors import IdsMismatch
 from sessions.keeping import keeping
-from sessions.limits import UNLIMITED
+from sessions.limits import UNLIMITED, LimitExceeded
 from sessions.text import clean
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.verdicts import summary
@@ -31,7 +31,9 @@ from workbench.diagnosis.naming import named
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.reconcile import reason_of, reconciled
 from workbench.diagnosis.recording import Recording
+from workbench.diagnosis.search_time import SEARCH_SECONDS
 from workbench.diagnosis.verdict import judge
+from workbench.foreign.importing import dropped_lines
 from workbench.inferior.identity import checkpoint_digest
 from workbench.references.golden import record_golden, record_pair
 from workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
@@ -41,6 +43,9 @@ from workbench.views.plain_text import plural
 
 #: Where to find out which checkpoint a recording is of.
 NEEDS_MODEL = "give its checkpoint: lockstep diagnose {name} --model MODEL"
+
+#: Of what was not recorded so much is listed.
+_SHOWN = 4
 
 #: What is told while a reference is recorded: how many passes of how many.
 Counted = Callable[[int, int], None]
@@ -55,6 +60,7 @@ def diagnose_recording(
     floor: Path | None = None,
     record: bool = True,
     device: str = "cpu",
+    seconds: float = SEARCH_SECONDS,
     progress: Counted = lambda done, of: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
@@ -72,18 +78,20 @@ def diagnose_recording(
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
         stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
-        found = diagnose(session, facts, golden=truth, floor=noise, branch=branch)
-        if not found.judged and session.meta.foreign is None:
+        found = diagnose(session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds)
+        if not found.judged and not found.ended and session.meta.foreign is None:
             raise DiagnosisError(
                 f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "
                 "`--capture full`"
             )
         causes, moved = list(found.causes), None
-        if truth is None or not found.judged:
-            judgement = _alone(session, branch, found)
-        else:
-            judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
-            causes = named(found, session, truth, judgement.first_divergence, facts, branch)
+        judgement = _alone(session, branch, found)
+        if truth is not None and found.judged:
+            try:
+                judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
+                causes = named(found, session, truth, judgement.first_divergence, facts, branch)
+            except LimitExceeded as error:
+                judgement = unsure(judgement, f"not held against the reference to the end: {error}")
         if session.meta.foreign is not None:
             lacking = "" if found.judged else f"no operation could be judged{_why(found)}"
             if truth is None and "embed" in rests.absent:
@@ -96,10 +104,12 @@ def diagnose_recording(
                 )
                 if moved is not None and not _before(session, judgement.first_divergence, moved):
                     judgement = supported(judgement, rests, moved.in_words())
+        if lost := _not_recorded(session, branch):
+            judgement = replace(judgement, notes=(*judgement.notes, lost))
     name = "" if golden is None else golden.name
     rules = next((one.rules for one in session.branches() if one.id == branch), session.meta.rules)
     event = summary(judgement, None, causes, len(session.steps(branch)), rules, name)
-    event = msgspec.structs.replace(event, coverage=rests)
+    event = msgspec.structs.replace(event, coverage=rests, untried=found.untried)
     return CheckResult(judgement, event, session.path, golden, moved=moved)
 
 
@@ -184,6 +194,23 @@ def supported(judgement: Judgement, rests: Coverage, lacking: str = "") -> Judge
     if (rests.lacking or lacking) and judgement.verdict != "diverged":
         return replace(judgement, verdict="inconclusive")
     return judgement
+
+
+def unsure(judgement: Judgement, why: str) -> Judgement:
+    """The judgement with what it lacks: "inconclusive" unless something is wrong."""
+    found = replace(judgement, notes=(*judgement.notes, why))
+    return found if found.verdict == "diverged" else replace(found, verdict="inconclusive")
+
+
+def _not_recorded(session: Session, branch: int) -> str:
+    """What of the run is not in the recording, so that no verdict is of it; "" for nothing."""
+    foreign = session.meta.foreign
+    lost = [] if foreign is None else [*dropped_lines(foreign)]
+    for step in session.steps(branch):
+        lost += [f"step {step}: {words}" for words in session.step(step, branch).dropped]
+    shown = [clean(words, limit=200) for words in lost[:_SHOWN]]
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    return f"not compared, as it is not in the recording: {'; '.join(shown)}{more}" if lost else ""
 
 
 def _before(session: Session, first: Divergence | None, moved: MovedTap) -> bool:

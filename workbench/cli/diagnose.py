@@ -18,6 +18,7 @@ from workbench.cli.check import code_of
 from workbench.cli.checked_model import ModelToCheck
 from workbench.cli.progress import Status
 from workbench.cli.recordings import judged_recording
+from workbench.diagnosis.search_time import SEARCH_SECONDS
 from workbench.exit_codes import UsageError
 from workbench.export.diagnosis_text import render_diagnosis
 from workbench.export.json import dumps
@@ -72,6 +73,15 @@ def diagnose(
     rule: options.Rules = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    search_seconds: Annotated[
+        float,
+        typer.Option(
+            "--search-seconds",
+            metavar="S",
+            min=0.0,
+            help="Of a recording: try no further hypothesis after that time; the verdict and what was found stand.",
+        ),
+    ] = SEARCH_SECONDS,
     save: options.Save = None,
     timeout: options.Timeout = 60.0,
     start_timeout: options.StartTimeout = 300.0,
@@ -88,7 +98,7 @@ def diagnose(
     if (path := session_of(target)) is not None:
         if rule or prompt or ids:
             raise UsageError("--rule, --prompt and --ids are for a model: a recording is read as it is")
-        result = judged_recording(path, model, golden, reference, branch, device)
+        result = judged_recording(path, model, golden, reference, branch, device, search_seconds)
     else:
         if model is not None or golden is not None:
             raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from sessions import Session
+from sessions.keeping import reading
 from workbench.checking.pipeline import CheckResult
 from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
 from workbench.cli.progress import Status
 from workbench.diagnosis.judgement import DiagnosisError
+from workbench.diagnosis.search_time import SEARCH_SECONDS
 from workbench.exit_codes import UsageError
 from workbench.models.opening import open_model
 from workbench.paths import find_session
@@ -16,17 +18,23 @@ from workbench.settings import session_limits
 
 
 def judged_recording(
-    path: Path, model: str | None, golden: Path | None, reference: bool, branch: int, device: str
+    path: Path,
+    model: str | None,
+    golden: Path | None,
+    reference: bool,
+    branch: int,
+    device: str,
+    seconds: float = SEARCH_SECONDS,
 ) -> CheckResult:
     """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
-    of. `golden` and `reference` as in `diagnose_recording`."""
-    with Status() as status, Session.open(path, session_limits()) as session, session.walk():
+    of. `golden`, `reference` and `seconds` as in `diagnose_recording`."""
+    with Status() as status, Session.open(path, session_limits()) as session, reading(session):
         try:
             checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
         except DiagnosisError as error:
             raise UsageError(str(error)) from error
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
-            record=reference, device=device, warn=status.warn,
+            record=reference, device=device, seconds=seconds, warn=status.warn,
             progress=lambda done, of: status.count("reference", done, of),
         )  # fmt: skip

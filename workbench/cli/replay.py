@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sessions import Session
+from sessions.state import foreign_log
 from workbench.cli.conversation import commands_of, converse, piped_commands
 from workbench.cli.run import Batch, Commands, JsonLines, LimitSeconds, Script
 from workbench.cli.terminal import tell
@@ -55,6 +56,8 @@ def replay(
     with open_replay(session) as debugger:
         for loss in debugger.session.losses:
             tell(f"warning: {session} is {loss}")
+        if (foreign := foreign_log(debugger.session)) and not debugger.session.losses:
+            tell(f"note: {foreign}")
         code = converse(debugger, lines, batch=batch, as_json=as_json, limit=limit_seconds)
     raise typer.Exit(code)
 

@@ -18,7 +18,7 @@ from sessions.format.files import log_bytes
 from sessions.lock import holder
 from sessions.remove import remove
 from sessions.salvage import salvage
-from sessions.state import STATE_WORDS, state_of
+from sessions.state import STATE_WORDS, foreign_log, state_of
 from sessions.verify import verify
 from workbench.debugger.answers import TableResult
 from workbench.exit_codes import Exit, UsageError
@@ -175,6 +175,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "taps": len(session.taps),
         "state": state_of(session),
         "losses": session.losses,
+        "foreign_log": foreign_log(session) or None,
         "protected": session.protected,
         "branches": [
             {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
@@ -206,6 +207,7 @@ def _text(told: dict[str, Any]) -> str:
         f"{origin}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
         f"state: {STATE_WORDS[told['state']]}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
         *(clean(loss) for loss in told["losses"]),
+        *([f"note: {clean(told['foreign_log'])}"] if told["foreign_log"] and not told["losses"] else []),
         *(f"note: {note}" for note in told["notes"]),
         table.to_text(),
     ])  # fmt: skip
@@ -215,6 +217,8 @@ def _ok(path: Path) -> str:
     """What was proved: of a session that was not closed, only what is there so far."""
     with Session.open(path, session_limits()) as session:
         state, rest = state_of(session), "" if session.protected else f"; {_UNPROTECTED}"
+        if foreign := foreign_log(session):
+            rest += f"; {foreign}"
     if state == "recording":
         return f"ok so far: it is being recorded by {holder(path)}{rest}"
     if state == "interrupted":
@@ -223,11 +227,13 @@ def _ok(path: Path) -> str:
 
 
 def _told(packed: Packed) -> str:
+    other = "; the log of another session was set aside"
+    rest = f"{other} as {packed.set_aside}" if packed.set_aside else ""
     if packed.converted:
-        return f"converted to the present format, {packed.before} → {packed.after} bytes"
+        return f"converted to the present format, {packed.before} → {packed.after} bytes{rest}"
     if packed.after < packed.before:
-        return f"{packed.before} → {packed.after} bytes"
-    return f"left as it is, {packed.after} bytes: packed it would not be smaller"
+        return f"{packed.before} → {packed.after} bytes{rest}"
+    return f"left as it is, {packed.after} bytes: packed it would not be smaller{rest}"
 
 
 def _size(path: Path, found: os.stat_result) -> int:

@@ -7,13 +7,14 @@ engine is diagnosed like our own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sessions.session import Session
 from workbench.diagnosis.causes import Extent, causes_of, taps_in_words
 from workbench.diagnosis.consequences import folded
 from workbench.diagnosis.effects import Effect, harmless
-from workbench.diagnosis.findings import WrongOperation, survey
+from workbench.diagnosis.findings import Survey, WrongOperation, survey
 from workbench.diagnosis.merging import FindingGroup, groups
 from workbench.diagnosis.operations.facts import Facts
 from workbench.diagnosis.operations.recorded import RecordedTaps
@@ -21,6 +22,7 @@ from workbench.diagnosis.operations.site import Unjudged
 from workbench.diagnosis.operations.sites import sites
 from workbench.diagnosis.range_of_dtype import beyond_range
 from workbench.diagnosis.recording import Recording
+from workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
 from workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
 from workbench.views.causes import Cause
 
@@ -30,7 +32,8 @@ class Explanation:
     """The causes in the order in which they show, each followed by those that explain the same as well, and the
     findings behind them (`wrong`); what differs without an effect in words, and at which taps (`harmless`); how many
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
-    those of the reference do."""
+    those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over;
+    `ended`: why operations after that could not even be judged."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -39,6 +42,8 @@ class Explanation:
     judged: int
     unjudged: tuple[Unjudged, ...]
     overflown: bool = False
+    untried: tuple[str, ...] = ()
+    ended: str = ""
 
 
 def diagnose(
@@ -48,19 +53,21 @@ def diagnose(
     golden: Session | None = None,
     floor: Session | None = None,
     branch: int = 0,
+    seconds: float = SEARCH_SECONDS,
 ) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, says at which positions tokens stand; `floor`, the reference at that dtype, what it cannot
     hold."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
-    seen, extent = survey(sites(taps, facts), taps), Extent.of(taps)
-    scaled = scaled_stream(taps, facts, {finding.tap for finding in seen.findings})
+    time = SearchTime(seconds)
+    seen, extent = survey(sites(taps, facts), taps, time), Extent.of(taps)
+    scaled = None if seen.ended else scaled_stream(taps, facts, {finding.tap for finding in seen.findings})
     if scaled is not None:
         taps = scaled.taps
-        seen = survey(sites(taps, facts), taps)
+        seen = survey(sites(taps, facts), taps, time)
     found = groups(seen.findings)
-    without = harmless(found, taps, facts)
+    without = {} if seen.ended else harmless(found, taps, facts)
     over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))
     wrong = [group for number, group in enumerate(found) if number not in without and number not in over]
     return Explanation(
@@ -73,6 +80,7 @@ def diagnose(
             *([] if scaled is None else [_note_of_stream(scaled, extent)]),
             *(_note(found[number], effect, extent) for number, effect in without.items()),
             *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
+            *_notes_of_time(seen, extent),
         ),
         tuple(finding for group in wrong for finding in group.findings),
         (
@@ -83,7 +91,18 @@ def diagnose(
         sum(seen.judged.values()),
         seen.unjudged,
         bool(over),
+        tuple(seen.untried),
+        seen.ended,
     )
+
+
+def _notes_of_time(seen: Survey, extent: Extent) -> Iterator[str]:
+    """What there was no time for, and what follows from that."""
+    if seen.untried:
+        taps, why = taps_in_words(list(seen.untried), extent.layers), next(iter(seen.untried.values()))
+        yield f"not all hypotheses were tried at {taps}: {why.removesuffix('.')}"
+    if seen.ended:
+        yield f"operations after these were not judged, nor whether they have an effect: {seen.ended}"
 
 
 def _note_of_stream(scaled: ScaledStream, extent: Extent) -> str:

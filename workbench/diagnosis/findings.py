@@ -8,14 +8,17 @@ none that only inherits an error is among them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from sessions.limits import LimitExceeded
+from workbench.diagnosis.dataflow import is_known
 from workbench.diagnosis.operations.deviation import Deviation
 from workbench.diagnosis.operations.recorded import RecordedTaps
 from workbench.diagnosis.operations.shares import head_offset
 from workbench.diagnosis.operations.site import Site, Unjudged
+from workbench.diagnosis.search_time import SearchEnded, SearchTime
 from workbench.diagnosis.variants.search import Search
 from workbench.diagnosis.variants.variant import Fit
 
@@ -78,26 +81,39 @@ class WrongOperation:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All operations of a recording: how many could be judged by tap, what was found, what could not be judged."""
+    """All operations of a recording: how many could be judged by tap, what was found, what could not be judged.
+    `untried`: why not all hypotheses were tried, by the taps of which that is so; those that time left no judging of
+    are `unjudged` too. `ended`: why it was not gone through to the end, "" where it was."""
 
     judged: Mapping[str, int]
     findings: tuple[WrongOperation, ...]
     unjudged: tuple[Unjudged, ...]
+    untried: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
 
 
-def survey(operations: Iterable[Site | Unjudged], taps: RecordedTaps) -> Survey:
-    """What is wrong among operations of a recording, and why."""
+def survey(
+    operations: Iterable[Site | Unjudged], taps: RecordedTaps, time: SearchTime | None = None
+) -> Survey:
+    """What is wrong among operations of a recording, and why, as far as there is time."""
     order = {tap.name: number for number, tap in enumerate(taps.recording.session.taps)}
     judged: dict[str, int] = {}
-    found, unjudged, search = [], [], Search()
-    for site in operations:
-        if isinstance(site, Unjudged):
-            unjudged.append(site)
-            continue
-        judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
-        if site.deviation is not None:
-            found.append(_finding(site, site.deviation, order[site.tap], search))
-    return Survey(judged, tuple(found), tuple(unjudged))
+    found, unjudged, search, ended = [], [], Search(time or SearchTime()), ""
+    try:
+        for site in operations:
+            search.time.check_judging()
+            if isinstance(site, Unjudged):
+                unjudged.append(site)
+                continue
+            deviation = site.deviation
+            judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
+            if deviation is not None:
+                found.append(_finding(site, deviation, order[site.tap], search))
+    except (SearchEnded, LimitExceeded) as error:
+        ended, reached = str(error), {*judged, *(one.tap for one in unjudged)}
+        left = [tap for tap in order if tap not in reached and taps.captured(tap) and is_known(tap)]
+        unjudged += [Unjudged(tap, 0, ended) for tap in left]
+    return Survey(judged, tuple(found), tuple(unjudged), search.ended, ended)
 
 
 def _finding(site: Site, deviation: Deviation, order: int, search: Search) -> WrongOperation:

@@ -121,7 +121,8 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     `golden_session` is a file's name, `reference` the library that recorded it; `quantisation` is known where that is
     llama.cpp and blocks are quantised. `confirmed` are the rules in force ("NAME=VALUE") of which it was tried that
     the run matches without them, and only then. `coverage` is what the verdict on a recording rests on, and may be
-    why it is inconclusive."""
+    why it is inconclusive. `untried` are taps that are wrong and of which not every hypothesis was tried, for want of
+    time."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
     coverage: Coverage | None = None
@@ -144,6 +145,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     reference: str = "transformers"
     quantisation: QuantisationLoss | None = None
     confirmed: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
 
     @property
     def matches(self) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.taps.names import count_layers
 from sessions.errors import SessionDamaged
 from sessions.records import SequenceStep, StepInFlight, StepRecord
-from sessions.state import State, state_of
+from sessions.state import State, foreign_log, state_of
 from sessions.text import clean
 from workbench.views.branches import BranchLine, branch_lines, engine_name
 from workbench.views.candidates import emitted_probability
@@ -41,7 +41,7 @@ class Overview:
     branches: tuple[BranchLine, ...]
     batch: Sequences  # of all branches
     state: State
-    losses: tuple[str, ...]  # what is missing or damaged, each in a sentence
+    losses: tuple[str, ...]  # what is missing or damaged, or not the session's, each in a sentence
     absent: Mapping[str, str]  # why the recorder has not a tap
 
     @property
@@ -99,7 +99,7 @@ def overview(source: SessionSource) -> Overview:
         branches=branch_lines(session),
         batch=Sequences.of(session.meta.sequences, *(source.batch(one.id).fed for one in session.branches())),
         state=state_of(session),
-        losses=tuple(session.losses),
+        losses=tuple(session.losses or filter(None, [foreign_log(session)])),
         absent={clean(tap, limit=120): clean(why, limit=200) for tap, why in session.meta.absent.items()},
     )
 

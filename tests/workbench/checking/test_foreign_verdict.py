@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from sessions import Session
+from sessions import Session, SessionWriter
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
 from workbench.checking.pipeline import CheckResult
@@ -71,6 +71,25 @@ def test_a_faultless_run_matches_and_says_what_that_rests_on(
         "attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs", "attn.o_proj.partial", "mlp.down.partial"
     )  # fmt: skip
     assert plain(found.event)["coverage"]["aligned"] == 21
+
+
+def test_a_match_reports_the_rows_that_are_not_in_the_recording(case: Case, tmp_path: Path) -> None:
+    rows = Rows.of(case.floor)
+    passes = rows.decoding()
+    found = judged(packed(rows, [[*passes[0], None, None], *passes[1:]]), case, tmp_path / "a.session")
+    assert found.event.verdict == "match"
+    assert "not compared, as it is not in the recording: dropped 2 padding" in " ".join(found.event.notes)
+
+
+def test_a_match_reports_what_a_step_had_no_room_for(run: PackedRun, case: Case, tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    write_session(run, path, form="test")
+    with SessionWriter.reopen(path) as writer:
+        writer.tensors(0, 1, [], dropped=["layers.0.attn.probs of sequence 0 left out (9 bytes)"])
+    with Session.open(path) as session:
+        found = diagnose_recording(session, case.model_dir, golden=case.golden.path, floor=case.floor.path)
+    assert found.event.verdict == "match"
+    assert "step 1: layers.0.attn.probs of sequence 0 left out" in " ".join(found.event.notes)
 
 
 def test_an_operation_that_is_wrong_is_named(run: PackedRun, case: Case, tmp_path: Path) -> None:

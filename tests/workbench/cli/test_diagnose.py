@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from sessions import Session
+from sessions import Session, limits
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
 from tests.workbench.diagnosis.synthetic import synthetic
 from workbench.cli.main import run
+from workbench.diagnosis import search_time
+from workbench.diagnosis.variants import search
 
 Q = "layers.1.attn.q_proj"
 
@@ -201,3 +203,78 @@ def test_diff_says_what_it_needs_to_look_for_a_cause(strangers: Strangers, capsy
     said = " ".join(capsys.readouterr().out.split())
     assert "no cause is looked for: which checkpoint" in said
     assert "lockstep diagnose" in said
+
+
+def test_when_the_time_for_the_search_is_over_what_was_found_is_told(
+    strangers: Strangers, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of what is wrong is known without a cause: it is a verdict."""
+    tried: list[str] = []
+    fit = search.fit
+
+    def slowly(site: Any, variant: Any) -> Any:
+        tried.append(site.tap)
+        if tried[0] != site.tap:  # all hypotheses of the first, and one of the second
+            monkeypatch.setattr(search_time.time, "monotonic", lambda: 1e9)
+        return fit(site, variant)
+
+    monkeypatch.setattr(search, "fit", slowly)
+    words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
+    found = told(capsys, *words, "--search-seconds", "3000", code=1)
+    assert [one["tap"] for one in found["causes"]][:1] == [Q]
+    assert found["first_divergence"]["tap"] == Q
+    assert found["untried"] == ["layers.2.mlp.act"]
+    notes = " ".join(found["notes"])
+    assert "not all hypotheses were tried at layers.2.mlp.act: the search for causes has ended" in notes
+    assert "operations after these were not judged" in notes  # not even twice that time is left
+
+
+def test_without_any_time_for_the_search_the_place_is_told(strangers: Strangers, capsys: Any) -> None:
+    words = [str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--golden"]
+    words += [str(strangers.two.golden), "--search-seconds", "0"]
+    found = told(capsys, *words, code=1)
+    assert found["first_divergence"]["tap"] == Q
+    assert run(["diagnose", *words]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "first wrong layers.1.attn.q_proj" in shown
+    assert "the search for causes has ended after 0 s (`--search-seconds` gives it more)" in shown
+
+
+def test_the_search_is_not_charged_to_reading(
+    strangers: Strangers, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes more than a session may cost; reading it does not."""
+    clock, fit = [0.0], search.fit
+
+    def slowly(site: Any, variant: Any) -> Any:
+        clock[0] += 100
+        return fit(site, variant)
+
+    monkeypatch.setattr(limits.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(search, "fit", slowly)
+    words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
+    found = told(capsys, *words, code=1)
+    assert Q in {one["tap"] for one in found["causes"]}
+    assert found["untried"] == []
+
+
+def test_when_reading_costs_too_much_what_was_found_is_told(
+    strangers: Strangers, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recording is read up to the wrong operation, and then no more."""
+    clock, fit = [0.0], search.fit
+
+    def over(site: Any, variant: Any) -> Any:
+        monkeypatch.setattr(
+            limits.time, "thread_time", lambda: clock.append(clock[-1] + 100) or clock[-1]
+        )  # 100 s each time that it is asked for
+        return fit(site, variant)
+
+    monkeypatch.setattr(search, "fit", over)
+    words = [str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--golden"]
+    found = told(capsys, *words, str(strangers.two.golden), code=1)
+    assert found["first_divergence"]["tap"] == Q
+    notes = " ".join(found["notes"])
+    assert "operations after these were not judged" in notes
+    assert "not held against the reference to the end" in notes
+    assert "session_seconds" in notes

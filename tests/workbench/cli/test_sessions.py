@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from sessions import Session
+from sessions.format import files
 from sessions.state import state_of
 from tests.sessions.samples import as_version, create, record, write
 from workbench.cli.main import run
 from workbench.models.identify import identify
 from workbench.paths import find_session, session_of
+from workbench.views.overview import overview
+from workbench.views.source import SessionSource
 
 
 @pytest.fixture
@@ -141,3 +144,24 @@ def test_packing_says_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]
     as_version(write(kept / "old.session", 2), 2)
     assert run(["sessions", "pack", "old"]) == 0
     assert "converted to the present format, 262144 → " in capsys.readouterr().out
+
+
+def test_the_log_of_another_session_is_told_of(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`mv closed.session run.session`, where the log of a killed run lies."""
+    with create(kept / "growing.session") as writer:
+        writer.step(0, record(0))
+        shutil.copy(files.wal_of(writer.path), kept / "run.session-wal")
+    (kept / "closed.session").rename(kept / "run.session")
+    note = "run.session-wal is the log of another session"
+    for command in (["show", "run"], ["verify", "run"]):
+        assert run(["sessions", *command]) == 0
+        assert note in capsys.readouterr().out
+    assert run(["replay", str(kept / "run.session"), "--ex", "where", "--batch"]) == 0
+    assert f"note: {note}" in capsys.readouterr().err
+    with Session.open(kept / "run.session") as session:
+        assert overview(SessionSource(session)).lost.startswith(note)
+    assert run(["sessions", "pack", "run", "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert packed["set_aside"] == str(kept / "run.session-other-wal")
+    with Session.open(kept / "run.session") as session:
+        assert session.steps() == range(2)

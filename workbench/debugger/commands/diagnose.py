@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.taps.names import layer_path
+from sessions.keeping import reading
 from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
 from workbench.debugger.answers import JsonObject, Result, TableResult
 from workbench.debugger.core.backwards import backward_to
@@ -109,7 +110,8 @@ def _of_recording(debugger: Debugger) -> GoldenEvent:
     try:
         checkpoint = checkpoint_of(debugger.session)
         branch = debugger.position.branch
-        event = diagnose_recording(debugger.session, checkpoint, branch=branch, record=False).event
+        with reading(debugger.session):
+            event = diagnose_recording(debugger.session, checkpoint, branch=branch, record=False).event
     except DiagnosisError as error:
         raise NotCaptured(str(error)) from error
     debugger.judged[debugger.position.branch] = event

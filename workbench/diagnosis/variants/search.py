@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sessions.limits import LimitExceeded
 from workbench.diagnosis.operations.attention import FUSED
 from workbench.diagnosis.operations.site import Site
+from workbench.diagnosis.search_time import SearchEnded, SearchTime
 from workbench.diagnosis.variants.banks import stages
 from workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
@@ -18,15 +20,30 @@ class Search:
     """Which variants have explained an operation so far: a bug is seldom in one layer alone, so that these are tried
     first in the layers after it, and nothing else where they fit."""
 
+    time: SearchTime = field(default_factory=SearchTime)
     names: dict[str, set[str]] = field(default_factory=dict)
+    #: Why not all was tried, by the taps of which that is so.
+    ended: dict[str, str] = field(default_factory=dict)
 
     def fits(self, site: Site) -> tuple[list[Fit], list[str]]:
         """The fits at a site, and the names of all that was tried: the banks of last resort where no other fits."""
-        expected = self.names.setdefault(site.kind, set())
         found: list[Fit] = []
         tried: dict[str, None] = {}
+        try:
+            self._try(site, found, tried)
+        except (SearchEnded, LimitExceeded) as error:
+            self.ended[site.tap] = str(error)
+        found.sort(key=preference)
+        explained = {one.variant.name for one in found if one.accepted}
+        self.names[site.kind] = explained or self.names[site.kind]
+        return found, list(tried)
+
+    def _try(self, site: Site, found: list[Fit], tried: dict[str, None]) -> None:
+        expected = self.names.setdefault(site.kind, set())
         for banks in _rounds(site, frozenset(expected)):
+            self.time.check()
             for variant in banks:
+                self.time.check()
                 tried[variant.name] = None
                 with np.errstate(all="ignore"):
                     one = fit(site, variant)
@@ -36,9 +53,6 @@ class Search:
                     break
             if any(one.accepted for one in found):
                 break
-        found.sort(key=preference)
-        self.names[site.kind] = {one.variant.name for one in found if one.accepted} or expected
-        return found, list(tried)
 
 
 def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
