@@ -15,7 +15,7 @@ from sessions.text import clean
 from workbench.attach.group import run_in_group
 
 #: The folder that every Python process of the command finds first on its path.
-INSIDE = Path(__file__).resolve().parent / "inside"
+DOOR = Path(__file__).resolve().parent / "door"
 
 Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
 #: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids alone.
@@ -119,7 +119,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict[str, str]:
-    path = [str(INSIDE), *filter(None, [base.get("PYTHONPATH")])]
+    path = [str(DOOR), *filter(None, [base.get("PYTHONPATH")])]
     told = {
         "PYTHONPATH": os.pathsep.join(path),
         "LOCKSTEP_TAP": str(dump.resolve()),

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 NAME = "lockstep_tap.py"
-SOURCE = Path(__file__).parent / "inside" / NAME
+#: The files that go along into an attached process.
+INSIDE = Path(__file__).resolve().parent / "inside"
+SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
-_TAPE = "if TYPE_CHECKING:\n    from lockstep_tap import Tape\n"
+_TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 
 
 def tap_file() -> str:

@@ -38,7 +38,7 @@ sys.exit(7 if ending == "fails" else 0)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command that is an engine; what follows is its rank, the number of ranks, and how it ends."""
     program = tmp_path_factory.mktemp("engine") / "engine.py"
-    program.write_text(ENGINE.replace("from workbench.attach.inside.", "from "))
+    program.write_text(ENGINE.replace("workbench.attach.inside", "_lockstep_attached"))
     return [sys.executable, str(program)]
 
 
