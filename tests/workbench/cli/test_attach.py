@@ -82,6 +82,16 @@ def test_a_command_that_fails_leaves_what_it_did(
         assert told in session.meta.notes
 
 
+def test_reports_of_a_hostile_engine_neither_hang_nor_fail_us(
+    engine: list[str], tmp_path: Path, capfd: Any
+) -> None:
+    script = 'mkdir -p $LOCKSTEP_TAP; cd $LOCKSTEP_TAP; mkfifo report-1.jsonl; ln -s /dev/zero report-2.jsonl; "$@"'
+    attached(capfd, tmp_path / "run.session", "--", "sh", "-c", script, "sh", *engine, "0", "1", "ends")
+    with Session.open(tmp_path / "run.session") as session:
+        assert ids(session) == [[5, 6, 7], [8], [9]]
+        assert "not recorded: report-2.jsonl: is a link: copy what it points to there" in session.meta.notes
+
+
 def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, capfd: Any) -> None:
     target, kept = tmp_path / "run.session", tmp_path / "dump"
     asked = ["--only", "layers.1.*", "--steps", "1", "--keep-dump", str(kept), "--json"]

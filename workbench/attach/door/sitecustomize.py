@@ -73,8 +73,9 @@ class AfterImport:
             find = getattr(finder, "find_spec", None) if finder is not self else None
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = InstallingLoader(spec.loader, self.installers)
+                loader: Any = spec.loader
+                if hasattr(loader, "exec_module"):
+                    spec.loader = InstallingLoader(loader, self.installers)  # type: ignore[assignment]
                 return spec
         return None
 
