@@ -78,14 +78,15 @@ class Attached:
         return tuple(dict.fromkeys(one.text for one in self.remarks if one.kind == "failed"))
 
 
-def attach(command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
-    """Run `command` to its end; every rank of the engine in it writes DUMP/rankN.
+def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path | None = None) -> Attached:
+    """Run `command` to its end; every rank of the engine in it writes DUMP/rankN. `scratch` is our
+    temporary folder, should we be killed before it.
 
     AttachError where it cannot be started, or where no rank wrote a pass.
     """
     environment = _environment(os.environ, dump, asked)
     try:
-        ended = run_in_group(command, environment)
+        ended = run_in_group(command, environment, scratch)
     except OSError as error:
         raise AttachError(
             f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
