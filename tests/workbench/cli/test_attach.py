@@ -30,7 +30,7 @@ for at, ids in enumerate([[5, 6, 7], [8], [9]]):
     tape.end()
     if at == 1 and ending == "dies":
         os.kill(os.getpid(), 9)
-sys.exit(7 if ending == "fails" else 0)
+sys.exit({"fails": 7, "fails1": 1}.get(ending, 0))
 """
 
 
@@ -67,6 +67,7 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("ending", "code", "told", "rows"),
     [
+        ("fails1", 6, "the command ended with exit code 1", [[5, 6, 7], [8], [9]]),  # 1 is a verdict
         ("fails", 7, "the command ended with exit code 7", [[5, 6, 7], [8], [9]]),
         ("dies", 137, "the command was ended by SIGKILL", [[5, 6, 7], [8]]),
     ],

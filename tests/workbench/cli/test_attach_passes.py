@@ -62,7 +62,7 @@ class Engine:
     changed: tuple[Remark, ...] = ()
     stopped: str = ""
 
-    def attach(self, command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
+    def attach(self, command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path) -> Attached:
         told = self.runs[min(len(self.asked), len(self.runs) - 1)]
         self.asked.append(asked)
         if not told.by_rank:

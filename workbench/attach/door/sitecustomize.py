@@ -45,17 +45,29 @@ class OurFiles:
         name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         if name == PACKAGE:
-            return _of_file(name, "__init__.py", package=True)
-        return _of_file(name, name + ".py") if name in OFFERED else None
+            file = os.path.join(INSIDE, "__init__.py")
+            spec = ModuleSpec(name, SourceFileLoader(name, file), origin=file, is_package=True)
+            spec.has_location = True
+            spec.submodule_search_locations = [INSIDE]
+            return spec
+        if name in OFFERED:
+            return ModuleSpec(name, Offered)  # type: ignore[arg-type]
+        return None
 
 
-def _of_file(name: str, file: str, package: bool = False) -> ModuleSpec:
-    file = os.path.join(INSIDE, file)
-    spec = ModuleSpec(name, SourceFileLoader(name, file), origin=file, is_package=package)
-    spec.has_location = True
-    if spec.submodule_search_locations is not None:
-        spec.submodule_search_locations.append(INSIDE)
-    return spec
+class Offered:
+    """The loader of what is offered: the very module that we use."""
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> "ModuleType":
+        module: ModuleType = ours(spec.name)
+        spec.loader_state = module.__spec__
+        return module
+
+    @staticmethod
+    def exec_module(module: "ModuleType") -> None:
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
 
 
 class AfterImport:

@@ -34,7 +34,8 @@ _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 
 
 class TapeFacts(Struct, kw_only=True):
-    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more."""
+    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more, `closed` that
+    it came to its end (None: not told)."""
 
     format: Literal["lockstep-tape"]
     version: Annotated[int, Meta(ge=1)]
@@ -48,6 +49,7 @@ class TapeFacts(Struct, kw_only=True):
     torch: Text = ""
     tap: Text = ""
     stopped: str = ""
+    closed: bool | None = None
     unrecorded: Count = 0
     capture: Literal["full", "stats", "ids"] = "full"
     config: dict[str, object] = {}
@@ -126,6 +128,12 @@ def _facts(folder: Path, ranks: dict[int, TapeFacts], first: TapeFacts) -> Forei
         for rank, told in ranks.items()
         if told.stopped
     ]
+    left = [rank for rank, told in ranks.items() if told.closed is False]
+    if len(left) < len(ranks):  # else the whole engine was ended at once
+        notes += [
+            f"rank {rank} did not come to the end of its recording, as others did: it was killed, or left at once"
+            for rank in left[:MOST_NOTES]
+        ]
     for rank, told in ranks.items():
         if told.unrecorded:
             notes.append(f"rank {rank}: {told.unrecorded} calls without token ids are not recorded")
