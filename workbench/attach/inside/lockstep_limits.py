@@ -69,17 +69,23 @@ class TapeLimits:
                 f"this pass holds {(self.held + size) >> 20} MiB: choose taps (only), or statistics"
             )
         self.held += size if whole else 0
+        self._check_files(self.written + self.held)
 
     def write(self, size: int, line: int) -> None:
         """A pass. The session that is made of the dump takes about as much room again."""
         self.written += max(size, 4096)
-        if self.written > self.most or line > LONGEST_LINE:
-            raise OSError(
-                f"{self.written >> 20} MiB are written, {self.most >> 20} MiB may be (LOCKSTEP_TAP_BYTES)"
-            )
+        self._check_files(self.written)
+        if line > LONGEST_LINE:
+            raise ValueError(f"the line of this pass has {line >> 20} MiB: choose taps (only)")
         if shutil.disk_usage(self.folder).free - size < self.written * self.ranks:
             raise OSError(
                 f"no room on the disk for this pass and a session of {self.written >> 20} MiB a rank"
+            )
+
+    def _check_files(self, size: int) -> None:
+        if size > self.most:
+            raise OSError(
+                f"{size >> 20} MiB would be written, {self.most >> 20} MiB may be (LOCKSTEP_TAP_BYTES)"
             )
 
 
