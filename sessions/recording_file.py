@@ -124,9 +124,7 @@ def aside(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
-def put_in_place(
-    fresh: Path, path: Path, move: Callable[[Path, Path], None] = os.replace
-) -> Path | None:
+def put_in_place(fresh: Path, path: Path, move: Callable[[Path, Path], None] = os.replace) -> Path | None:
     """Rename `fresh` to `path`, whose lock the caller holds; `move` is for one that may lie on another disk. What
     SQLite has left beside the old file goes with it; a log that is not the old file's is set aside, and its new name
     returned."""

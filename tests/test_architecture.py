@@ -93,7 +93,8 @@ def _starts_process(node: ast.AST) -> bool:
 def test_one_module_starts_processes() -> None:
     """Only it knows how a child is kept from importing what lies in the working directory. `attach` starts the
     user's own command as the user would; in it the tape has multiprocessing close it at the end."""
-    others = {"workbench/attach/group.py", "workbench/attach/inside/lockstep_tap.py"}
+    attach = Path("workbench/attach")
+    others = {str(attach / name) for name in ("group.py", "watcher.py", "inside/lockstep_tap.py")}
     found = {
         str(path)
         for path, text in modules(ROOT).values()

@@ -71,7 +71,7 @@ def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
 def log_file() -> Path:
     """Where they are kept."""
     # Imported here: it needs a library, and a damaged installation is to be told of as well.
-    from workbench.paths import state_directory
+    from engine.folders import state_directory
 
     return state_directory() / "errors.log"
 

@@ -17,6 +17,7 @@ from typing import BinaryIO, TypeGuard
 
 from engine.checkpoint.source import DTYPE_BITS
 from engine.errors import CheckpointError
+from engine.plain_files import kind_of
 from engine.text import printable
 
 #: The library's own limit on a header.
@@ -75,9 +76,14 @@ def read_header(path: Path) -> Header:
     size = regular_size(path)
     try:
         with path.open("rb") as file:
-            raw = _raw_header(path, size, file.read(8 + len(LFS_POINTER)), file)
+            return header_of(path, size, file)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def header_of(path: Path, size: int, file: BinaryIO) -> Header:
+    """The header of a file that is open already; `path` is its name in what is said."""
+    raw = _raw_header(path, size, file.read(8 + len(LFS_POINTER)), file)
     return Header(size, raw, _entries(path, _parse(path, raw[8:]), len(raw), size))
 
 
@@ -89,9 +95,7 @@ def regular_size(path: Path) -> int:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not stat.S_ISREG(status.st_mode):
-        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise CheckpointError(f"{path}: {kind}, not a file: put the file itself there")
+        raise CheckpointError(f"{path}: {kind_of(status.st_mode)}, not a file: put the file itself there")
     return status.st_size
 
 

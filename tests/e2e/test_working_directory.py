@@ -27,7 +27,7 @@ import pytest
 
 from sessions import Session, SessionError
 from tests.e2e.terminal import PATIENCE, ROOT
-from workbench.attach.launch import INSIDE
+from workbench.attach.launch import DOOR
 from workbench.cli.subcommands import COMMANDS
 from workbench.demo import MODEL_DIR
 from workbench.exit_codes import Exit
@@ -103,8 +103,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     (folder.path / "config.json").write_text(json.dumps(config))
     shutil.copy(_RECORDED, folder.path / "saved.session")
     (folder.path / "written").mkdir()
-    inside = {**os.environ, "PYTHONPATH": str(INSIDE)}
-    subprocess.run([sys.executable, "-P", "-c", _ENGINE], cwd=folder.path, env=inside, check=True)
+    attached = {**os.environ, "PYTHONPATH": str(DOOR), "LOCKSTEP_TAP": "dump"}
+    subprocess.run([sys.executable, "-P", "-c", _ENGINE], cwd=folder.path, env=attached, check=True)
     folder.start((), "").communicate()
     # What else Python itself, or a .pth file among its packages, imports before a program.
     for file in folder.ran.iterdir():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soak import folders, processes, recordings
+from tests.soak import attaching, folders, processes, recordings
 from tests.soak.trial import Trial
 
 WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
@@ -76,6 +76,21 @@ TRIALS = (
     Trial(
         "links", "a process that exchanges temporary folders for links while they are made, emptied and swept (1 of 2: "
         "while exports are written)", "nothing that the links lead to is gone", folders.put_links, 30, quick=3,
+    ),
+    Trial(
+        "attached", "SIGKILL to a rank of an attached engine, to its main process, or to `attach`, at any moment",
+        "the rank is named, or that the command failed; the passes until then are a session; nothing of it runs on",
+        attaching.kill_attached, 30, quick=3,
+    ),
+    Trial(
+        "hostile-attached", "an attached engine that leaves pipes, links, gigabytes, daemons, one of each kind",
+        "the recording is kept or refused with its place; nothing hangs or runs on", attaching.attach_hostile,
+        len(attaching.HOSTILE), quick=2,
+    ),
+    Trial(
+        "flood", "an attached engine that taps without end: names, passes, tensors, threads",
+        "it is told and the engine goes on; disk within its limit; what was recorded before is kept",
+        attaching.attach_flood, len(attaching.FLOODS), quick=1,
     ),
     Trial(
         "hostile", "a session made to cost memory or time, one of each kind",

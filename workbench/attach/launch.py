@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
-
 from sessions.text import clean
 from workbench.attach.group import run_in_group
+from workbench.attach.reports import Remark, ranks_with_passes, read_remarks
 
 #: The folder that every Python process of the command finds first on its path.
-INSIDE = Path(__file__).resolve().parent / "inside"
+DOOR = Path(__file__).resolve().parent / "door"
 
 Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
 #: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids alone.
@@ -35,19 +34,9 @@ CAPTURES: tuple[Capture, ...] = ("full", "stats")
 #: Recorded whatever is asked for: by it rows are proved to be the same, and by that the end of a step is known.
 ALWAYS = ("embed", "logits")
 
-#: Lines of a process's report that are read: a process that fails in a loop must not fill our memory.
-_MOST_LINES = 1000
-
 
 class AttachError(Exception):
     """A command that cannot be recorded; the message says why, and what to do."""
-
-
-class Remark(msgspec.Struct, frozen=True):
-    """What a process of the command says of itself, other than tensors."""
-
-    kind: Literal["found", "changed", "failed"]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +74,26 @@ class Attached:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What could not be tapped: the first line of each failure."""
-        return tuple(
-            dict.fromkeys(one.text.partition("\n")[0] for one in self.remarks if one.kind == "failed")
-        )
+        """What could not be tapped."""
+        return tuple(dict.fromkeys(one.text for one in self.remarks if one.kind == "failed"))
 
 
-def attach(command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
-    """Run `command` to its end; every rank of the engine in it writes DUMP/rankN.
+def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path | None = None) -> Attached:
+    """Run `command` to its end; every rank of the engine in it writes DUMP/rankN. `scratch` is our
+    temporary folder, should we be killed before it.
 
     AttachError where it cannot be started, or where no rank wrote a pass.
     """
     environment = _environment(os.environ, dump, asked)
     try:
-        ended = run_in_group(command, environment)
+        ended = run_in_group(command, environment, scratch)
     except OSError as error:
         raise AttachError(
             f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
         ) from error
-    ranks = tuple(sorted(_rank(log.parent) for log in dump.glob("rank*/passes.jsonl") if log.stat().st_size))
     stopped = next((signal.Signals(one).name for one in ended.passed_on if one != signal.SIGINT), "")
-    attached = Attached(dump, ended.code, ranks, _remarks(dump), stopped)
-    if not ranks:
+    attached = Attached(dump, ended.code, ranks_with_passes(dump), read_remarks(dump), stopped)
+    if not attached.ranks:
         raise AttachError(_nothing(attached, asked.engine))
     return attached
 
@@ -119,7 +106,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict[str, str]:
-    path = [str(INSIDE), *filter(None, [base.get("PYTHONPATH")])]
+    path = [str(DOOR), *filter(None, [base.get("PYTHONPATH")])]
     told = {
         "PYTHONPATH": os.pathsep.join(path),
         "LOCKSTEP_TAP": str(dump.resolve()),
@@ -130,23 +117,6 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
         "LOCKSTEP_TAP_STEPS": "" if asked.steps is None else str(asked.steps),
     }
     return {**base, **told}
-
-
-def _rank(folder: Path) -> int:
-    number = folder.name.removeprefix("rank")
-    return int(number) if number.isdecimal() and len(number) < 6 else -1
-
-
-def _remarks(dump: Path) -> tuple[Remark, ...]:
-    """What the processes report, as far as it can be read: they may have died in the middle of a line."""
-    found = []
-    for file in sorted(dump.glob("report-*.jsonl")):
-        for line in file.read_bytes().splitlines()[:_MOST_LINES]:
-            try:
-                found.append(msgspec.json.decode(line, type=Remark))
-            except msgspec.DecodeError:
-                found.append(Remark("failed", f"{file.name} ends in the middle of a line"))
-    return tuple(found)
 
 
 def _nothing(attached: Attached, engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""The one file that people copy into an engine of their own: the tape, and what hooks modules to it."""
+"""The one file that people copy into an engine of their own: the tape, its limits, and what hooks modules to it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import re
 from pathlib import Path
 
 NAME = "lockstep_tap.py"
-SOURCE = Path(__file__).parent / "inside" / NAME
+#: The files that go along into an attached process.
+INSIDE = Path(__file__).resolve().parent / "inside"
+SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
-_TAPE = "if TYPE_CHECKING:\n    from lockstep_tap import Tape\n"
+_TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
+_LIMITS = "from .lockstep_limits import TapeLimits, alone\n"
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_modules.py behind it."""
-    tape, modules = (
-        path.read_text(encoding="utf-8") for path in (SOURCE, SOURCE.with_name("lockstep_modules.py"))
-    )
-    about, _, body = modules.partition(_FUTURE)
-    assert _TAPE in body, "what the joined file has already"
-    title = "".join(f"# {line}".rstrip() + "\n" for line in about.strip().strip('"').splitlines())
-    return f"{tape}\n\n{title}{body.replace(_TAPE, '')}"
+    """lockstep_tap.py with lockstep_limits.py in it and lockstep_modules.py behind it."""
+    tape = SOURCE.read_text(encoding="utf-8")
+    limits, modules = (_body(name) for name in ("lockstep_limits.py", "lockstep_modules.py"))
+    assert _TAPE in modules, "what the joined file has already"
+    assert _LIMITS in tape, "where its limits belong"
+    return f"{tape.replace(_LIMITS, limits)}\n\n{modules.replace(_TAPE, '')}"
+
+
+def _body(name: str) -> str:
+    """A file of ours to go into another: what it is about as a comment, without its first import."""
+    about, _, body = SOURCE.with_name(name).read_text(encoding="utf-8").partition(_FUTURE)
+    return "".join(f"# {line}".rstrip() + "\n" for line in about.strip().strip('"').splitlines()) + body
 
 
 def tap_version() -> tuple[str, int]:

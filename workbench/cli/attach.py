@@ -74,8 +74,9 @@ def attach_to(
     vLLM, SGLang, nano-vllm and transformers are found in whatever process they run, without a change to them; what is
     set in the engine for that (eager mode, no prefix cache) is told. An engine that dies leaves what it did.
 
-    Exit code: the command's own where it is not 0. 3: no rank wrote anything. With --model as of `diagnose`: 1 where
-    something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate different texts.
+    Exit code: the command's own where it is not 0; 6 in place of its 1. 3: no rank wrote anything. With --model as of
+    `diagnose`: 1 where something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate
+    different texts.
     """
     asked = tap_request(engine, only, steps, capture or "full")
     target = new_session_path("attach") if output is None else may_write(output)
@@ -94,8 +95,16 @@ def attach_to(
         judged = runs.result
         store_judgement(target, 0, verdict_rows(judged.judgement.taps), judged.event)
     _report(runs, command, as_json)
-    code = Exit.OK if runs.result is None else code_of(runs.result.event)
-    raise typer.Exit(runs.attached.exit_code or code or (Exit.INCONCLUSIVE if runs.other_text else Exit.OK))
+    raise typer.Exit(_code(runs))
+
+
+def _code(runs: AttachedRuns) -> int:
+    """The command's own exit code where that is not 0. But 1 is what a divergence ends with, and nothing else."""
+    judged = Exit.OK if runs.result is None else code_of(runs.result.event)
+    own = runs.attached.exit_code
+    if own == Exit.DIVERGED:
+        return judged or Exit.INCONCLUSIVE
+    return own or judged or (Exit.INCONCLUSIVE if runs.other_text else Exit.OK)
 
 
 def _report(runs: AttachedRuns, command: list[str], as_json: bool) -> None:

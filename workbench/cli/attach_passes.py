@@ -130,7 +130,10 @@ class RepeatedCommand:
         path = self.scratch / "as-started.session"
         try:
             attached = attach(
-                self.command, self.scratch / "as-started", replace(asked, capture="ids", only=())
+                self.command,
+                self.scratch / "as-started",
+                replace(asked, capture="ids", only=()),
+                self.scratch,
             )
             with Status() as status:
                 import_attached(attached, path, None, status)
@@ -158,7 +161,7 @@ class RepeatedCommand:
         return replace(self._run(request, self.dumps / f"pass{number}"), passes=(PassReport(told),))
 
     def _run(self, asked: TapRequest, dump: Path) -> AttachedRuns:
-        attached = attach(self.command, dump, asked)
+        attached = attach(self.command, dump, asked, self.scratch)
         with Status() as status:
             imported = import_attached(attached, self.target, self.opened, status)
         if ended := how_it_ended(attached.code):

@@ -88,7 +88,7 @@ def _run(command: list[str], baseline: Path, bitwise: bool, asked: TapRequest, t
     limits = session_limits()
     with Session.open(baseline, limits) as good:
         with ScratchFolder.make("regress", target.absolute().parent) as scratch:
-            attached = attach(command, scratch.path / "dump", asked)
+            attached = attach(command, scratch.path / "dump", asked, scratch.path)
             with Status() as status:
                 imported = import_attached(attached, target, None, status)
         for line in imported.lines():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.workbench.attach import stand_ins
 from tests.workbench.attach.stand_ins import ForwardBatch, ForwardMode, NanoSequence, Rows
-from workbench.attach.launch import INSIDE
+from workbench.attach.inside import lockstep_nano, lockstep_report, lockstep_sglang, lockstep_vllm
 
 TAPS = ["embed", "layers.0.attn_norm", "logits"]
 
@@ -23,8 +22,8 @@ TAPS = ["embed", "layers.0.attn_norm", "logits"]
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that the installers write to."""
-    monkeypatch.syspath_prepend(str(INSIDE))
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path))
+    monkeypatch.setattr(lockstep_report, "_told", set())
     for name in ("ONLY", "STEPS", "CAPTURE"):
         monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
     return tmp_path
@@ -51,13 +50,13 @@ def vllm(monkeypatch: pytest.MonkeyPatch, worker: stand_ins.WorkerV1) -> stand_i
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.distributed", distributed)
     wrapper = type("WorkerWrapperBase", (stand_ins.WorkerWrapperBase,), {})
-    importlib.import_module("lockstep_vllm").vllm_worker(SimpleNamespace(WorkerWrapperBase=wrapper))
+    lockstep_vllm.vllm_worker(SimpleNamespace(WorkerWrapperBase=wrapper))
     return wrapper(worker)
 
 
 def test_vllm_runs_eager_and_without_prefix_cache(dump: Path) -> None:
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
-    importlib.import_module("lockstep_vllm").vllm_arguments(SimpleNamespace(EngineArgs=args))
+    lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
     assert args().create_engine_config() == {"enforce_eager": True, "enable_prefix_caching": False}
     args(enforce_eager=True, enable_prefix_caching=False).create_engine_config()
     assert remarks(dump) == [
@@ -138,7 +137,7 @@ def test_forward_batches_of_sglang_are_passes(dump: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
     monkeypatch.setitem(sys.modules, "sglang.srt", ModuleType("sglang.srt"))
     monkeypatch.setitem(sys.modules, "sglang.srt.distributed", distributed)
-    installers = importlib.import_module("lockstep_sglang")
+    installers = lockstep_sglang
     args = type("ServerArgs", (stand_ins.ServerArgs,), {})
     installers.sglang_arguments(SimpleNamespace(ServerArgs=args))
     assert (args(model_path="toy").disable_cuda_graph, args().disable_radix_cache) == (True, True)
@@ -167,7 +166,7 @@ def test_forward_batches_of_sglang_are_passes(dump: Path, monkeypatch: pytest.Mo
 
 def test_runs_of_nano_vllm_are_passes(dump: Path) -> None:
     kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
-    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    lockstep_nano.nano_runner(SimpleNamespace(ModelRunner=kind))
     config = SimpleNamespace(enforce_eager=False, hf_config={"num_key_value_heads": 1}, model="toy")
     runner = kind(config, 0)
     assert config.enforce_eager
@@ -182,7 +181,7 @@ def test_runs_of_nano_vllm_are_passes(dump: Path) -> None:
 
 def test_sequences_that_nano_vllm_sent_to_another_rank_have_no_number(dump: Path) -> None:
     kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
-    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    lockstep_nano.nano_runner(SimpleNamespace(ModelRunner=kind))
     runner = kind(SimpleNamespace(enforce_eager=True, hf_config={"num_key_value_heads": 1}, model="toy"), 0)
     one = NanoSequence(5, [3, 4, 5])
     del one.seq_id
@@ -194,7 +193,7 @@ def test_sequences_that_nano_vllm_sent_to_another_rank_have_no_number(dump: Path
 def test_ids_alone_leave_engines_as_they_are(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_TAP_CAPTURE", "ids")
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
-    importlib.import_module("lockstep_vllm").vllm_arguments(SimpleNamespace(EngineArgs=args))
+    lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
     args().create_engine_config()
     assert remarks(dump) == []
     worker = stand_ins.WorkerV1(stand_ins.ToyModel())
@@ -207,7 +206,7 @@ def test_ids_alone_of_nano_vllm_are_those_of_its_batches(dump: Path, monkeypatch
     """Where a CUDA graph runs, nothing calls the model."""
     monkeypatch.setenv("LOCKSTEP_TAP_CAPTURE", "ids")
     kind = type("ModelRunner", (stand_ins.NanoRunner,), {})
-    importlib.import_module("lockstep_nano").nano_runner(SimpleNamespace(ModelRunner=kind))
+    lockstep_nano.nano_runner(SimpleNamespace(ModelRunner=kind))
     config = SimpleNamespace(enforce_eager=False, hf_config={"num_key_value_heads": 1}, model="toy")
     runner = kind(config, 0)
     one, two = NanoSequence(5, [3, 4, 5], num_cached_tokens=1), NanoSequence(6, [7])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.attach.launch import INSIDE
+from workbench.attach.launch import DOOR
+from workbench.attach.tap_file import INSIDE
 
 INSTALLER = """
 def nano_runner(module):
@@ -48,12 +49,18 @@ def engine(tmp_path: Path) -> Path:
 
 def run(engine: Path, more: str = "", **environment: str) -> tuple[list[str], str]:
     """What the program prints: lines of stdout, and stderr. The installer does `more`."""
-    shim = engine / "shim"  # with a stand-in beside it, which imports no torch
-    shim.mkdir()
-    for name in ("sitecustomize.py", "lockstep_report.py"):
-        (shim / name).write_text((INSIDE / name).read_text())
-    (shim / "lockstep_nano.py").write_text(INSTALLER.format(more=more))
-    path = os.pathsep.join([str(shim), str(engine)])
+    door, inside = (
+        engine / "shim" / "door",
+        engine / "shim" / "inside",
+    )  # with a stand-in, which imports no torch
+    for folder, original, names in (
+        (door, DOOR, ["sitecustomize.py"]), (inside, INSIDE, ["__init__.py", "lockstep_report.py"]),
+    ):  # fmt: skip
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text((original / name).read_text())
+    (inside / "lockstep_nano.py").write_text(INSTALLER.format(more=more))
+    path = os.pathsep.join([str(door), str(engine)])
     base = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_TAP")}
     done = subprocess.run(
         [sys.executable, "-u", str(engine / "program.py")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sessions import Session
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.launch import INSIDE
+from workbench.attach.inside import lockstep_report, lockstep_transformers
 from workbench.demo import MODEL_DIR
 from workbench.foreign.importing import import_run
 from workbench.foreign.readers.lockstep import LockstepDump
@@ -27,12 +26,12 @@ PROGRAM = Path(__file__).parent / "transformers_program.py"
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The installer has run in this process, and writes there."""
-    monkeypatch.syspath_prepend(str(INSIDE))
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
+    monkeypatch.setattr(lockstep_report, "_told", set())
     for name in ("ONLY", "STEPS", "CAPTURE"):
         monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
     monkeypatch.setattr(PreTrainedModel, "__call__", PreTrainedModel.__call__)
-    installers = importlib.import_module("lockstep_transformers")
+    installers = lockstep_transformers
     try:
         installers.transformers_models(SimpleNamespace(PreTrainedModel=PreTrainedModel))
         yield tmp_path / "dump"

@@ -30,7 +30,7 @@ for at, ids in enumerate([[5, 6, 7], [8], [9]]):
     tape.end()
     if at == 1 and ending == "dies":
         os.kill(os.getpid(), 9)
-sys.exit(7 if ending == "fails" else 0)
+sys.exit({"fails": 7, "fails1": 1}.get(ending, 0))
 """
 
 
@@ -38,7 +38,7 @@ sys.exit(7 if ending == "fails" else 0)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command that is an engine; what follows is its rank, the number of ranks, and how it ends."""
     program = tmp_path_factory.mktemp("engine") / "engine.py"
-    program.write_text(ENGINE.replace("from workbench.attach.inside.", "from "))
+    program.write_text(ENGINE.replace("workbench.attach.inside", "_lockstep_attached"))
     return [sys.executable, str(program)]
 
 
@@ -67,6 +67,7 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("ending", "code", "told", "rows"),
     [
+        ("fails1", 6, "the command ended with exit code 1", [[5, 6, 7], [8], [9]]),  # 1 is a verdict
         ("fails", 7, "the command ended with exit code 7", [[5, 6, 7], [8], [9]]),
         ("dies", 137, "the command was ended by SIGKILL", [[5, 6, 7], [8]]),
     ],
@@ -80,6 +81,16 @@ def test_a_command_that_fails_leaves_what_it_did(
     with Session.open(target) as session:
         assert ids(session) == rows
         assert told in session.meta.notes
+
+
+def test_reports_of_a_hostile_engine_neither_hang_nor_fail_us(
+    engine: list[str], tmp_path: Path, capfd: Any
+) -> None:
+    script = 'mkdir -p $LOCKSTEP_TAP; cd $LOCKSTEP_TAP; mkfifo report-1.jsonl; ln -s /dev/zero report-2.jsonl; "$@"'
+    attached(capfd, tmp_path / "run.session", "--", "sh", "-c", script, "sh", *engine, "0", "1", "ends")
+    with Session.open(tmp_path / "run.session") as session:
+        assert ids(session) == [[5, 6, 7], [8], [9]]
+        assert "not recorded: report-2.jsonl: is a link: copy what it points to there" in session.meta.notes
 
 
 def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, capfd: Any) -> None:

@@ -61,8 +61,9 @@ class Engine:
     asked: list[TapRequest] = field(default_factory=list)
     changed: tuple[Remark, ...] = ()
     stopped: str = ""
+    code: int = 0
 
-    def attach(self, command: Sequence[str], dump: Path, asked: TapRequest) -> Attached:
+    def attach(self, command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path) -> Attached:
         told = self.runs[min(len(self.asked), len(self.runs) - 1)]
         self.asked.append(asked)
         if not told.by_rank:
@@ -78,7 +79,7 @@ class Engine:
                 for x in one.tensors:
                     tape.tap(x.tap, torch.from_numpy(x.array.copy()), x.layout, x.rows)
             tape.close()
-        return Attached(dump, 0, tuple(told.by_rank), self.changed, self.stopped)
+        return Attached(dump, self.code, tuple(told.by_rank), self.changed, self.stopped)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from lockstep_tap import Tape
+    from .lockstep_tap import Tape
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.

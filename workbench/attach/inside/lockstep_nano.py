@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import lockstep_report
-from lockstep_modules import FUSED, attach, follow
-from lockstep_recorder import guarded, ids_alone, open_tape
-from lockstep_tap import Tape
+from . import lockstep_report
+from .lockstep_modules import FUSED, attach, follow
+from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_tap import Tape
 
 
 def nano_runner(module: Any) -> None:

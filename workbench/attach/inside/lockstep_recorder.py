@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import lockstep_report
 import torch
-from lockstep_tap import Tape
+
+from . import lockstep_report
+from .lockstep_tap import Tape
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +28,7 @@ def open_tape(
         only=only.split("\n") if only else "*", tensors=os.environ.get("LOCKSTEP_TAP_TENSORS", "").split("\n"),
     )  # fmt: skip
     if steps:
-        tape.step = counted(tape, int(steps))
+        tape.step = counted(tape, int(steps))  # type: ignore[method-assign]
     return tape
 
 

@@ -1,7 +1,8 @@
 """What happens inside an attached process and is no tensor: what was changed in the engine, and what failed.
 
-A line of JSON each in DUMP/report-PID.jsonl, {"kind": "found" | "changed" | "failed", "text": …}; a failure is also
-told once on stderr. The engine goes on.
+A line of JSON each in DUMP/report-PID.jsonl, {"kind": "found" | "changed" | "failed", "text": …}, at most MOST of them;
+a failure is also reported once on stderr. The engine goes on. Any Python 3 runs this file, as one on which the others
+do not run is reported by it.
 """
 
 import json
@@ -9,7 +10,10 @@ import os
 import sys
 import traceback
 
-_told: set[str] = set()
+#: Lines of one process: what fails at each step of a long run must not fill the disk.
+MOST = 200
+
+_told: "set[str]" = set()
 
 
 def changed(text: str) -> None:
@@ -25,17 +29,36 @@ def found(module: str) -> None:
 def failed(what: str, error: Exception) -> None:
     """`what` raised `error`: nothing more of it is recorded."""
     text = f"{what}: {type(error).__name__}: {error}"
-    if text not in _told:
-        _told.add(text)
-        print(f"lockstep attach: {text} (the engine goes on)", file=sys.stderr, flush=True)
-        _write("failed", text + "\n" + "".join(traceback.format_exception(error))[-4000:])
+    if _new(text):
+        _print(f"lockstep attach: {text} (the engine goes on)")
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        _write("failed", text + "\n" + trace[-4000:])
+
+
+def _new(text: str) -> bool:
+    if text in _told or len(_told) >= MOST:
+        return False
+    _told.add(text)
+    return True
 
 
 def _write(kind: str, text: str) -> None:
+    if not _new(kind + " " + text):
+        return
     folder = os.environ.get("LOCKSTEP_TAP", "")
     try:
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, f"report-{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "text": text}) + "\n")
     except OSError:
-        print(f"lockstep attach: cannot write to {folder!r}", file=sys.stderr, flush=True)
+        _print(f"lockstep attach: cannot write to {folder!r}")
+
+
+def _print(text: str) -> None:
+    """On stderr, where there is one: an engine may have closed it."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        return

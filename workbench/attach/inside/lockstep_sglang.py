@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import lockstep_report
-from lockstep_modules import FUSED, attach
-from lockstep_recorder import guarded, ids_alone, open_tape
-from lockstep_tap import Tape
+from . import lockstep_report
+from .lockstep_modules import FUSED, attach
+from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_tap import Tape
 
 #: Set in every server: graphs run no hooks, what the radix cache holds is not computed, the warm-up is no request.
 ARGUMENTS = {

@@ -1,16 +1,17 @@
-"""Record what an engine computes. Copy this file into it: it needs torch 2.1, Python 3.10, and nothing else.
+"""Record what an engine computes. `lockstep tap --write` puts it there: it needs torch 2.1, Python 3.10, nothing else.
 
     tape = Tape("dump", rank, size, engine="mine 0.1", model="path/of/the/checkpoint")
     tape.step(ids, positions)                          # a forward pass begins; the one before is written
     tape.tap("layers.3.attn.q_proj", q, "shard(1)")    # wherever there is a tensor; its first axis is the tokens
 
 An nn.Module with the part names of transformers, vLLM, SGLang or nano-vllm needs no taps by hand: `attach(model, tape);
-follow(model, tape)` (lockstep_modules.py; `lockstep tap --write` puts both into one file). Afterwards `lockstep import
+follow(model, tape)` (lockstep_modules.py, in the same file then). Afterwards `lockstep import
 lockstep dump -o run.session`. Names, layouts and the format of the dump: docs/tap-format.md of Lockstep.
 
 What is tapped is copied at once: kernels write over their inputs. A tape never raises into a running engine: at its
-first error it tells stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. What
-torch.compile has compiled is not recorded. One thread at a time. A closed tape costs nothing.
+first error it tells stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. So it does
+where memory or disk would not do (lockstep_limits.py), or two threads tap at a time. What torch.compile has compiled is
+not recorded. A closed tape costs nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +31,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .lockstep_limits import TapeLimits, alone
+
 __version__ = "1.0"
 FORMAT = 1  # of the dump
-WAITING_BYTES = 1 << 24  # of one width are held on the device before they are measured
+WAITING_BYTES = (
+    1 << 24
+)  # of one width are held on the device before they are measured; of all, eight times that
+MOST_BYTES, MOST_TAPS, LONGEST_LINE = (
+    64 << 30,
+    100_000,
+    64 << 20,
+)  # of a rank's files, names, line: what is read again
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -62,6 +72,7 @@ class Tape:
         self.facts: dict[str, Any] = {
             "format": "lockstep-tape", "version": FORMAT, "tap": __version__, "rank": rank, "size": size,
             "engine": engine, "mode": mode, "model": str(model), "capture": capture, "dtype": "", "device": "",
+            "closed": False,
             "torch": str(torch.__version__), "config": json.loads(config, parse_constant=str),  # infinity is no JSON
         }  # fmt: skip
         self.folder, self.passes, self.closed = Path(folder) / f"rank{rank}", passes, False
@@ -72,10 +83,9 @@ class Tape:
         self._tensors: dict[str, Tensor] = {}
         self._waiting: dict[tuple[int, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
         self._awaited: set[str] = set()
-        self._only, self._whole = (
-            _Globs(() if capture == "ids" else only),
-            _Globs("*" if capture == "full" else tensors),
-        )
+        self._only = _Globs(() if capture == "ids" else only)
+        self._whole = _Globs("*" if capture == "full" else tensors)
+        self.limits = TapeLimits(self.folder, size)
         try:
             self.folder.mkdir(parents=True)
         except FileExistsError:
@@ -83,6 +93,7 @@ class Tape:
         self._tell()
         self._at_exit = Finalize(None, self.close, exitpriority=100)  # children run no atexit
 
+    @alone
     def step(self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None) -> None:
         """A forward pass begins: token `ids` ([T] or [batch, T]) at `positions`, or from that one position on.
 
@@ -94,6 +105,7 @@ class Tape:
         if self.closed:
             return
         try:
+            self.limits.begin()
             ids, at = torch.as_tensor(ids), torch.as_tensor(positions)
             at = at if at.ndim else at + torch.arange(ids.shape[-1], device=at.device)
             at = at[0] if at.ndim > ids.ndim else at  # of the three rows of M-RoPE the first is time
@@ -112,24 +124,21 @@ class Tape:
         except Exception as error:
             self.stop("step", error)
 
+    @alone
     def tap(self, name: str, x: Any, layout: str = "", rows: Iterable[int] | None = None) -> None:
         """Record `x`: its first axis (its first two where ids are [batch, T]) are the tokens of the pass.
 
         `rows` are these tokens where they are not all; of fewer, without `rows`, each is the last of its request.
         `layout` is how the ranks share it: replicate, shard(DIM), shard(DIM,replicas=N), partial; "": not told.
         """
-        if self.line is None or torch.compiler.is_compiling():
-            return
-        if name not in self._only:
+        if self.line is None or name not in self._only:
             return
         try:
             x = torch.as_tensor(x).detach()
             x = x.to_local() if hasattr(x, "to_local") else x  # a DTensor's own shard
-            x = (
-                x.flatten(0, 1)
-                if len(self.shape) == 2 and x.shape[:2] == self.shape
-                else x.reshape(x.shape or (1,))
-            )
+            batch = len(self.shape) == 2 and x.shape[:2] == self.shape
+            self.limits.take(name, layout, x.nbytes, name in self._whole)
+            x = x.flatten(0, 1) if batch else x.reshape(x.shape or (1,))
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("a CUDA graph is being captured: run the engine eager")
             key, dtype = str(len(self.line["taps"])), str(x.dtype).removeprefix("torch.")
@@ -151,6 +160,8 @@ class Tape:
         """Have `x` measured with others of its width, which takes a few kernels; without any, measure what waits."""
         if key is not None and x is not None:
             self._waiting.setdefault((x.shape[1], x.dtype, x.device), []).append((key, x))
+            if sum(x.nbytes for many in self._waiting.values() for _, x in many) > 8 * WAITING_BYTES:
+                key = None
         for kind, waiting in list(self._waiting.items()):
             if key is None or sum(x.nbytes for _, x in waiting) > WAITING_BYTES:
                 lengths, rows = [len(x) for _, x in waiting], torch.cat([x for _, x in waiting])
@@ -159,6 +170,7 @@ class Tape:
                     self._tensors |= {f"{name}.stats": stats, f"{name}.hash": code}
                 del self._waiting[kind]
 
+    @alone
     def end(self, raised: str = "") -> None:
         """The pass is over, or was cut short by what it `raised`: write it. Else the next `step` or `close` does."""
         line, self.line = self.line, None
@@ -166,9 +178,11 @@ class Tape:
             return
         try:
             self._measured()
+            text = json.dumps(line | ({"raised": raised} if raised else {})) + "\n"
+            self.limits.write(sum(x.nbytes for x in self._tensors.values()) + len(text), len(text))
             write_safetensors(self.folder / line["file"], self._tensors)
             with open(self.folder / "passes.jsonl", "a", encoding="utf-8") as log:
-                log.write(json.dumps(line | ({"raised": raised} if raised else {})) + "\n")
+                log.write(text)
             self.index, self._tensors = self.index + 1, {}
         except Exception as error:
             self.stop("writing", error)
@@ -191,7 +205,9 @@ class Tape:
     def stop(self, where: str, error: Exception) -> None:
         """Record no more: the pass at hand is dropped, the engine goes on as if there were no tape."""
         self.line, self._tensors, self._waiting = None, {}, {}
-        self.facts["stopped"] = f"pass {self.index}, {where}: {type(error).__name__}: {error}"
+        self.facts["stopped"] = (
+            f"pass {self.index}, {where[:100]}: {type(error).__name__}: {str(error)[:500]}"
+        )
         print(f"lockstep_tap: {self.folder}: recording stopped at {self.facts['stopped']}", file=sys.stderr)
         with contextlib.suppress(OSError):  # that the disk is full has just been told
             self._tell()
@@ -202,8 +218,12 @@ class Tape:
         if not self.closed:
             self.closed, error = True, getattr(sys, "last_value", None)  # what is ending the process
             self.end("" if error is None else f"{type(error).__name__}: {error}")
-            while self.undo:
-                self.undo.pop()()
+            undo, self.undo = self.undo, []
+            for take_away in reversed(undo):
+                take_away()
+            self.facts["closed"] = True
+            with contextlib.suppress(OSError):  # the folder may be gone
+                self._tell()
             self._at_exit.cancel()
 
     def _tell(self) -> None:

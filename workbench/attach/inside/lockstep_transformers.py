@@ -6,11 +6,12 @@ import functools
 import sys
 from typing import Any
 
-import lockstep_report
 import torch
 import torch.distributed as dist
-from lockstep_modules import TRANSFORMERS, attach, follow
-from lockstep_recorder import guarded, ids_alone, open_tape
+
+from . import lockstep_report
+from .lockstep_modules import TRANSFORMERS, attach, follow
+from .lockstep_recorder import guarded, ids_alone, open_tape
 
 #: What a rank of several puts into the all-reduces.
 PARTIALS = {

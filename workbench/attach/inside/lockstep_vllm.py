@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-import lockstep_report
-from lockstep_modules import FUSED, attach
-from lockstep_recorder import guarded, ids_alone, open_tape
-from lockstep_tap import Tape
+from . import lockstep_report
+from .lockstep_modules import FUSED, attach
+from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_tap import Tape
 
 #: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
 ARGUMENTS = {"enforce_eager": True, "enable_prefix_caching": False}

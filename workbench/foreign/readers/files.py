@@ -7,17 +7,18 @@ word on sizes is held against the bytes that it has, so that none makes this pro
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
-import stat
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.text import bytes_text, printable
+from engine.plain_files import PlainFileError, open_plain
+from engine.text import printable
 from workbench.foreign.passes import ForeignDumpError
 
 MAX_FILES = 1 << 20
@@ -63,28 +64,25 @@ def within(folder: Path, name: object) -> Path:
     return folder / text
 
 
+def opened(path: Path, limit: int = MAX_TENSORS) -> BinaryIO:
+    """A plain file, open. ForeignDumpError for a link, a pipe, a missing or an oversized one."""
+    try:
+        return open_plain(path, limit)
+    except PlainFileError as error:
+        raise ForeignDumpError(f"{shown(path.parent)}/{shown(path)}: {error}") from error
+
+
 def plain_size(path: Path, limit: int = MAX_TENSORS) -> int:
     """Bytes of a plain file. ForeignDumpError for a link, a pipe, a missing or an oversized one."""
-    try:
-        found = path.lstat()
-    except (OSError, ValueError) as error:
-        raise ForeignDumpError(
-            f"{shown(path)}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    if not stat.S_ISREG(found.st_mode):
-        raise ForeignDumpError(f"{shown(path)}: is no plain file; copy what it points to into the dump")
-    if found.st_size > limit:
-        raise ForeignDumpError(
-            f"{shown(path)}: {bytes_text(found.st_size)}; at most {bytes_text(limit)} are read"
-        )
-    return found.st_size
+    with opened(path, limit) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def read_json(path: Path) -> dict[str, object]:
     """A JSON object. ForeignDumpError for anything else."""
-    plain_size(path, MAX_JSON)
     try:
-        found = json.loads(path.read_bytes())
+        with opened(path, MAX_JSON) as file:
+            found = json.loads(file.read(MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise ForeignDumpError(
             f"{shown(path)}: is no JSON file, or was cut off: {printable(error)}"

@@ -8,22 +8,21 @@ A tensor is read when it is asked for; nothing else of a pass but its line is in
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.checkpoint.header import regular_size
 from engine.config.engine import MOST_RANKS
-from engine.errors import CheckpointError
 from engine.text import printable
 from sessions.meta import HUGGING_FACE, Count, ModelMeta
 from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
-from workbench.foreign.readers.files import numbered
+from workbench.foreign.readers.files import numbered, opened, shown
 from workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
 
 VERSION = 1
@@ -35,7 +34,8 @@ _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 
 
 class TapeFacts(Struct, kw_only=True):
-    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more."""
+    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more, `closed` that
+    it came to its end (None: not told)."""
 
     format: Literal["lockstep-tape"]
     version: Annotated[int, Meta(ge=1)]
@@ -49,6 +49,7 @@ class TapeFacts(Struct, kw_only=True):
     torch: Text = ""
     tap: Text = ""
     stopped: str = ""
+    closed: bool | None = None
     unrecorded: Count = 0
     capture: Literal["full", "stats", "ids"] = "full"
     config: dict[str, object] = {}
@@ -100,7 +101,7 @@ class LockstepDump:
 def _ranks(folder: Path) -> Iterator[tuple[int, TapeFacts]]:
     for rank, home in numbered(folder, _RANK).items():
         path = home / "tape.json"
-        if path.exists():
+        if os.path.lexists(path):
             yield rank, _decoded(path, str(path), _small(path, LONGEST_FACTS), TapeFacts)
 
 
@@ -127,6 +128,12 @@ def _facts(folder: Path, ranks: dict[int, TapeFacts], first: TapeFacts) -> Forei
         for rank, told in ranks.items()
         if told.stopped
     ]
+    left = [rank for rank, told in ranks.items() if told.closed is False]
+    if len(left) < len(ranks):  # else the whole engine was ended at once
+        notes += [
+            f"rank {rank} did not come to the end of its recording, as others did: it was killed, or left at once"
+            for rank in left[:MOST_NOTES]
+        ]
     for rank, told in ranks.items():
         if told.unrecorded:
             notes.append(f"rank {rank}: {told.unrecorded} calls without token ids are not recorded")
@@ -171,34 +178,34 @@ def _model(told: TapeFacts) -> ModelMeta:
 
 def _lines(path: Path) -> Iterator[tuple[str, TapeLine]]:
     """Place and content of each line; a last one that was cut short, when the engine died, is left out."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
+    with opened(path) as file:
+        number = 0
+        while text := _next_line(path, file):
+            number += 1
+            where = f"{path}:{number}"
+            if len(text) > LONGEST_LINE:
+                raise ForeignDumpError(
+                    f"{where}: longer than {LONGEST_LINE >> 20} MiB: damaged; record it again"
+                )
+            if text.endswith(b"\n"):
+                yield where, _decoded(path, where, text, TapeLine)
+
+
+def _next_line(path: Path, file: BinaryIO) -> bytes:
     try:
-        regular_size(path)
-        with path.open("rb") as file:
-            number = 0
-            while text := file.readline(LONGEST_LINE + 1):
-                number += 1
-                where = f"{path}:{number}"
-                if len(text) > LONGEST_LINE:
-                    raise ForeignDumpError(
-                        f"{where}: longer than {LONGEST_LINE >> 20} MiB: damaged; record it again"
-                    )
-                if text.endswith(b"\n"):
-                    yield where, _decoded(path, where, text, TapeLine)
-    except (CheckpointError, OSError) as error:
-        raise ForeignDumpError(printable(error, 1000)) from error
+        return file.readline(LONGEST_LINE + 1)
+    except OSError as error:
+        raise ForeignDumpError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
 
 
 def _small(path: Path, limit: int) -> bytes:
     try:
-        if (size := regular_size(path)) > limit:
-            raise ForeignDumpError(
-                f"{path}: {size} bytes, at most {limit} are read: damaged; record it again"
-            )
-        return path.read_bytes()
-    except (CheckpointError, OSError) as error:
-        raise ForeignDumpError(printable(error, 1000)) from error
+        with opened(path, limit) as file:
+            return file.read(limit)
+    except OSError as error:
+        raise ForeignDumpError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
 
 
 def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:

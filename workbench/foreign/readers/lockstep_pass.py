@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, overload
@@ -11,7 +12,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import TensorEntry, read_header
+from engine.checkpoint.header import TensorEntry, header_of
 from engine.errors import CheckpointError
 from engine.text import printable
 from sessions.dtypes import STORED_AS
@@ -20,7 +21,7 @@ from sessions.layouts import parse
 from sessions.meta import Count
 from sessions.records import STATISTICS
 from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from workbench.foreign.readers.files import within
+from workbench.foreign.readers.files import opened, within
 
 Text = Annotated[str, Meta(max_length=1000)]
 Whole = Annotated[int, Meta(ge=-(2**31), lt=2**31)]  # padding may have ids and positions below zero
@@ -54,12 +55,9 @@ class PassTensors(Sequence[ForeignTensor]):
 
     def __init__(self, home: Path, where: str, line: TapeLine, full: bool) -> None:
         self._path, self._taps, self._full = within(home, line.file), line.taps, full
-        if self._path.is_symlink():
-            raise ForeignDumpError(
-                f"{where}: {printable(line.file)} is a link: copy what it points to into the dump"
-            )
         try:
-            self._entries = read_header(self._path).entries
+            with opened(self._path) as file:
+                self._entries = header_of(self._path, os.fstat(file.fileno()).st_size, file).entries
         except CheckpointError as error:
             raise ForeignDumpError(
                 printable(error, 1000).replace("download it again", "record it again")
@@ -90,7 +88,7 @@ class PassTensors(Sequence[ForeignTensor]):
     def _read(self, entry: TensorEntry) -> NDArray[Any]:
         count = int(np.prod(entry.shape, dtype=np.int64))
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as file:
                 flat: NDArray[Any] = np.fromfile(file, STORED_AS[entry.dtype], count, offset=entry.start)
         except OSError as error:
             raise ForeignDumpError(f"{self._path}: cannot be read: {error.strerror or error}") from error

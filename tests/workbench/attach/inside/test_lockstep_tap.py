@@ -270,9 +270,9 @@ def test_a_graph_that_is_captured_is_refused(tmp_path: Path, monkeypatch: pytest
 
 DYING = """
 import multiprocessing, os, sys
-sys.path.insert(0, {inside!r})
+sys.path.insert(0, {root!r})
 import torch
-from lockstep_tap import Tape
+from workbench.attach.inside.lockstep_tap import Tape
 
 def run(rank, end):
     tape = Tape({folder!r}, rank, 3)
@@ -296,7 +296,7 @@ if __name__ == "__main__":
 
 def test_a_dying_engine_leaves_whole_passes(tmp_path: Path) -> None:
     """By an exception, at the end of a child of multiprocessing, by SIGKILL."""
-    code = DYING.format(inside=str(INSIDE), folder=str(tmp_path / "dump"))
+    code = DYING.format(root=str(INSIDE.parents[2]), folder=str(tmp_path / "dump"))
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
@@ -305,7 +305,10 @@ def test_a_dying_engine_leaves_whole_passes(tmp_path: Path) -> None:
     read = [[x.tensors[0].array for x in run.passes(rank)] for rank in range(3)]
     assert [len(arrays) for arrays in read] == [3, 3, 2]
     assert all((x == i).all() for arrays in read for i, x in enumerate(arrays) if x is not None)
-    assert run.facts.notes == ("rank 0, pass 2: the engine raised ArithmeticError: late after x",)
+    assert run.facts.notes == (
+        "rank 2 did not come to the end of its recording, as others did: it was killed, or left at once",
+        "rank 0, pass 2: the engine raised ArithmeticError: late after x",
+    )
     assert (run.facts.ranks, sorted(run.ranks)) == (3, [0, 1, 2])
 
 
@@ -326,7 +329,7 @@ def test_compiled_code_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_files_stand_alone() -> None:
     """They are copied into engines that have no other file of ours, and maybe no numpy."""
-    own = {"lockstep_tap", "lockstep_modules"}
+    own = {"lockstep_tap", "lockstep_modules", "lockstep_limits"}
     for path in (INSIDE / f"{name}.py" for name in sorted(own)):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text, feature_version=(3, 10))):

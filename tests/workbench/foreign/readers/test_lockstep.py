@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import struct
 import subprocess
 import sys
@@ -123,9 +124,27 @@ def linked(home: Path) -> None:
     (home / "pass00000.safetensors").symlink_to("../elsewhere.safetensors")
 
 
-def piped(home: Path) -> None:
-    (home / "passes.jsonl").unlink()
-    os.mkfifo(home / "passes.jsonl")
+#: What stands in a file's place -> how it is called.
+KINDS = {
+    "pipe": "a named pipe, not a file", "folder": "a directory, not a file", "endless": "a link",
+    "socket": "a socket, not a file",
+}  # fmt: skip
+
+
+def becomes(name: str, kind: str) -> Callable[[Path], object]:
+    def put(home: Path) -> None:
+        path = home / name
+        path.unlink()
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "socket":
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        else:
+            path.symlink_to("/dev/zero")
+
+    return put
 
 
 HUGE = {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 2**62]}
@@ -153,14 +172,14 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a rank too many": (facts(size=1, rank=1), "says rank 1 of 1"),
     "deep facts": (text("tape.json", '{"config":' + '{"a":' * 100_000), "not what"),
     "no text": (lambda home: (home / "tape.json").write_bytes(b'{"format":"\xff\xfe"}'), "not what"),
-    "long facts": (text("tape.json", " " * (5 << 20)), "5242880 bytes, at most"),
+    "long facts": (text("tape.json", " " * (5 << 20)), "5.0 MiB; at most 4.0 MiB are read"),
     "a damaged line": (text("passes.jsonl", '{"pass": 0}\n'), "passes.jsonl:1: not what"),
     "too few positions": (line(positions=[0]), "1 positions for 2 ids"),
     "too many requests": (line(requests=["a"] * 3), "3 requests for 2 ids"),
     "ids beyond all": (line(ids=[0, 2**80]), "passes.jsonl:1: not what"),
     "a file above": (line(file="../../etc/passwd"), "passwd: is no file of rank0"),
     "an absolute file": (line(file="/etc/passwd"), "is no file of rank0: a dump names files of its own"),
-    "a link outside": (linked, "pass00000.safetensors is a link: copy what it points to"),
+    "a link outside": (linked, "pass00000.safetensors: is a link: copy what it points to"),
     "escapes in a file": (line(file="\x1b[2J/x.safetensors"), r"\?\[2J/x.safetensors: is no file"),
     "escapes in a file's name": (line(file="\x1b[2J"), r"rank0/\?\[2J: cannot be read"),
     "no such file": (line(file="pass9.safetensors"), "pass9.safetensors: cannot be read"),
@@ -192,7 +211,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         tensor_file({"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}, b"12345678"),
         "no tensor",
     ),
-    "a pipe": (piped, "passes.jsonl: a named pipe, not a file"),
+    **{
+        f"{name} as {kind}": (becomes(name, kind), f"{name}: is {KINDS[kind]}")
+        for name in ("tape.json", "passes.jsonl", LINE["file"])
+        for kind in KINDS
+    },
     "passes twice": (text("passes.jsonl", (json.dumps(LINE) + "\n") * 2), "pass 0 follows 0: two recordings"),
 }
 
