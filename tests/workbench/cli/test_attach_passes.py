@@ -152,6 +152,18 @@ def test_a_right_run_takes_one_pass_and_says_by_what_it_matches(
     assert not tensors(tmp_path / "run.session")
 
 
+def test_an_engine_that_ends_with_1_gives_no_verdict_by_that(
+    engine: Engine, attach: Attach, case: Case, bugged: Rows
+) -> None:
+    engine.code = 1
+    engine.runs = [rows(Rows.of(case.floor))]
+    told, _ = attach(code=6)
+    assert (told["judged"]["verdict"], told["code"]) == ("match", 1)
+    engine.runs = [rows(bugged)]
+    told, _ = attach("--once", code=1)
+    assert told["judged"]["verdict"] == "diverged"
+
+
 def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
     engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
 ) -> None:
