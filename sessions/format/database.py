@@ -82,6 +82,11 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     """A read-write connection in log mode; the log beside the file is its own (`log_owner.set_aside`).
     `SessionError` if the file is no session, `sqlite3.Error` if it cannot be written."""
     files.check(path)
+    if (names := path.lstat().st_nlink) > 1:  # neither the lock nor the log goes by the others
+        raise SessionWriteError(
+            f"{path} has {names} names (hard links), by which others may write it at the same time. Record on a copy: "
+            "`lockstep sessions copy`."
+        )
     connection = connect(path, "mode=rw", BUSY_SECONDS)
     try:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):

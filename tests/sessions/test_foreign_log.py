@@ -32,6 +32,7 @@ path = Path(sys.argv[1])
 writer = SessionWriter.reopen(path) if path.exists() else create(path)
 for step in range(writer.next_step(0), int(sys.argv[2])):
     writer.step(0, record(step))
+writer.event(0, 0, "note", "the log is not empty")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sessions import Session, SessionError, SessionWriteError, SessionWriter, lock
+from sessions.compact import compact
 from sessions.errors import SessionBusy, SessionMoved
 from sessions.remove import remove
 from sessions.verify import verify
@@ -217,3 +218,67 @@ def test_removing_takes_what_a_killed_writer_left(tmp_path: Path) -> None:
     (tmp_path / "a.session-notes").touch()
     remove(path)
     assert names(tmp_path) == ["a.session-notes"]
+
+
+@pytest.mark.parametrize("killed_before", [False, True], ids=["", "a lock is left"])
+def test_a_second_writer_through_a_hard_link_is_refused(tmp_path: Path, killed_before: bool) -> None:
+    """The other name has neither the log nor the lock of the first."""
+    path, other = tmp_path / "a.session", tmp_path / "b.session"
+    with create(path) as first:
+        first.step(0, record(0))
+        os.link(path, other)
+        if killed_before:
+            lock.lock_of(other).touch()
+        with pytest.raises(SessionError, match="2 names" if killed_before else "incomplete"):
+            SessionWriter.reopen(other)
+        with pytest.raises(SessionError, match=r"2 names|incomplete"):
+            compact(other)
+        first.step(0, record(1))
+    assert verify(path) == []
+    with Session.open(other) as session:  # closed, it is read by either name
+        assert session.steps() == range(2)
+    with pytest.raises(SessionWriteError, match=r"b\.session has 2 names \(hard links\)"):
+        SessionWriter.reopen(other)
+    path.unlink()
+    SessionWriter.reopen(other).close()
+
+
+def test_what_replaces_a_hard_link_leaves_the_other_name(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.session", tmp_path / "b.session"
+    with create(path) as first:
+        first.step(0, record(0))
+        os.link(path, other)
+        with SessionWriter.create(other, taps=TAPS, ranks=2, meta=first_meta(path), overwrite=True) as second:
+            second.step(0, record(0))
+            first.step(0, record(1))
+    for one, steps in ((path, 2), (other, 1)):
+        assert verify(one) == []
+        with Session.open(one) as session:
+            assert session.steps() == range(steps)
+
+
+def test_a_second_writer_through_a_linked_folder_is_refused(tmp_path: Path) -> None:
+    folder, linked = tmp_path / "folder", tmp_path / "linked"
+    folder.mkdir()
+    linked.symlink_to(folder)
+    with create(folder / "a.session") as first:
+        first.step(0, record(0))
+        with pytest.raises(SessionBusy):
+            SessionWriter.reopen(linked / "a.session")
+        with writer_process(linked / "a.session", "over") as second:
+            assert said(second).startswith("SessionBusy: ")
+        first.step(0, record(1))
+    assert verify(folder / "a.session") == []
+
+
+def test_a_second_writer_through_a_link_to_the_file_is_refused(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.session", tmp_path / "b.session"
+    link.symlink_to(path)
+    with create(path) as first:
+        first.step(0, record(0))
+        with pytest.raises(SessionError, match="it is a link"):
+            SessionWriter.reopen(link)
+        with pytest.raises(FileExistsError):
+            SessionWriter.create(link, taps=TAPS, ranks=2, meta=first_meta(path))
+        first.step(0, record(1))
+    assert verify(path) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soak import attaching, folders, processes, recordings
+from tests.soak import attaching, folders, mixups, processes, recordings
 from tests.soak.trial import Trial
 
 WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
@@ -58,6 +58,23 @@ TRIALS = (
         "two-writers", "a second process records to the file of a first; (1 of 2) the first is killed then",
         "the second is refused; all steps of the first are there, bit for bit; a third records on",
         recordings.two_writers, 10,
+    ),
+    Trial(
+        "foreign-log",
+        "a log that is not its own beside a session: a killed run's, that of a run which went on from it, an older "
+        "copy's; some cut short; (1 of 4) both were killed",
+        "all steps are there, bit for bit, and the log as well; where the session's own is missing it is incomplete, "
+        "and not recorded on", mixups.foreign_log, 100, quick=8,
+    ),
+    Trial(
+        "links-writers", "while one records, others want its file by a second name, a link, a folder's link; (1 of 3) "
+        "the first is killed then", "all others are refused; all steps are there, bit for bit", mixups.links_writers,
+        20, quick=2,
+    ),
+    Trial(
+        "clock", "the clock jumps by up to two days before each step, and with it the dates of the files",
+        "every step is read as soon as it is written; it is recorded on, packed and verified", mixups.clock, 20,
+        quick=2,
     ),
     Trial(
         "full-disk", "a disk that is full, at ten points",
