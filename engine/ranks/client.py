@@ -203,7 +203,7 @@ class Client:
     ) -> list[A]:
         answers: dict[int, Answer] = {}
         self._captured: list[list[CapturedTensor]] = [[] for _ in self._ranks]
-        patience = Patience(timeout, lambda: self._traces(answers))
+        patience = Patience(timeout, lambda: self._traces(answers), self.config.timeout_seconds)
         while len(answers) < len(self._ranks):
             if lost := self._receive(answers, 0.1):
                 self._lost(lost)
@@ -212,7 +212,7 @@ class Client:
             if poll is not None:
                 poll()
             if patience.over(len(answers) + self.board.operations() + sum(map(len, self._captured))):
-                self._hung(answers, timeout)
+                self._hung(answers, patience.spent)
         found: list[A] = []
         for rank, answer in sorted(answers.items()):
             if not isinstance(answer, kind):
@@ -291,7 +291,7 @@ class Client:
     def _lost(self, gone: Mapping[int, str]) -> NoReturn:
         raise self._ended("; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items()))
 
-    def _hung(self, answers: Mapping[int, Answer], timeout: float | None) -> NoReturn:
+    def _hung(self, answers: Mapping[int, Answer], seconds: float) -> NoReturn:
         silent = ", ".join(str(rank.rank) for rank in self._ranks if rank.rank not in answers)
-        told = f"{self.blame(answers)}. No answer from rank {silent} within {timeout:g} s"
+        told = f"{self.blame(answers)}. No answer from rank {silent} within {seconds:g} s"
         raise self._ended(told, RankTimeout)

@@ -15,10 +15,18 @@ _LOOK_AFTER = 1.0
 
 class Patience:
     """`seconds` without progress (None: for ever) and a rank is hung; but as long as the rank that the others wait for
-    computes or reads from a disk it is only slow, up to `MOST_SLOW` times as long. `look` tells of all ranks."""
+    computes or reads from a disk it is only slow, up to `MOST_SLOW` times as long. One whose process is stopped is not
+    slow: `stopped` seconds are enough, where that is less. `look` tells of all ranks."""
 
-    def __init__(self, seconds: float | None, look: Callable[[], Sequence[RankTrace]]) -> None:
+    def __init__(
+        self, seconds: float | None, look: Callable[[], Sequence[RankTrace]], stopped: float | None = None
+    ) -> None:
         self.seconds, self._look = seconds, look
+        self._stopped = seconds if stopped is None else stopped
+        self._looked = 0.0
+        self._still_since: float | None = (
+            None  # seconds waited when a rank was first seen stopped, without a break
+        )
         self._waiting = Waiting()
         self._progress = -1
         self._rounds = 0
@@ -36,12 +44,29 @@ class Patience:
         if not self._before and waited > min(_LOOK_AFTER, self.seconds / 2):
             self._before, self._since = [trace.vitals for trace in self._look()], waited
         if waited <= self.seconds:
-            return False
+            return self._stands_still(waited)
         self._rounds += 1
         if self._rounds >= MOST_SLOW or not self._at_work(waited - self._since):
             return True
         self._again()
         return False
+
+    @property
+    def spent(self) -> float:
+        """The seconds that are over: of both patiences the one that is."""
+        whole = self.seconds is not None and self._waiting.seconds > self.seconds
+        return (self.seconds if whole else self._stopped) or 0.0
+
+    def _stands_still(self, waited: float) -> bool:
+        """Whether a rank that the others wait for has been stopped for as long as one may be."""
+        if self._stopped is None or waited - self._looked < min(_LOOK_AFTER, self._stopped / 2):
+            return False
+        self._looked = waited
+        if not any(trace.vitals.stopped for trace in waited_for(self._look())):
+            self._still_since = None
+        elif self._still_since is None:
+            self._still_since = waited
+        return self._still_since is not None and waited - self._still_since >= self._stopped
 
     def _at_work(self, seconds: float) -> bool:
         return any(
@@ -50,4 +75,4 @@ class Patience:
 
     def _again(self) -> None:
         self._waiting.restart()
-        self._before = []
+        self._before, self._looked, self._still_since = [], 0.0, None

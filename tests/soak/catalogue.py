@@ -34,7 +34,7 @@ TRIALS = (
         "it is told; nothing half-made is in the cache", processes.kill_recorder, 30,
     ),
     Trial(
-        "stopped", "SIGSTOP to one of two ranks, from their start to rest",
+        "stopped", "SIGSTOP to one of two ranks, from their start to rest, (1 of 2) on a busy machine",
         "that rank is named, and what it stands at", processes.stop_rank, 30,
     ),
     Trial(

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -185,8 +185,9 @@ def kill_recorder(seed: int, directory: Path) -> None:
 
 
 def stop_rank(seed: int, directory: Path) -> None:
-    """SIGSTOP to one of two ranks, from their start to rest between steps."""
-    with redirect_stdout(StringIO()):
+    """SIGSTOP to one of two ranks, from their start to rest between steps; every other time on a busy machine."""
+    load = test_hangs.busy(2) if seed % 2 else nullcontext()
+    with redirect_stdout(StringIO()), load:
         test_hangs.test_a_rank_stopped_at_any_time_is_named(variant, seed)
 
 

@@ -67,6 +67,28 @@ def test_the_state_of_its_process_counts(monkeypatch: pytest.MonkeyPatch, state:
     assert ranks.waits() == pytest.approx(rounds * SECONDS, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("state", "seconds"),
+    [("stopped", 5), ("tracing-stop", 5), ("sleeping", SECONDS), ("running", MOST_SLOW * SECONDS)],
+)
+def test_one_that_is_stopped_is_not_slow(monkeypatch: pytest.MonkeyPatch, state: str, seconds: float) -> None:
+    """While ranks start and load, there is more patience with what computes or waits than with what is stopped."""
+    ranks = Ranks(monkeypatch, (1.0, 0.0))
+    ranks.patience, ranks.state = Patience(SECONDS, ranks.look, 5.0), state
+    assert ranks.waits() == pytest.approx(seconds, abs=2)
+    assert ranks.patience.spent == (5 if seconds == 5 else SECONDS)
+
+
+def test_one_that_is_stopped_for_a_moment_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, (1.0, 0.0))
+    ranks.patience, ranks.state = Patience(SECONDS, ranks.look, 5.0), "stopped"
+    assert ranks.waits(4) == 4
+    ranks.state = "running"
+    assert ranks.waits(30) == 30
+    ranks.state = "stopped"
+    assert ranks.waits() == pytest.approx(5, abs=2)
+
+
 def test_progress_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, (0.0, 0.0))
     for _ in range(5):
