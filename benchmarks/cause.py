@@ -28,16 +28,16 @@ from unittest import mock
 
 #: Part -> the functions that it consists of, by the names under which they are called.
 PARTS = {
-    "find the reference": ("workbench.cli.checked_model.record_reference",),
-    "start the engine": ("workbench.inferior.inferior.Inferior.start",),
-    "run and record": ("workbench.checking.forced_run.ForcedRun.record",),
+    "find the reference": ("lockstep.workbench.cli.checked_model.record_reference",),
+    "start the engine": ("lockstep.workbench.inferior.inferior.Inferior.start",),
+    "run and record": ("lockstep.workbench.checking.forced_run.ForcedRun.record",),
     "judge against the reference": tuple(
-        f"workbench.checking.pipeline.{name}" for name in ("judge", "judge_untapped", "ledger")
+        f"lockstep.workbench.checking.pipeline.{name}" for name in ("judge", "judge_untapped", "ledger")
     ),
     "judge on its own inputs, name": tuple(
-        f"workbench.checking.pipeline.{name}" for name in ("diagnose", "named")
+        f"lockstep.workbench.checking.pipeline.{name}" for name in ("diagnose", "named")
     ),
-    "confirm by switching off": ("workbench.cli.diagnose.confirm",),
+    "confirm by switching off": ("lockstep.workbench.cli.diagnose.confirm",),
 }
 _INSIDE = "--inside"
 
@@ -108,7 +108,7 @@ def _processors() -> float:
 
 def _inside(told: Path, command: list[str]) -> int:
     """Run the command here, its parts timed."""
-    from workbench.cli.main import run
+    from lockstep.workbench.cli.main import run
 
     seconds: dict[str, list[float]] = {}
     with ExitStack() as stack:

@@ -24,9 +24,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.model import half_billion
-from engine.config import EngineConfig
-from engine.ranks.client import Client
-from engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
 
 PROMPT = list(range(100, 164))
 WARM_UP = 2
@@ -38,7 +38,7 @@ Contender = Callable[[int], list[float]]
 def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], Contender]]:
     """A running engine; called with whether statistics are on, a contender."""
     config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=1)
-    client = Client(config, program="engine.ranks")
+    client = Client(config, program="lockstep.engine.ranks")
     client.load(path)
 
     def contender(statistics_on: bool) -> Contender:

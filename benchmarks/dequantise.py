@@ -15,8 +15,8 @@ from collections.abc import Callable
 import gguf
 import torch
 
-from engine.checkpoint.block_types import TYPES
-from engine.checkpoint.dequantise import SUPPORTED, dequantise
+from lockstep.engine.checkpoint.block_types import TYPES
+from lockstep.engine.checkpoint.dequantise import SUPPORTED, dequantise
 
 COLUMNS = 2048
 RUNS = 15

@@ -81,15 +81,15 @@ def load(path: Path, how: str, threads: int) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    from engine.checkpoint.load import shards_of
-    from engine.checkpoint.resolve import open_checkpoint
-    from engine.config import EngineConfig
-    from engine.model import Decoder
-    from engine.parallel import shards
-    from engine.parallel.comm import Comm
-    from engine.rules import CORRECT
-    from engine.run.loading import Loader
-    from workbench.references.gguf_loading import gguf_config
+    from lockstep.engine.checkpoint.load import shards_of
+    from lockstep.engine.checkpoint.resolve import open_checkpoint
+    from lockstep.engine.config import EngineConfig
+    from lockstep.engine.model import Decoder
+    from lockstep.engine.parallel import shards
+    from lockstep.engine.parallel.comm import Comm
+    from lockstep.engine.rules import CORRECT
+    from lockstep.engine.run.loading import Loader
+    from lockstep.workbench.references.gguf_loading import gguf_config
 
     before, start = peak_mib(), time.process_time()
     if how == "transformers":

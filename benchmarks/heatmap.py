@@ -19,9 +19,9 @@ import time
 import numpy as np
 from textual.app import App, ComposeResult
 
-from workbench.tui.theme import DARK
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.theme import DARK
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.shading import Matrix
 
 FRAMES = 30
 

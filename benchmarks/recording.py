@@ -24,14 +24,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from engine.config import EngineConfig
-from sessions import Session
-from workbench.debugger.host.launch import DebugTarget, start
-from workbench.debugger.host.replay import open_replay
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import NOTHING, STATS
-from workbench.models.opening import OpenedModel, open_model
+from lockstep.engine.config import EngineConfig
+from lockstep.sessions import Session
+from lockstep.workbench.debugger.host.launch import DebugTarget, start
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import NOTHING, STATS
+from lockstep.workbench.models.opening import OpenedModel, open_model
 
 _BACK_AT = 200
 

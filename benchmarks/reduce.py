@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from engine.parallel.comm import Comm
+from lockstep.engine.parallel.comm import Comm
 
 HIDDEN = 896
 ROWS = (1, 8, 512)

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from engine.taps.names import tap_specs
-from sessions import SessionWriter
-from sessions.meta import ConfigMeta, SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.meta import ConfigMeta, SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def report(figures: Sequence[Figure], as_json: bool) -> None:
 
 
 def first_paint(arguments: Sequence[str], shows: bytes, repeats: int) -> float:
-    """The least of `repeats` times, in seconds, from the start of `python -m workbench.cli ARGUMENTS` to `shows` on a
+    """The least of `repeats` times, in seconds, from the start of `python -m lockstep.workbench.cli ARGUMENTS` to `shows` on a
     120 × 40 pseudo-terminal. The first run, which writes the byte code as an installation does, does not count."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {
@@ -78,7 +78,7 @@ def _paint(arguments: Sequence[str], shows: bytes, environment: dict[str, str]) 
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "workbench.cli", *arguments],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", *arguments],
         stdin=terminal, stdout=terminal, stderr=terminal, env=environment,
     )  # fmt: skip
     os.close(terminal)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import SessionMeta
+from lockstep.sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import SessionMeta
 
 _PER_LAYER = 20
 

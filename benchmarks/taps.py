@@ -27,15 +27,15 @@ from typing import Any
 import torch
 
 from benchmarks.model import half_billion
-from engine import model
-from engine.config import EngineConfig
-from engine.layers import attention, embedding, linear, mlp
-from engine.parallel.comm import Comm
-from engine.rules import CORRECT
-from engine.run.loading import Loader
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
+from lockstep.engine import model
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.layers import attention, embedding, linear, mlp
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import CORRECT
+from lockstep.engine.run.loading import Loader
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
 
 MODULES = (model, attention, embedding, linear, mlp)
 NARROW = {"hidden_size": 64, "intermediate_size": 320, "num_attention_heads": 4, "vocab_size": 4096}

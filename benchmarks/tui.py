@@ -21,10 +21,10 @@ from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
 from benchmarks.screens import Figure, Stalls, first_paint, report, resident, write_session
-from workbench.tui.app import LockstepApp
-from workbench.tui.drivers.replay import ReplayDriver
-from workbench.tui.reader import Reader
-from workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.drivers.replay import ReplayDriver
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 
 #: What is done, key by key; "settled" between two keys is not waited for, as with a key that is held down.
 _SCENES = {

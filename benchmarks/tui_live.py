@@ -24,10 +24,10 @@ from pathlib import Path
 from textual.events import Key
 
 from benchmarks.screens import Figure, Stalls, report, resident, until, written_elsewhere
-from workbench.tui import routes
-from workbench.tui.app import LockstepApp
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui import routes
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.grid import Grid
 
 #: The largest number of steps that the demo has room for, from a short prompt.
 _STEPS = 480

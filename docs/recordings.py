@@ -16,14 +16,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine.faults.catalogue import DEFAULTS, faults_of
-from engine.faults.fault import Fault
-from sessions import Session, SessionWriter
-from sessions.compact import compact
-from workbench.debugger.answers import Expectation
-from workbench.debugger.host.launch import start
-from workbench.debugger.host.options import Launch, target_of
-from workbench.models.opening import DEMO
+from lockstep.engine.faults.catalogue import DEFAULTS, faults_of
+from lockstep.engine.faults.fault import Fault
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.workbench.debugger.answers import Expectation
+from lockstep.workbench.debugger.host.launch import start
+from lockstep.workbench.debugger.host.options import Launch, target_of
+from lockstep.workbench.models.opening import DEMO
 
 #: Where the recordings are shipped.
 RECORDED = Path(__file__).resolve().parents[1] / "sessions" / "recorded"

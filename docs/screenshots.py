@@ -20,12 +20,12 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
-from workbench.export.png import rasterised
-from workbench.tui import routes, screenshots
-from workbench.tui.app import LockstepApp
-from workbench.tui.screens.home import HomeScreen
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.settings import UserSettings
+from lockstep.workbench.export.png import rasterised
+from lockstep.workbench.tui import routes, screenshots
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.screens.home import HomeScreen
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.settings import UserSettings
 
 SIZE = (140, 42)
 SIZES = ((80, 24), (120, 40), (200, 60))

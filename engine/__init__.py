@@ -1,6 +1,6 @@
 """A tensor-parallel inference engine that can be looked into. The ranks are processes of their own, at TP=1 too.
 
-    from engine import Engine, EngineConfig
+    from lockstep.engine import Engine, EngineConfig
 
     with Engine(EngineConfig(tp=2)) as engine:
         engine.load("path/to/checkpoint")  # a Hugging Face directory
@@ -20,21 +20,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.api import Engine, Pass
-    from engine.config import EngineConfig
-    from engine.errors import EngineError
-    from engine.rules import Rules
-    from engine.run.sampling import Sampling
+    from lockstep.engine.api import Engine, Pass
+    from lockstep.engine.config import EngineConfig
+    from lockstep.engine.errors import EngineError
+    from lockstep.engine.rules import Rules
+    from lockstep.engine.run.sampling import Sampling
 
 __all__ = ["Engine", "EngineConfig", "EngineError", "Pass", "Rules", "Sampling"]
 
 _HOMES = {
-    "Engine": "engine.api",
-    "EngineConfig": "engine.config",
-    "EngineError": "engine.errors",
-    "Pass": "engine.api",
-    "Rules": "engine.rules",
-    "Sampling": "engine.run.sampling",
+    "Engine": "lockstep.engine.api",
+    "EngineConfig": "lockstep.engine.config",
+    "EngineError": "lockstep.engine.errors",
+    "Pass": "lockstep.engine.api",
+    "Rules": "lockstep.engine.rules",
+    "Sampling": "lockstep.engine.run.sampling",
 }
 
 

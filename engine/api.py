@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import RequestError
-from engine.ranks.client import Client
-from engine.ranks.messages import AddSequence, RemoveSequence, ReplaceRules, RunStep, WatchTaps
-from engine.ranks.reports import LoadReport, StepReport
-from engine.run.memory import check_loadable
-from engine.run.results import SequenceResult
-from engine.run.sampling import Sampling
-from engine.taps.names import TapSpec, matches, model_taps
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import RequestError
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.messages import AddSequence, RemoveSequence, ReplaceRules, RunStep, WatchTaps
+from lockstep.engine.ranks.reports import LoadReport, StepReport
+from lockstep.engine.run.memory import check_loadable
+from lockstep.engine.run.results import SequenceResult
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.names import TapSpec, matches, model_taps
 
 
 class Pass:
@@ -88,7 +88,7 @@ class Engine:
     model: ModelConfig
     specs: tuple[TapSpec, ...]  # the model's taps, in execution order
 
-    def __init__(self, config: EngineConfig | None = None, *, program: str = "engine.ranks") -> None:
+    def __init__(self, config: EngineConfig | None = None, *, program: str = "lockstep.engine.ranks") -> None:
         self.client = Client(config or EngineConfig(), program=program)
         self._next = 0
 

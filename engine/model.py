@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.checkpoint.load import TORCH_DTYPES
-from engine.config import EngineConfig, ModelConfig
-from engine.kv.pool import KVPool
-from engine.layers.attention import Attention, StepInputs
-from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from engine.layers.mlp import MLP
-from engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
-from engine.layers.wiring import TapCallback, Wiring
-from engine.parallel import shards
-from engine.parallel.comm import Comm
-from engine.rules import Rules
+from lockstep.engine.batch import Batch
+from lockstep.engine.checkpoint.load import TORCH_DTYPES
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.layers.attention import Attention, StepInputs
+from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.mlp import MLP
+from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
+from lockstep.engine.layers.wiring import TapCallback, Wiring
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.folders import entries_stay, ours_alone, out_of_reach, private_folder, state_directory
+from lockstep.engine.folders import entries_stay, ours_alone, out_of_reach, private_folder, state_directory
 
 _PREFIX, _OWNER, _LEFT = "lockstep-", "owner", ".left"
 _MARK = b"Lockstep removes this folder once nobody holds a lock on this file.\n"

@@ -1,12 +1,12 @@
 """Recordings of runs, one file each. Functions on whole sessions are in the modules of their names: `sessions.diff`,
 `verify`, `compact`, `metrics`. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
 
-from sessions.diff import Absent, Diff, TapDiff
-from sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
-from sessions.layouts import Layout, Rebuilt, rebuild
-from sessions.meta import ModelMeta, SequenceMeta, SessionMeta
-from sessions.metrics import Metrics
-from sessions.records import (
+from lockstep.sessions.diff import Absent, Diff, TapDiff
+from lockstep.sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError
+from lockstep.sessions.layouts import Layout, Rebuilt, rebuild
+from lockstep.sessions.meta import ModelMeta, SequenceMeta, SessionMeta
+from lockstep.sessions.metrics import Metrics
+from lockstep.sessions.records import (
     JSON,
     STATISTICS,
     Branch,
@@ -18,9 +18,9 @@ from sessions.records import (
     TensorRecord,
     Verdict,
 )
-from sessions.session import Session
-from sessions.text import clean
-from sessions.writer import SessionWriter
+from lockstep.sessions.session import Session
+from lockstep.sessions.text import clean
+from lockstep.sessions.writer import SessionWriter
 
 __all__ = [
     "JSON",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.errors import IdsMismatch, SessionError
-from sessions.records import SequenceStep
+from lockstep.sessions.errors import IdsMismatch, SessionError
+from lockstep.sessions.records import SequenceStep
 
 
 def matched_sequences(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sessions import slices
-from sessions.dtypes import widen
-from sessions.records import TensorRecord
+from lockstep.sessions import slices
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.records import TensorRecord
 
 #: Taps whose last axis is the positions attended to: they may be thinned. Nothing else is ever cut.
 _ATTENTION = (".attn.scores", ".attn.probs")

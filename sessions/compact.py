@@ -7,13 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessions.convert import convert
-from sessions.errors import SessionError, SessionWriteError
-from sessions.format import database, files, log_owner, mark
-from sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
-from sessions.lock import WriterLock
-from sessions.recording_file import aside, put_in_place
-from sessions.session import Session
+from lockstep.sessions.convert import convert
+from lockstep.sessions.errors import SessionError, SessionWriteError
+from lockstep.sessions.format import database, files, log_owner, mark
+from lockstep.sessions.format.schema import PAGE_SIZE, SMALL_PAGE_SIZE
+from lockstep.sessions.lock import WriterLock
+from lockstep.sessions.recording_file import aside, put_in_place
+from lockstep.sessions.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sessions.records import TensorRecord
-from sessions.session import Session
-from sessions.writer import SessionWriter
+from lockstep.sessions.records import TensorRecord
+from lockstep.sessions.session import Session
+from lockstep.sessions.writer import SessionWriter
 
 
 def convert(path: Path, to: Path) -> None:

@@ -7,11 +7,11 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from sessions.errors import SessionDamaged, SessionError, SessionWriteError
-from sessions.format import database, files, log, log_owner, mark
-from sessions.limits import UNLIMITED, ReadMeter
-from sessions.lock import WriterLock
-from sessions.recording_file import aside, put_in_place
+from lockstep.sessions.errors import SessionDamaged, SessionError, SessionWriteError
+from lockstep.sessions.format import database, files, log, log_owner, mark
+from lockstep.sessions.limits import UNLIMITED, ReadMeter
+from lockstep.sessions.lock import WriterLock
+from lockstep.sessions.recording_file import aside, put_in_place
 
 
 def copy(source: Path, target: Path, *, overwrite: bool = False, incomplete: bool = False) -> None:

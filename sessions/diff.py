@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts, slices
-from sessions.alignment import matched_sequences
-from sessions.dtypes import widen
-from sessions.errors import LayoutError, SessionError
-from sessions.metrics import METRICS_BYTES, Metrics, coarser, metrics
-from sessions.records import Tap, TensorRecord
-from sessions.session import Session
+from lockstep.sessions import layouts, slices
+from lockstep.sessions.alignment import matched_sequences
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.errors import LayoutError, SessionError
+from lockstep.sessions.metrics import METRICS_BYTES, Metrics, coarser, metrics
+from lockstep.sessions.records import Tap, TensorRecord
+from lockstep.sessions.session import Session
 
 #: A rank is named alone when it is this many times as wrong as the next.
 _OUTLIER = 8.0

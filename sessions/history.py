@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from sessions.errors import SessionError, broken
-from sessions.format import read_rows
-from sessions.format.archive import Archive
-from sessions.format.schema import PROTECTED_SINCE
-from sessions.format.totals import Totals
-from sessions.records import Branch
+from lockstep.sessions.errors import SessionError, broken
+from lockstep.sessions.format import read_rows
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.schema import PROTECTED_SINCE
+from lockstep.sessions.format.totals import Totals
+from lockstep.sessions.records import Branch
 
 
 class Forked(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from sessions.session import Session
+from lockstep.sessions.session import Session
 
 #: Bytes of decoded tensors that are kept of a session.
 KEPT_BYTES = 512 << 20

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.dtypes import widen
-from sessions.errors import LayoutError
-from sessions.records import TensorRecord
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.records import TensorRecord
 
 _SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?\)")
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
+from lockstep.sessions.errors import SessionError
 
 _MIB = 1 << 20
 #: Seconds that reading a whole file may take for each of its bytes, beside those of a view.

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from sessions.errors import SessionBusy, SessionWriteError
-from sessions.format.files import lock_of
-from sessions.text import clean
+from lockstep.sessions.errors import SessionBusy, SessionWriteError
+from lockstep.sessions.format.files import lock_of
+from lockstep.sessions.text import clean
 
 _TITLE = "lockstep records: "
 #: Tries to get the lock, and seconds between them: `holder` takes it for a moment when it looks.

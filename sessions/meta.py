@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sessions.records import MAX_LAYERS, STATISTICS
+from lockstep.sessions.records import MAX_LAYERS, STATISTICS
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Size = Annotated[int, Meta(ge=1, lt=2**53)]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sessions.errors import SessionMoved, SessionWriteError
-from sessions.format import database, files, log_owner, mark, rows
-from sessions.format.json_text import json_text
-from sessions.format.rows import Row
-from sessions.lock import WriterLock
+from lockstep.sessions.errors import SessionMoved, SessionWriteError
+from lockstep.sessions.format import database, files, log_owner, mark, rows
+from lockstep.sessions.format.json_text import json_text
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.lock import WriterLock
 
 FirstRows = Mapping[str, Iterable[Row]]
 _Identity = tuple[int, int]  # device and inode

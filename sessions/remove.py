@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions.errors import SessionWriteError
-from sessions.format import files, log_owner
-from sessions.lock import WriterLock
-from sessions.recording_file import aside
+from lockstep.sessions.errors import SessionWriteError
+from lockstep.sessions.format import files, log_owner
+from lockstep.sessions.lock import WriterLock
+from lockstep.sessions.recording_file import aside
 
 
 def remove(path: Path) -> None:

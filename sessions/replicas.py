@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.layouts import Layout, shard_groups
-from sessions.layouts import parse as parse_layout
+from lockstep.sessions.layouts import Layout, shard_groups
+from lockstep.sessions.layouts import parse as parse_layout
 
 
 def replica_groups(layout: Layout | str, ranks: int) -> list[range]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions.copy import copy
-from sessions.format.schema import SCHEMA_VERSION
-from sessions.session import Session
-from sessions.writer import SessionWriter
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format.schema import SCHEMA_VERSION
+from lockstep.sessions.session import Session
+from lockstep.sessions.writer import SessionWriter
 
 
 def salvage(source: Path, target: Path, *, overwrite: bool = False) -> str:

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import dtypes, layouts
-from sessions.errors import SessionError
-from sessions.format import captures, feeding, flight, journal, migrate, read_rows
-from sessions.format.archive import Archive
-from sessions.format.chunks import StepArrays
-from sessions.format.meta_table import MetaTable
-from sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
-from sessions.format.totals import Totals
-from sessions.history import BranchHistory
-from sessions.layouts import Rebuilt
-from sessions.limits import DEFAULT, RECORD_BYTES, ReadLimits, ReadMeter
-from sessions.lock import holder
-from sessions.meta import SessionMeta
-from sessions.records import (
+from lockstep.sessions import dtypes, layouts
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.format import captures, feeding, flight, journal, migrate, read_rows
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.chunks import StepArrays
+from lockstep.sessions.format.meta_table import MetaTable
+from lockstep.sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
+from lockstep.sessions.format.totals import Totals
+from lockstep.sessions.history import BranchHistory
+from lockstep.sessions.layouts import Rebuilt
+from lockstep.sessions.limits import DEFAULT, RECORD_BYTES, ReadLimits, ReadMeter
+from lockstep.sessions.lock import holder
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import (
     STATISTICS,
     Branch,
     Event,
@@ -34,7 +34,7 @@ from sessions.records import (
     TensorRecord,
     Verdict,
 )
-from sessions.replicas import Replicas
+from lockstep.sessions.replicas import Replicas
 
 
 class Session:

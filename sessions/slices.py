@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import LayoutError
+from lockstep.sessions.errors import LayoutError
 
 _RANGE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 _CHOICE = re.compile(r"\{(\d{1,18}(?:;\d{1,18})*)\}")

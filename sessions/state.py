@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sessions.format import log_owner
-from sessions.lock import holder
-from sessions.session import Session
+from lockstep.sessions.format import log_owner
+from lockstep.sessions.lock import holder
+from lockstep.sessions.session import Session
 
 State = Literal["closed", "recording", "interrupted", "incomplete", "damaged"]
 

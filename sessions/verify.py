@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions.errors import SessionError
-from sessions.format import blobs, codec
-from sessions.format.archive import Archive
-from sessions.limits import DEFAULT, ReadLimits, tensor_bytes
-from sessions.session import Session
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.format import blobs, codec
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.limits import DEFAULT, ReadLimits, tensor_bytes
+from lockstep.sessions.session import Session
 
 _MOST_PROBLEMS = 100
 

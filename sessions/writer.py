@@ -10,15 +10,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from sessions.copy import write_copy
-from sessions.errors import SessionError, SessionWriteError
-from sessions.format import chunks, database, files, flight, log_owner, mark, meta_table, rows, write_rows
-from sessions.format.json_text import json_text
-from sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
-from sessions.meta import SessionMeta
-from sessions.recording_file import RecordingFile
-from sessions.records import JSON, StepInFlight, StepRecord, Tap, TensorRecord, Verdict
-from sessions.session import Session
+from lockstep.sessions.copy import write_copy
+from lockstep.sessions.errors import SessionError, SessionWriteError
+from lockstep.sessions.format import (
+    chunks,
+    database,
+    files,
+    flight,
+    log_owner,
+    mark,
+    meta_table,
+    rows,
+    write_rows,
+)
+from lockstep.sessions.format.json_text import json_text
+from lockstep.sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.recording_file import RecordingFile
+from lockstep.sessions.records import JSON, StepInFlight, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.session import Session
 
 
 class SessionWriter:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from engine import children
+from lockstep.engine import children
 from tests.preloaded import Forking, Server
 
 # The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.

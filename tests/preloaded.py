@@ -32,19 +32,19 @@ from typing import IO, Any
 
 import msgspec
 
-from engine import children
+from lockstep.engine import children
 
 #: The programs that are forked: the module after `-m`.
 PROGRAMS = (
-    "engine.faults.rank", "engine.ranks", "tests.engine.small_frames_rank", "tests.engine.troubled_rank",
-    "tests.workbench.checking.fused_rank", "workbench.cli", "workbench.cli.host", "workbench.references.record",
+    "lockstep.engine.faults.rank", "lockstep.engine.ranks", "tests.engine.small_frames_rank", "tests.engine.troubled_rank",
+    "tests.workbench.checking.fused_rank", "lockstep.workbench.cli", "lockstep.workbench.cli.host", "lockstep.workbench.references.record",
 )  # fmt: skip
 #: What they import.
 _MODULES = (
-    "engine.faults.resolve", "engine.ranks.worker", "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2", "workbench.checking.pipeline", "workbench.cli.main",
-    "workbench.debugger.host.launch", "workbench.debugger.host.server", "workbench.export.command",
-    "workbench.references.transformers_recorder",
+    "lockstep.engine.faults.resolve", "lockstep.engine.ranks.worker", "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2", "lockstep.workbench.checking.pipeline", "lockstep.workbench.cli.main",
+    "lockstep.workbench.debugger.host.launch", "lockstep.workbench.debugger.host.server", "lockstep.workbench.export.command",
+    "lockstep.workbench.references.transformers_recorder",
 )  # fmt: skip
 #: Descriptors are moved up here before each gets the number that it is to have.
 _HIGH = 512

@@ -31,15 +31,15 @@ def test_import_contracts_are_kept() -> None:
 HEAVY = ("torch", "transformers")
 
 LIGHT = {
-    "lockstep --help": "from workbench.cli.main import run; assert run(['--help']) == 0",
+    "lockstep --help": "from lockstep.workbench.cli.main import run; assert run(['--help']) == 0",
     "every subcommand's own help": (
-        "from workbench.cli.main import run\nfrom workbench.cli.subcommands import COMMANDS\n"
+        "from lockstep.workbench.cli.main import run\nfrom lockstep.workbench.cli.subcommands import COMMANDS\n"
         "assert COMMANDS and all(run([name, '--help']) == 0 for name in COMMANDS)"
     ),
-    "a refused command line": "from workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
-    "the sessions": "import sessions, sessions.diff, sessions.session, sessions.writer",
-    "the debugger": "import workbench.inferior.inferior",
-    "the engine's client": "import engine.ranks.client, engine.config, engine.faults.catalogue, engine.parallel.shards",
+    "a refused command line": "from lockstep.workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
+    "the sessions": "import lockstep.sessions, lockstep.sessions.diff, lockstep.sessions.session, lockstep.sessions.writer",
+    "the debugger": "import lockstep.workbench.inferior.inferior",
+    "the engine's client": "import lockstep.engine.ranks.client, lockstep.engine.config, lockstep.engine.faults.catalogue, lockstep.engine.parallel.shards",
 }
 
 
@@ -52,7 +52,7 @@ def test_light_processes_load_no_torch(what: str) -> None:
 
 def test_help_loads_no_textual_and_no_subcommand() -> None:
     code = (
-        "from workbench.cli.main import run; from workbench.cli.subcommands import COMMANDS; run(['--help'])\n"
+        "from lockstep.workbench.cli.main import run; from lockstep.workbench.cli.subcommands import COMMANDS; run(['--help'])\n"
         "import sys; found = {'textual', 'numpy', *(m for m, _ in COMMANDS.values())} & sys.modules.keys()\n"
         "assert not found, found"
     )
@@ -64,8 +64,8 @@ def test_importing_any_module_runs_nothing() -> None:
     """`python -c "import x"` of every torch-free package must be silent: no output, no thread, no process."""
     done = _python(
         "-c",
-        "import threading, engine.ranks.client, sessions, workbench.cli.main, workbench.inferior.generation\n"
-        "import workbench.models.tokenizer\n"
+        "import threading, lockstep.engine.ranks.client, lockstep.sessions, lockstep.workbench.cli.main, lockstep.workbench.inferior.generation\n"
+        "import lockstep.workbench.models.tokenizer\n"
         "assert threading.active_count() == 1",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
+from lockstep.workbench.debugger.core.registry import commands
+from lockstep.workbench.tui.keys import keys_of
+from lockstep.workbench.tui.panes import pane_classes
 from tests.e2e.tour import NAMED, tour
 from tests.preloaded import run_module
-from workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
-from workbench.debugger.core.registry import commands
-from workbench.tui.keys import keys_of
-from workbench.tui.panes import pane_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_there_is_a_tour() -> None:
 @pytest.mark.parametrize(("command", "shown"), TOUR, ids=[command[:40] for command, _ in TOUR])
 def test_the_tour(command: str, shown: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    done = run_module("workbench.cli", *shlex.split(command)[1:])
+    done = run_module("lockstep.workbench.cli", *shlex.split(command)[1:])
     assert done.returncode == ("verdict     diverged" in shown), done.stderr
     printed = done.stdout.splitlines()
     at = 0

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from engine.folders import private_folder
-from engine.text import printable
-from workbench.exit_codes import Exit
+from lockstep.engine.folders import private_folder
+from lockstep.engine.text import printable
+from lockstep.workbench.exit_codes import Exit
 
 #: The log begins anew when it has grown to this many bytes; the one before is kept beside it.
 _MOST_BYTES = 1 << 20
@@ -71,7 +71,7 @@ def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
 def log_file() -> Path:
     """Where they are kept."""
     # Imported here: it needs a library, and a damaged installation is to be told of as well.
-    from engine.folders import state_directory
+    from lockstep.engine.folders import state_directory
 
     return state_directory() / "errors.log"
 
@@ -79,7 +79,7 @@ def log_file() -> Path:
 def record(error: BaseException, doing: str = "") -> str:
     """Add an exception with its traceback and what was being done; returns where a reader finds it, in words."""
     # Imported here: it takes numpy along, which the first paint does not wait for.
-    from sessions.text import clean
+    from lockstep.sessions.text import clean
 
     told = "".join(traceback.format_exception(error))
     if len(told) > _MOST_CHARACTERS:

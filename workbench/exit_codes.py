@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from engine.text import printable
+from lockstep.engine.text import printable
 
 
 class Exit(IntEnum):

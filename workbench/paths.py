@@ -13,7 +13,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
-from engine.folders import private_folder
+from lockstep.engine.folders import private_folder
 
 #: Names that Windows keeps for devices, with any ending.
 _RESERVED = frozenset(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from platformdirs import user_config_path
 
 if TYPE_CHECKING:
-    from sessions.limits import ReadLimits
+    from lockstep.sessions.limits import ReadLimits
 
 #: What reading one session may cost: MiB of memory for all that is decoded, seconds of processor time for a view.
 SESSION_KEYS = {"session_memory": "MiB", "session_seconds": "seconds"}
@@ -49,7 +49,7 @@ def positive(file: Path, key: str, value: object) -> float:
 def session_limits(file: Path | None = None) -> ReadLimits:
     """What reading one session may cost, here."""
     # Imported here: the first paint reads the settings, and does not wait for numpy and SQLite.
-    from sessions.limits import DEFAULT, ReadLimits
+    from lockstep.sessions.limits import DEFAULT, ReadLimits
 
     file = file or config_file()
     raw = read(file)

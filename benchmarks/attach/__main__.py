@@ -16,10 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workbench.attach.launch import Capture, Engine, TapRequest, attach
-from workbench.foreign.importing import import_run
-from workbench.foreign.readers.lockstep import LockstepDump
-from workbench.models.opening import open_model
+from lockstep.workbench.attach.launch import Capture, Engine, TapRequest, attach
+from lockstep.workbench.foreign.importing import import_run
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.models.opening import open_model
 
 PROGRAM = Path(__file__).parent / "engine_program.py"
 ENGINES: tuple[Engine, ...] = ("torch", "vllm")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.views.causes import Cause
+from lockstep.workbench.views.causes import Cause
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -15,19 +15,19 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.diagnosis.figures import Row, confidence_of
-from engine.config import EngineConfig
-from engine.faults.catalogue import FAULTS
-from engine.faults.fault import Fault
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.engine.faults.fault import Fault
+from lockstep.workbench.checking.forced_run import ForcedRun, check, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.demo.checkpoints import DEMOS
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.views.causes import UNNAMED, Cause
 from tests.gguf_twins import gguf_twin
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import class_of, sure
-from workbench.checking.forced_run import ForcedRun, check, record_reference
-from workbench.checking.pipeline import CheckResult, Reference
-from workbench.demo.checkpoints import DEMOS
-from workbench.inferior.inferior import Inferior
-from workbench.models.capture import FULL
-from workbench.models.opening import OpenedModel, open_model
-from workbench.views.causes import UNNAMED, Cause
 
 #: `-gguf`: its twin in blocks of Q4_1.
 MODELS = ("demo", "qwen2-tied", "qwen3", "llama-bias", "mistral-window", "demo-q4_k_m", "llama-gguf")

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-from engine.checkpoint.source import TensorInfo
-from engine.errors import CheckpointError
-from engine.parallel.shards import Span
-from engine.text import printable
+from lockstep.engine.checkpoint.source import TensorInfo
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
+from lockstep.engine.text import printable
 
 #: How much of a file is mapped in at a time, so that memory holds what was copied, not the pages it came from.
 PIECE_BYTES = 8 << 20

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from engine.checkpoint.gguf.split import split_name
-from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
-from engine.errors import CheckpointError, ConfigError
-from engine.text import printable
+from lockstep.engine.checkpoint.gguf.split import split_name
+from lockstep.engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.text import printable
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -15,10 +15,10 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
-from engine.checkpoint.source import DTYPE_BITS
-from engine.errors import CheckpointError
-from engine.plain_files import kind_of
-from engine.text import printable
+from lockstep.engine.checkpoint.source import DTYPE_BITS
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.plain_files import kind_of
+from lockstep.engine.text import printable
 
 #: The library's own limit on a header.
 LONGEST_HEADER = 100_000_000

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.checkpoint.files import INDEX, SINGLE, is_later_part
-from engine.checkpoint.gguf.split import split_name
-from engine.errors import CheckpointError
-from engine.text import printable
+from lockstep.engine.checkpoint.files import INDEX, SINGLE, is_later_part
+from lockstep.engine.checkpoint.gguf.split import split_name
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.text import printable
 
 HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[\w.+-]+(?:/[\w.+-]+)*))?", re.ASCII

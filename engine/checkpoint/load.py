@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from engine.checkpoint.source import Source
-from engine.checkpoint.verify import verify
-from engine.config import DTYPES, DType, ModelConfig
-from engine.parallel import shards
-from engine.parallel.shards import Shard
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import DTYPES, DType, ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Shard
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 

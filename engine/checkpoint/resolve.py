@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.checkpoint.files import PICKLES, gguf_file, pickle_error, read_json
-from engine.checkpoint.gguf.source import open_gguf
-from engine.checkpoint.hub import HUB_ID, fetch
-from engine.checkpoint.safetensors import SafetensorsSource
-from engine.checkpoint.source import Source
-from engine.checkpoint.ties import settle
-from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.text import printable
+from lockstep.engine.checkpoint.files import PICKLES, gguf_file, pickle_error, read_json
+from lockstep.engine.checkpoint.gguf.source import open_gguf
+from lockstep.engine.checkpoint.hub import HUB_ID, fetch
+from lockstep.engine.checkpoint.safetensors import SafetensorsSource
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.ties import settle
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.text import printable
 
 
 def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:

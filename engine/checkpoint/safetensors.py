@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
-from engine.checkpoint.files import weight_files
-from engine.checkpoint.header import Header, read_header
-from engine.checkpoint.source import TensorInfo
-from engine.errors import CheckpointError
-from engine.parallel.shards import Span
-from engine.text import printable
+from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
+from lockstep.engine.checkpoint.files import weight_files
+from lockstep.engine.checkpoint.header import Header, read_header
+from lockstep.engine.checkpoint.source import TensorInfo
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
+from lockstep.engine.text import printable
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from engine.parallel.shards import Span
+from lockstep.engine.parallel.shards import Span
 
 if TYPE_CHECKING:
     import torch

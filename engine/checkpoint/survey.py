@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.source import DTYPE_BITS, Source, TensorInfo
-from engine.checkpoint.statistics import CHUNK, Statistics, Tally, modified_z_scores
-from engine.config import ModelConfig
-from engine.parallel import shards
-from engine.parallel.shards import Shard, Span
+from lockstep.engine.checkpoint.source import DTYPE_BITS, Source, TensorInfo
+from lockstep.engine.checkpoint.statistics import CHUNK, Statistics, Tally, modified_z_scores
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Shard, Span
 
 if TYPE_CHECKING:
     import torch

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from engine.checkpoint.header import TensorEntry, read_header
-from engine.checkpoint.source import Source
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.text import printable
+from lockstep.engine.checkpoint.header import TensorEntry, read_header
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.text import printable
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PIECE = 1 << 22

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from engine.checkpoint.source import DTYPE_BITS, Source
-from engine.checkpoint.ties import HEAD, is_frequencies
-from engine.config import DTYPES, ModelConfig
-from engine.errors import CheckpointError
-from engine.parallel import shards
-from engine.text import bytes_text, printable
+from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
+from lockstep.engine.checkpoint.ties import HEAD, is_frequencies
+from lockstep.engine.config import DTYPES, ModelConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel import shards
+from lockstep.engine.text import bytes_text, printable
 
 _SHOWN = 5
 

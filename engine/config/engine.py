@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config.model import DTYPES, DType, ModelConfig
-from engine.errors import ConfigError
+from lockstep.engine.config.model import DTYPES, DType, ModelConfig
+from lockstep.engine.errors import ConfigError
 
 #: A month: what sockets and timers everywhere can take.
 LONGEST_TIMEOUT = 31 * 86_400.0

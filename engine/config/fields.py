@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.text import printable
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.text import printable
 
 #: No size of a model is larger; keeps arithmetic and allocations sane on a hostile config.
 LARGEST = 2**31 - 1

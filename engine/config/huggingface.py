@@ -6,9 +6,9 @@ Each function follows what the family's own config class and model do in transfo
 
 from __future__ import annotations
 
-from engine.config.fields import Fields
-from engine.errors import ConfigError
-from engine.text import printable
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.text import printable
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

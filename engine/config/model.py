@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.config import huggingface
-from engine.config.fields import Fields
-from engine.config.rope_scaling import RopeScaling, rope_from_hf
+from lockstep.engine.config import huggingface
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.rope_scaling import RopeScaling, rope_from_hf
 
 Family = Literal["qwen2", "qwen3", "llama", "mistral"]
 DType = Literal["float32", "bfloat16", "float16"]

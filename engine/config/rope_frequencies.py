@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from engine.config.model import ModelConfig
-from engine.config.rope_scaling import RopeScaling
+from lockstep.engine.config.model import ModelConfig
+from lockstep.engine.config.rope_scaling import RopeScaling
 
 #: An array with arithmetic by elements and `clip`: a torch tensor, a numpy array.
 A = TypeVar("A")

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config.fields import Fields
-from engine.errors import ConfigError
-from engine.text import printable
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.text import printable
 
 RopeKind = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DEFAULT_THETA = 10_000.0

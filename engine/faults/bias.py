@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.faults.fault import Fault
-from engine.faults.needs import qkv_biases
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import qkv_biases
 
 
 def skip_qkv_bias(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.faults.fault import Fault
-from engine.faults.needs import several_layers
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import several_layers
 
 
 def stuck_positions(cached: int, new: int) -> range:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.faults import (
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.faults import (
     bias,
     cache,
     grouped_query,
@@ -22,7 +22,7 @@ from engine.faults import (
     sharding,
     stream,
 )
-from engine.faults.fault import Fault
+from lockstep.engine.faults.fault import Fault
 
 #: In the order in which toggles are listed.
 FAULTS: tuple[Fault, ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.config import ModelConfig
+from lockstep.engine.config import ModelConfig
 
 Level = Literal["step", "build", "load"]
 Group = Literal[

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import all_of, several_kv_heads
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import all_of, several_kv_heads
 
 if TYPE_CHECKING:
     from torch import Tensor

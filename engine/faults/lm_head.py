@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
 
 
 def unfilled_head(model: ModelConfig) -> str | None:

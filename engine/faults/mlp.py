@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.faults.fault import Fault
+from lockstep.engine.faults.fault import Fault
 
 if TYPE_CHECKING:
     from torch import Tensor

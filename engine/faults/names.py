@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import several_layers
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import several_layers
 
 _NUMBER = re.compile(r"(?<=model\.layers\.)\d+")
 

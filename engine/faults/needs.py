@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.config import ModelConfig
-from engine.faults.fault import Needs
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Needs
 
 
 def all_of(*needs: Needs) -> Needs:

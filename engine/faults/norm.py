@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import all_of, qk_norm, several_heads
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import all_of, qk_norm, several_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 def fixed_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Ten times the usual epsilon."""
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     return rms_norm(x, weight, 1e-5)
 
 
 def weight_plus_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The weight is taken as an offset from one, as Gemma's is."""
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     return rms_norm(x, 1 + weight, eps)
 
@@ -34,7 +34,7 @@ def _other_eps(model: ModelConfig, tp: int) -> str | None:
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The mean is taken off first, as LayerNorm does."""
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     return rms_norm(x - x.mean(-1, keepdim=True), weight, eps)
 
@@ -43,7 +43,7 @@ def without_weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The weight is not applied."""
     import torch
 
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     return rms_norm(x, torch.ones_like(weight), eps)
 
@@ -64,7 +64,7 @@ def bfloat16_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def heads_together(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The heads of q or k are normalised as one vector."""
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     if x.dim() < 3:
         return rms_norm(x, weight, eps)
@@ -73,7 +73,7 @@ def heads_together(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def heads_as_they_are(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """q and k are not normalised."""
-    from engine.rules.norm import rms_norm
+    from lockstep.engine.rules.norm import rms_norm
 
     return rms_norm(x, weight, eps) if x.dim() < 3 else x
 

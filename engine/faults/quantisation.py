@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.block_types import PLAIN, BlockType
-from engine.checkpoint.gguf.names import PAIRED, Array, PairRows, RowOperation, operations
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import qkv_widths
+from lockstep.engine.checkpoint.block_types import PLAIN, BlockType
+from lockstep.engine.checkpoint.gguf.names import PAIRED, Array, PairRows, RowOperation, operations
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import qkv_widths
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.checkpoint.dequantise.encodings import Encoding
+    from lockstep.engine.checkpoint.dequantise.encodings import Encoding
 
 #: Types whose values are scale x integer + offset, and those that pack two integers' low halves into a byte. Here once
 #: more because `needs` is asked where torch is not loaded.
@@ -28,8 +28,8 @@ WITH_NIBBLES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"
 
 def _of_blocks(raw: Tensor, type: BlockType, read: Callable[[Encoding, Tensor], Tensor]) -> Tensor:
     """What `read(encoding, blocks [n, bytes])` makes of a quantised tensor; a plain one is read as it should be."""
-    from engine.checkpoint.dequantise.encodings import ENCODINGS
-    from engine.checkpoint.gguf.source import decode
+    from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS
+    from lockstep.engine.checkpoint.gguf.source import decode
 
     if type.name in PLAIN:
         return decode(raw, type)
@@ -44,7 +44,7 @@ def integers(name: str, raw: Tensor, type: BlockType) -> Tensor:
 
 def swapped_nibbles(name: str, raw: Tensor, type: BlockType) -> Tensor:
     """The low half of each byte is taken for the high one."""
-    from engine.checkpoint.gguf.source import decode
+    from lockstep.engine.checkpoint.gguf.source import decode
 
     def read(encoding: Encoding, blocks: Tensor) -> Tensor:
         swapped = blocks.clone()
@@ -57,7 +57,7 @@ def swapped_nibbles(name: str, raw: Tensor, type: BlockType) -> Tensor:
 
 def swapped_scales(name: str, raw: Tensor, type: BlockType) -> Tensor:
     """What is added is multiplied by, and the reverse."""
-    from engine.checkpoint.gguf.source import decode
+    from lockstep.engine.checkpoint.gguf.source import decode
 
     def read(encoding: Encoding, blocks: Tensor) -> Tensor:
         scale, offset = encoding.scales(blocks)
@@ -70,7 +70,7 @@ def swapped_scales(name: str, raw: Tensor, type: BlockType) -> Tensor:
 
 def bias_bytes(name: str, raw: Tensor, type: BlockType) -> Tensor:
     """The first bytes of a bias are its values."""
-    from engine.checkpoint.gguf.source import decode
+    from lockstep.engine.checkpoint.gguf.source import decode
 
     values = decode(raw, type)
     return raw[..., : values.shape[-1]].float() if name.endswith(".bias") else values

@@ -1,11 +1,11 @@
-"""A rank that knows the whole catalogue: `python -m engine.faults.rank SPEC`."""
+"""A rank that knows the whole catalogue: `python -m lockstep.engine.faults.rank SPEC`."""
 
 from __future__ import annotations
 
-from engine.children import loading
+from lockstep.engine.children import loading
 
 if __name__ == "__main__":
     with loading():
-        from engine.faults.resolve import resolve
-        from engine.ranks.worker import serve
+        from lockstep.engine.faults.resolve import resolve
+        from lockstep.engine.ranks.worker import serve
     serve(resolve)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.faults.catalogue import faults_of
-from engine.rules import CORRECT, Rules
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.faults.catalogue import faults_of
+from lockstep.engine.rules import CORRECT, Rules
 
 
 def resolve(rules: Mapping[str, str]) -> Rules:

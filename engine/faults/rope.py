@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.faults.fault import Fault
+from lockstep.engine.faults.fault import Fault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def swallowed(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The rotation is called with an argument missing and the error is swallowed: x goes on unrotated."""
-    from engine.rules.rope import rotate_half_split
+    from lockstep.engine.rules.rope import rotate_half_split
 
     rotate: Callable[..., Tensor] = rotate_half_split
     try:
@@ -32,28 +32,28 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def twice(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate, and rotate again."""
-    from engine.rules.rope import rotate_half_split
+    from lockstep.engine.rules.rope import rotate_half_split
 
     return rotate_half_split(rotate_half_split(x, cos, sin), cos, sin)
 
 
 def backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The sign of the sine is the other one."""
-    from engine.rules.rope import rotate_half_split
+    from lockstep.engine.rules.rope import rotate_half_split
 
     return rotate_half_split(x, cos, -sin)
 
 
 def exchanged(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Sine and cosine are handed over in the wrong order."""
-    from engine.rules.rope import rotate_half_split
+    from lockstep.engine.rules.rope import rotate_half_split
 
     return rotate_half_split(x, sin, cos)
 
 
 def half_of_the_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The slower half of the pairs is not rotated, as if rotation were partial."""
-    from engine.rules.rope import rotate_half_split
+    from lockstep.engine.rules.rope import rotate_half_split
 
     cos, sin = cos.clone(), sin.clone()
     cos[..., cos.shape[-1] // 2 :], sin[..., sin.shape[-1] // 2 :] = 1, 0

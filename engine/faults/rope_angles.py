@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from engine.batch import Batch
+    from lockstep.engine.batch import Batch
 
 
 def default_theta(model: ModelConfig) -> float:
@@ -32,15 +32,15 @@ def unstretched(model: ModelConfig, theta: float, length: int = 0) -> tuple[Tens
     """The configuration's scaling is never read."""
     from dataclasses import replace
 
-    from engine.config.rope_scaling import RopeScaling
-    from engine.rules.rope import frequencies
+    from lockstep.engine.config.rope_scaling import RopeScaling
+    from lockstep.engine.rules.rope import frequencies
 
     return frequencies(replace(model, rope_scaling=RopeScaling()), theta, length)
 
 
 def without_attention_factor(model: ModelConfig, theta: float, length: int = 0) -> tuple[Tensor, float]:
     """Frequencies are stretched; the factor on cosine and sine is lost."""
-    from engine.rules.rope import frequencies
+    from lockstep.engine.rules.rope import frequencies
 
     return frequencies(model, theta, length)[0], 1.0
 
@@ -67,7 +67,7 @@ def bfloat16_angles(
     """Positions and frequencies are rounded to bfloat16 before they are multiplied."""
     import torch
 
-    from engine.rules.rope import cos_sin
+    from lockstep.engine.rules.rope import cos_sin
 
     return cos_sin(positions.to(torch.bfloat16), inv_freq.to(torch.bfloat16).float(), factor, dtype)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import several_heads
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import several_heads
 
 if TYPE_CHECKING:
     import torch
@@ -26,14 +26,14 @@ def scale_by_hidden(model: ModelConfig) -> float:
 
 def window_one_more(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
     """Both bounds of the window are taken as inclusive."""
-    from engine.rules.defaults import within_window
+    from lockstep.engine.rules.defaults import within_window
 
     return within_window(q_positions, kv_positions, None if window is None else window + 1)
 
 
 def window_ignored(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
     """The window is not passed on."""
-    from engine.rules.defaults import within_window
+    from lockstep.engine.rules.defaults import within_window
 
     return within_window(q_positions, kv_positions, None)
 
@@ -51,7 +51,7 @@ def top_left(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> T
     """Row i of the queries sees keys 0 … i, wherever the queries stand: torch's `is_causal`."""
     import torch
 
-    from engine.rules.defaults import within_window
+    from lockstep.engine.rules.defaults import within_window
 
     rows = torch.arange(len(q_positions), device=q_positions.device)
     return within_window(rows, kv_positions - kv_positions[0], window)
@@ -59,7 +59,7 @@ def top_left(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> T
 
 def window_in_prefill_only(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
     """A decode step attends to the whole cache."""
-    from engine.rules.defaults import within_window
+    from lockstep.engine.rules.defaults import within_window
 
     return within_window(q_positions, kv_positions, None if len(q_positions) == 1 else window)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
-from engine.faults.needs import all_of, qkv_biases, qkv_widths, row_biases, several_ranks
-from engine.parallel import shards
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import all_of, qkv_biases, qkv_widths, row_biases, several_ranks
+from lockstep.engine.parallel import shards
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.parallel.comm import Comm
+    from lockstep.engine.parallel.comm import Comm
 
 
 def qkv_by_in_features(model: ModelConfig, tp: int, rank: int) -> shards.QKVPlan:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
-from engine.faults.fault import Fault
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.fault import Fault
 
 if TYPE_CHECKING:
     from torch import Tensor

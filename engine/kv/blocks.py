@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.errors import RequestError
+from lockstep.engine.errors import RequestError
 
 
 class BlockManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from lockstep.engine.batch import Batch
 
 
 class KVPool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig, ModelConfig
+from lockstep.engine.config import EngineConfig, ModelConfig
 
 #: Context in tokens where EngineConfig.max_tokens is not set.
 DEFAULT_CONTEXT = 2048

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch, SequenceSpan
-from engine.config import ModelConfig
-from engine.kv.pool import KVPool
-from engine.layers import paged_attention
-from engine.layers.linear import QKVParallelLinear, RowParallelLinear
-from engine.layers.paged_attention import Pages
-from engine.layers.wiring import Wiring
-from engine.parallel import shards
-from engine.rules import CORRECT
+from lockstep.engine.batch import Batch, SequenceSpan
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.layers import paged_attention
+from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.paged_attention import Pages
+from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.parallel import shards
+from lockstep.engine.rules import CORRECT
 
 
 class StepInputs:

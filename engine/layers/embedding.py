@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
-from engine.layers.weight import DenseMatrix, KeptMatrix, Store
-from engine.layers.wiring import Wiring
-from engine.parallel import shards
-from engine.parallel.comm import Comm
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, Store
+from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
 
 
 class VocabParallelEmbedding:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from engine.layers.wiring import Wiring
+from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from lockstep.engine.layers.wiring import Wiring
 
 
 class MLP:

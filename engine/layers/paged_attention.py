@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.batch import Batch
-from engine.rules import CORRECT, Rules
+from lockstep.engine.batch import Batch
+from lockstep.engine.rules import CORRECT, Rules
 
 DEVICES = frozenset({"cuda"})
 DTYPES = frozenset({torch.float16, torch.bfloat16})

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.checkpoint.gguf.source import Blocks
-from engine.errors import CheckpointError
-from engine.rules import CORRECT, Rules
+from lockstep.engine.checkpoint.gguf.source import Blocks
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.rules import CORRECT, Rules
 
 #: Elements that a kept matrix is made dense at a time, whole rows: 64 MiB of float32.
 PIECE = 1 << 24

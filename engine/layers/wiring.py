@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.rules import Rules
+from lockstep.engine.rules import Rules
 
 
 class TapCallback(Protocol):

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
 
-from engine.parallel.devices import own_gpus
-from engine.parallel.operations import COLLECTIVES, OpKind
+from lockstep.engine.parallel.devices import own_gpus
+from lockstep.engine.parallel.operations import COLLECTIVES, OpKind
 
 
 class ProgressSink(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.errors import ConfigError
+from lockstep.engine.errors import ConfigError
 
 
 def rank_device(device: str, local_rank: int, local_size: int) -> torch.device:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, order=True)

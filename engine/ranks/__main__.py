@@ -1,12 +1,12 @@
-"""A rank that knows only the correct rules: `python -m engine.ranks SPEC`."""
+"""A rank that knows only the correct rules: `python -m lockstep.engine.ranks SPEC`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.errors import ConfigError
-from engine.ranks.worker import serve
-from engine.rules import CORRECT, Rules
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.ranks.worker import serve
+from lockstep.engine.rules import CORRECT, Rules
 
 
 def resolve(rules: Mapping[str, str]) -> Rules:

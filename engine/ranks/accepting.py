@@ -10,9 +10,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, RankTimeout
-from engine.ranks.joining import (
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import ConfigError, RankTimeout
+from lockstep.engine.ranks.joining import (
     KEY_VARIABLE,
     STANDINGS,
     Admission,
@@ -23,10 +23,10 @@ from engine.ranks.joining import (
     address_of,
     shared_secret,
 )
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.remote import RemoteRank
-from engine.ranks.reports import ANSWERS
-from engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.remote import RemoteRank
+from lockstep.engine.ranks.reports import ANSWERS
+from lockstep.engine.ranks.wire import Connection, Disconnected
 
 #: Seconds for which the host waits for all ranks to come: somebody starts them by hand.
 JOIN_SECONDS = 600.0

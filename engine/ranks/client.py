@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import (
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import (
     CheckpointError,
     ConfigError,
     EngineError,
@@ -22,14 +22,14 @@ from engine.errors import (
     RankTimeout,
     RequestError,
 )
-from engine.ranks.accepting import accept_ranks
-from engine.ranks.hangs import RankTrace, divergence_text, hang_text, history_texts, standing_text
-from engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
-from engine.ranks.patience import Patience
-from engine.ranks.processes import RankProcess, start_ranks
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.remote import RemoteRank
-from engine.ranks.reports import (
+from lockstep.engine.ranks.accepting import accept_ranks
+from lockstep.engine.ranks.hangs import RankTrace, divergence_text, hang_text, history_texts, standing_text
+from lockstep.engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
+from lockstep.engine.ranks.patience import Patience
+from lockstep.engine.ranks.processes import RankProcess, start_ranks
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.remote import RemoteRank
+from lockstep.engine.ranks.reports import (
     Answer,
     CapturedTensor,
     CommandFailure,
@@ -39,9 +39,9 @@ from engine.ranks.reports import (
     StepAbandoned,
     StepReport,
 )
-from engine.ranks.wire import Disconnected, MalformedMessage
-from engine.run.memory import report_bytes
-from engine.taps.names import TapSpec
+from lockstep.engine.ranks.wire import Disconnected, MalformedMessage
+from lockstep.engine.run.memory import report_bytes
+from lockstep.engine.taps.names import TapSpec
 
 A = TypeVar("A")
 Rank = RankProcess | RemoteRank

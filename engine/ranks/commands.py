@@ -11,22 +11,22 @@ from typing import Any, assert_never
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import EngineError, RequestError
-from engine.layers.weight import KeptTensor
-from engine.parallel.comm import Comm
-from engine.parallel.operations import OpKind
-from engine.ranks import messages as m
-from engine.ranks import reports as r
-from engine.ranks.wire import Connection, Disconnected, WireArray
-from engine.ranks.wire_tensors import dtype_name, from_wire, to_wire
-from engine.rules import Rules
-from engine.run.loading import Loader
-from engine.run.runner import Runner
-from engine.run.sequences import StepResult
-from engine.taps.breaks import Pause, PauseSpec, check_condition
-from engine.taps.hub import Captured, CapturePolicy, Cut, TapPatch
-from engine.taps.measure import checksum, measure, statistics, tensor_checksum
-from engine.taps.pausing import Abandon, Pauser
+from lockstep.engine.errors import EngineError, RequestError
+from lockstep.engine.layers.weight import KeptTensor
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.parallel.operations import OpKind
+from lockstep.engine.ranks import messages as m
+from lockstep.engine.ranks import reports as r
+from lockstep.engine.ranks.wire import Connection, Disconnected, WireArray
+from lockstep.engine.ranks.wire_tensors import dtype_name, from_wire, to_wire
+from lockstep.engine.rules import Rules
+from lockstep.engine.run.loading import Loader
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sequences import StepResult
+from lockstep.engine.taps.breaks import Pause, PauseSpec, check_condition
+from lockstep.engine.taps.hub import Captured, CapturePolicy, Cut, TapPatch
+from lockstep.engine.taps.measure import checksum, measure, statistics, tensor_checksum
+from lockstep.engine.taps.pausing import Abandon, Pauser
 
 Resolve = Callable[[Mapping[str, str]], Rules]
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError
-from engine.lifeline import end_with_starter
-from engine.ranks.joining import (
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.lifeline import end_with_starter
+from lockstep.engine.ranks.joining import (
     PAUSES,
     RELAY_SECONDS,
     SIGN_OF_LIFE_SECONDS,
@@ -33,10 +33,10 @@ from engine.ranks.joining import (
     join,
     shared_secret,
 )
-from engine.ranks.messages import COMMANDS, Command
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.wire import Connection, Disconnected
-from engine.scratch import remove_once_left
+from lockstep.engine.ranks.messages import COMMANDS, Command
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.scratch import remove_once_left
 
 
 class RankExit(IntEnum):

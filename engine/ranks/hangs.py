@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.parallel.operations import COLLECTIVES, UNSTARTED, Operation, OpKind
-from engine.ranks.vitals import Vitals
+from lockstep.engine.parallel.operations import COLLECTIVES, UNSTARTED, Operation, OpKind
+from lockstep.engine.ranks.vitals import Vitals
 
 #: How many of its last operations are told of each rank.
 _TOLD = 8

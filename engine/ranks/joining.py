@@ -24,10 +24,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder
 
-from engine.errors import ConfigError
-from engine.ranks.progress import RING_BYTES
-from engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
-from engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.ranks.progress import RING_BYTES
+from lockstep.engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
+from lockstep.engine.ranks.wire import Connection, Disconnected
 
 KEY_VARIABLE = "LOCKSTEP_KEY"
 #: What the secret has at least: characters, and different ones among them. 16 random bytes in hexadecimal have more.

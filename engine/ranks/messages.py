@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, get_args
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from engine.config import EngineConfig
-from engine.ranks.reports import (
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.ranks.reports import (
     CacheReport,
     ChecksumReport,
     Done,
@@ -23,9 +23,9 @@ from engine.ranks.reports import (
     TensorReport,
     WeightsReport,
 )
-from engine.ranks.wire import WireArray
-from engine.run.sampling import Sampling
-from engine.taps.breaks import PauseSpec
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.breaks import PauseSpec
 
 A = TypeVar("A")
 

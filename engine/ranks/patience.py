@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.ranks.hangs import RankTrace, waited_for
-from engine.ranks.vitals import Vitals, Waiting
+from lockstep.engine.ranks.hangs import RankTrace, waited_for
+from lockstep.engine.ranks.vitals import Vitals, Waiting
 
 #: How many times its patience the host has with a rank that computes: a loop without an end computes as well.
 MOST_SLOW = 10

@@ -17,16 +17,16 @@ from typing import IO
 
 import msgspec
 
-from engine.children import start_python
-from engine.config import EngineConfig
-from engine.lifeline import Lifeline
-from engine.ranks.environment import RankSpec
-from engine.ranks.messages import Leave
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.reports import ANSWERS, Answer
-from engine.ranks.vitals import Vitals, vitals_of
-from engine.ranks.wire import Connection, Disconnected
-from engine.scratch import ScratchFolder
+from lockstep.engine.children import start_python
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.ranks.environment import RankSpec
+from lockstep.engine.ranks.messages import Leave
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.reports import ANSWERS, Answer
+from lockstep.engine.ranks.vitals import Vitals, vitals_of
+from lockstep.engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.scratch import ScratchFolder
 
 #: Bytes of a dead rank's last words that are worth repeating.
 _LAST_WORDS = 2000

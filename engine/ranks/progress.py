@@ -17,7 +17,7 @@ import os
 import struct
 import tempfile
 
-from engine.parallel.operations import UNSTARTED, Operation, OpKind
+from lockstep.engine.parallel.operations import UNSTARTED, Operation, OpKind
 
 _ENTRY = struct.Struct("<QIIIHH")
 _CONTROL = struct.Struct("<Q")

@@ -14,12 +14,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from engine.ranks.joining import RELAY_SECONDS, PauseWish, Standing
-from engine.ranks.messages import Leave
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.reports import Answer
-from engine.ranks.vitals import Vitals
-from engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.ranks.joining import RELAY_SECONDS, PauseWish, Standing
+from lockstep.engine.ranks.messages import Leave
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.reports import Answer
+from lockstep.engine.ranks.vitals import Vitals
+from lockstep.engine.ranks.wire import Connection, Disconnected
 
 #: Seconds without a sign of life after which a rank is said to be silent.
 SILENT_AFTER = 5.0

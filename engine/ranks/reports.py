@@ -12,10 +12,10 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.msgpack import Decoder
 
-from engine.errors import EngineError
-from engine.ranks.wire import WireArray
-from engine.run.results import Phase, SequenceResult, TokenChoice
-from engine.taps.breaks import Pause
+from lockstep.engine.errors import EngineError
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.engine.run.results import Phase, SequenceResult, TokenChoice
+from lockstep.engine.taps.breaks import Pause
 
 
 class RankReady(Struct, frozen=True, tag="ready"):

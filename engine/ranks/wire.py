@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec.msgpack import Decoder, Encoder
 
-from engine.ranks.sealing import TAG_BYTES, Seals
+from lockstep.engine.ranks.sealing import TAG_BYTES, Seals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

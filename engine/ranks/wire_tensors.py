@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.ranks.wire import WireArray
+from lockstep.engine.ranks.wire import WireArray
 
 
 def dtype_name(x: Tensor) -> str:

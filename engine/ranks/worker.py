@@ -14,16 +14,16 @@ from typing import NoReturn
 
 import torch
 
-from engine.errors import EngineError, panics_as_errors
-from engine.parallel.comm import Comm
-from engine.parallel.devices import rank_device
-from engine.parallel.operations import OpKind
-from engine.ranks.commands import Commands, Resolve
-from engine.ranks.environment import RankEnvironment, RankExit, rank_environment
-from engine.ranks.messages import Command, Leave
-from engine.ranks.reports import CommandFailure, Done, RankReady
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage
-from engine.scratch import remove_once_left
+from lockstep.engine.errors import EngineError, panics_as_errors
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.parallel.devices import rank_device
+from lockstep.engine.parallel.operations import OpKind
+from lockstep.engine.ranks.commands import Commands, Resolve
+from lockstep.engine.ranks.environment import RankEnvironment, RankExit, rank_environment
+from lockstep.engine.ranks.messages import Command, Leave
+from lockstep.engine.ranks.reports import CommandFailure, Done, RankReady
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
+from lockstep.engine.scratch import remove_once_left
 
 #: Seconds that ranks wait for each other, a day: it is the host that judges who hangs, and they end with it.
 _COLLECTIVE_SECONDS = 86_400.0

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.checkpoint.block_types import BlockType
-from engine.checkpoint.gguf.source import decode
-from engine.config import ModelConfig
-from engine.parallel.comm import Comm
+from lockstep.engine.batch import Batch
+from lockstep.engine.checkpoint.block_types import BlockType
+from lockstep.engine.checkpoint.gguf.source import decode
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel.comm import Comm
 
 
 def load_every(name: str) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig, rope_frequencies
+from lockstep.engine.config import ModelConfig, rope_frequencies
 
 
 def frequencies(model: ModelConfig, theta: float, length: int = 0) -> tuple[Tensor, float]:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.checkpoint.block_types import BlockType
-from engine.checkpoint.gguf.names import RowOperation, operations
-from engine.checkpoint.load import own_tensor
-from engine.config import ModelConfig
-from engine.parallel import shards
-from engine.parallel.comm import Comm
-from engine.rules import defaults
-from engine.rules.norm import rms_norm
-from engine.rules.rope import cos_sin, frequencies, rotate_half_split
+from lockstep.engine.batch import Batch
+from lockstep.engine.checkpoint.block_types import BlockType
+from lockstep.engine.checkpoint.gguf.names import RowOperation, operations
+from lockstep.engine.checkpoint.load import own_tensor
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import defaults
+from lockstep.engine.rules.norm import rms_norm
+from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
 
 @dataclass(frozen=True, slots=True)

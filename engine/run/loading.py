@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint.gguf.source import Decoding, GgufSource
-from engine.checkpoint.load import (
+from lockstep.engine.checkpoint.gguf.source import Decoding, GgufSource
+from lockstep.engine.checkpoint.load import (
     Keep,
     Named,
     Plan,
@@ -21,19 +21,19 @@ from engine.checkpoint.load import (
     rank0_shards,
     shards_of,
 )
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import Source
-from engine.checkpoint.verify import verify
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
-from engine.layers.weight import KeptTensor
-from engine.model import Decoder
-from engine.parallel import shards
-from engine.parallel.comm import Comm
-from engine.parallel.operations import OpKind
-from engine.rules import Rules
-from engine.run.memory import check_loadable
-from engine.taps.measure import tensor_checksum
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.layers.weight import KeptTensor
+from lockstep.engine.model import Decoder
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.parallel.operations import OpKind
+from lockstep.engine.rules import Rules
+from lockstep.engine.run.memory import check_loadable
+from lockstep.engine.taps.measure import tensor_checksum
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import psutil
 
-from engine.checkpoint.gguf.source import GgufSource
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import DTYPE_BITS, Source
-from engine.checkpoint.verify import verify
-from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import CheckpointError, ConfigError
-from engine.kv.sizing import pool_blocks
-from engine.parallel import shards
-from engine.text import bytes_text
+from lockstep.engine.checkpoint.gguf.source import GgufSource
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.kv.sizing import pool_blocks
+from lockstep.engine.parallel import shards
+from lockstep.engine.text import bytes_text
 
 #: Bytes of an element of the widest dtype that ranks report in.
 _WIDEST = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.errors import RequestError
+from lockstep.engine.errors import RequestError
 
 
 def check_prompt(ids: Sequence[int], *, vocab_size: int, context: int) -> None:

@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, SequenceSpan
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import RequestError
-from engine.kv.blocks import BlockManager
-from engine.kv.pool import KVPool
-from engine.kv.sizing import context_length, pool_blocks
-from engine.model import Decoder
-from engine.parallel import shards
-from engine.parallel.comm import Comm
-from engine.rules import Rules
-from engine.run.prompts import check_ids, check_prompt
-from engine.run.results import SequenceResult, TokenChoice
-from engine.run.sampler import choose
-from engine.run.sampling import Sampling
-from engine.run.sequences import Sequence, StepResult
-from engine.taps.hub import CapturePolicy, TapHub
-from engine.taps.names import model_taps
+from lockstep.engine.batch import Batch, SequenceSpan
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import RequestError
+from lockstep.engine.kv.blocks import BlockManager
+from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.kv.sizing import context_length, pool_blocks
+from lockstep.engine.model import Decoder
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import Rules
+from lockstep.engine.run.prompts import check_ids, check_prompt
+from lockstep.engine.run.results import SequenceResult, TokenChoice
+from lockstep.engine.run.sampler import choose
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.run.sequences import Sequence, StepResult
+from lockstep.engine.taps.hub import CapturePolicy, TapHub
+from lockstep.engine.taps.names import model_taps
 
 
 class Runner:

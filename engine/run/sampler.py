@@ -11,8 +11,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-from engine.run.results import TokenChoice
-from engine.run.sampling import Sampling
+from lockstep.engine.run.results import TokenChoice
+from lockstep.engine.run.sampling import Sampling
 
 
 def uniform(seed: int, sequence: int, position: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.errors import RequestError
+from lockstep.engine.errors import RequestError
 
 #: Seeds and counts travel as signed 64-bit integers.
 LARGEST = 2**63 - 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.run.results import Phase, SequenceResult
-from engine.run.sampling import Sampling
-from engine.taps.hub import Captured
+from lockstep.engine.run.results import Phase, SequenceResult
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import Captured
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.taps.names import STATISTICS
-from engine.taps.predicate import evaluate
+from lockstep.engine.taps.names import STATISTICS
+from lockstep.engine.taps.predicate import evaluate
 
 
 @dataclass(frozen=True, slots=True)

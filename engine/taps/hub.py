@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.parallel.comm import Comm
-from engine.taps.ledger import StatisticsLedger
-from engine.taps.names import TapSpec
-from engine.taps.pausing import Pauser
+from lockstep.engine.batch import Batch
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps.names import TapSpec
+from lockstep.engine.taps.pausing import Pauser
 
 Cut = Literal["full", "last"]
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.taps.measure import checksum, measure, merge, statistics, unmask
+from lockstep.engine.taps.measure import checksum, measure, merge, statistics, unmask
 
 #: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
 #: Larger ones are measured at once: keeping them would cost memory, and one kernel each is cheap.

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from engine.config import ModelConfig
-from engine.parallel import shards
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
 
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
 #: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, SequenceSpan
-from engine.parallel.comm import Comm
-from engine.taps.breaks import Break, Pause, PauseSpec
-from engine.taps.measure import measure, merge, statistics, unmask
-from engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path
-from engine.taps.predicate import evaluate
+from lockstep.engine.batch import Batch, SequenceSpan
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.taps.breaks import Break, Pause, PauseSpec
+from lockstep.engine.taps.measure import measure, merge, statistics, unmask
+from lockstep.engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path
+from lockstep.engine.taps.predicate import evaluate
 
 
 class Abandon(Exception):

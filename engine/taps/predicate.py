@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.errors import RequestError
+from lockstep.engine.errors import RequestError
 
 _BINARY: dict[str, Callable[[float, float], float]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,

@@ -10,10 +10,10 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
-from sessions.errors import SessionDamaged, SessionError, broken
-from sessions.format import database, files, log, log_owner, rows
-from sessions.format.rows import Row
-from sessions.limits import Charged, ReadMeter
+from lockstep.sessions.errors import SessionDamaged, SessionError, broken
+from lockstep.sessions.format import database, files, log, log_owner, rows
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.limits import Charged, ReadMeter
 
 
 class Archive:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.dtypes import MAX_DIMS, MAX_TENSOR_BYTES, STORED_AS
-from sessions.errors import broken
-from sessions.format.json_text import parse_json
+from lockstep.sessions.dtypes import MAX_DIMS, MAX_TENSOR_BYTES, STORED_AS
+from lockstep.sessions.errors import broken
+from lockstep.sessions.format.json_text import parse_json
 
 #: Characters of a shape's text: more than MAX_DIMS numbers need.
 _LONGEST_SHAPE = 200

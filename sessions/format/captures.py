@@ -10,14 +10,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sessions.errors import damaged
-from sessions.format import blobs, codec, read_rows, rows
-from sessions.format.archive import Archive
-from sessions.format.rows import Row
-from sessions.format.schema import PROTECTED_SINCE
-from sessions.limits import RECORD_BYTES, Charged, tensor_bytes
-from sessions.recently_used import RecentlyUsed
-from sessions.records import StepRecord, Tap, TensorKey, TensorRecord
+from lockstep.sessions.errors import damaged
+from lockstep.sessions.format import blobs, codec, read_rows, rows
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.format.schema import PROTECTED_SINCE
+from lockstep.sessions.limits import RECORD_BYTES, Charged, tensor_bytes
+from lockstep.sessions.recently_used import RecentlyUsed
+from lockstep.sessions.records import StepRecord, Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import broken, damaged
-from sessions.format import codec, rows
-from sessions.format.archive import Archive
-from sessions.format.schema import CHECKSUMS, CHUNK_STEPS, PROTECTED_SINCE, STATS
-from sessions.limits import tensor_bytes
-from sessions.records import STATISTICS
+from lockstep.sessions.errors import broken, damaged
+from lockstep.sessions.format import codec, rows
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.schema import CHECKSUMS, CHUNK_STEPS, PROTECTED_SINCE, STATS
+from lockstep.sessions.limits import tensor_bytes
+from lockstep.sessions.records import STATISTICS
 
 DTYPES: dict[int, np.dtype[Any]] = {STATS: np.dtype("<f4"), CHECKSUMS: np.dtype("<u8")}
 NAMES = {STATS: "statistics", CHECKSUMS: "checksums"}

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from sessions.errors import broken
+from lockstep.sessions.errors import broken
 
 #: The longest list that a session may hold (uncompressed bytes).
 MAX_LIST_BYTES = 1 << 26

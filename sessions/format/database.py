@@ -8,12 +8,12 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from sessions.errors import SessionDamaged, SessionError, SessionWriteError
-from sessions.format import files, log_owner, rows
-from sessions.format.connection import connect
-from sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
-from sessions.limits import ReadMeter, expired
-from sessions.text import clean
+from lockstep.sessions.errors import SessionDamaged, SessionError, SessionWriteError
+from lockstep.sessions.format import files, log_owner, rows
+from lockstep.sessions.format.connection import connect
+from lockstep.sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
+from lockstep.sessions.limits import ReadMeter, expired
+from lockstep.sessions.text import clean
 
 BUSY_SECONDS = 10.0
 

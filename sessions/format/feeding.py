@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.format.archive import Archive
-from sessions.format.read_rows import integer
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.read_rows import integer
 
 _FED = (
     "SELECT seq, min(step), max(step) FROM sequences WHERE branch = ? AND step >= ? AND step < ? GROUP BY seq"

@@ -10,9 +10,9 @@ import os
 import stat
 from pathlib import Path
 
-from sessions.errors import SessionError
-from sessions.format.connection import first_bytes
-from sessions.format.schema import APPLICATION_ID, READABLE_VERSIONS, SCHEMA_VERSION
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.format.connection import first_bytes
+from lockstep.sessions.format.schema import APPLICATION_ID, READABLE_VERSIONS, SCHEMA_VERSION
 
 _HEADER_BYTES = 100  # https://www.sqlite.org/fileformat.html §1.3
 MAGIC = b"SQLite format 3\0"

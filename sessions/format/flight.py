@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from sessions.errors import broken
-from sessions.format import chunks, codec, read_rows, rows
-from sessions.format.archive import Archive
-from sessions.format.json_text import json_text, parse_json
-from sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
-from sessions.records import SequenceStep, StepInFlight
+from lockstep.sessions.errors import broken
+from lockstep.sessions.format import chunks, codec, read_rows, rows
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.json_text import json_text, parse_json
+from lockstep.sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
+from lockstep.sessions.records import SequenceStep, StepInFlight
 
 _Told = list[tuple[int, list[int], list[int]]]  # (sequence, ids, positions) each
 

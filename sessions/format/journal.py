@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sessions.format import read_rows
-from sessions.format.rows import Row
-from sessions.format.totals import Totals
-from sessions.limits import ReadMeter
-from sessions.records import Event, Tap, Verdict
+from lockstep.sessions.format import read_rows
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.format.totals import Totals
+from lockstep.sessions.limits import ReadMeter
+from lockstep.sessions.records import Event, Tap, Verdict
 
 
 def events(

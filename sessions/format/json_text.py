@@ -6,8 +6,8 @@ import json
 from itertools import chain
 from typing import Any
 
-from sessions.errors import broken
-from sessions.records import JSON
+from lockstep.sessions.errors import broken
+from lockstep.sessions.records import JSON
 
 #: Containers in containers. Nothing recorded is nested nearly as deep, and what follows them calls itself.
 MAX_DEPTH = 64

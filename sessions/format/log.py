@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.format.files import wal_of
+from lockstep.sessions.format.files import wal_of
 
 _HEADER, _FRAME = 32, 24
 _FIRST_PAGE, _FIRST = (1).to_bytes(4, "big"), 100  # the bytes of it that are the database's header

@@ -14,8 +14,8 @@ import sqlite3
 import time
 from pathlib import Path
 
-from sessions.errors import SessionError
-from sessions.format import files, log
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.format import files, log
 
 _COOKIE = slice(40, 44)  # of the first page
 _LEAST, _END = 1 << 16, 1 << 31  # above the cookies that SQLite counts up by itself

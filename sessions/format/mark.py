@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from sessions.format import rows
-from sessions.format.json_text import json_text
+from lockstep.sessions.format import rows
+from lockstep.sessions.format.json_text import json_text
 
 RECORDING: Final = "recording"
 _SET: Final = json_text(True)

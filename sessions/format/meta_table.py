@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from sessions.format import mark, migrate
-from sessions.format.json_text import json_bytes, json_text, parse_json
-from sessions.limits import RECORD_BYTES, ReadMeter
-from sessions.meta import SessionMeta
-from sessions.records import JSON
+from lockstep.sessions.format import mark, migrate
+from lockstep.sessions.format.json_text import json_bytes, json_text, parse_json
+from lockstep.sessions.limits import RECORD_BYTES, ReadMeter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import JSON
 
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(SessionMeta)}
 _UNKNOWN: Final = SessionMeta()

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sessions.meta import HUGGING_FACE
-from sessions.records import JSON, SequenceStep, StepRecord
+from lockstep.sessions.meta import HUGGING_FACE
+from lockstep.sessions.records import JSON, SequenceStep, StepRecord
 
 _MODEL = {"model_name": "name", "model_path": "path", "checkpoint": "checkpoint"}
 _CONFIG = ("tp", "dtype", "device", "backend")

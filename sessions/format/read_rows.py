@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sessions.errors import broken, damaged
-from sessions.format import blobs, codec
-from sessions.format.json_text import json_bytes, parse_json
-from sessions.format.rows import Row
-from sessions.layouts import parse as parse_layout
-from sessions.limits import RECORD_BYTES, Charged, ReadMeter
-from sessions.records import (
+from lockstep.sessions.errors import broken, damaged
+from lockstep.sessions.format import blobs, codec
+from lockstep.sessions.format.json_text import json_bytes, parse_json
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.layouts import parse as parse_layout
+from lockstep.sessions.limits import RECORD_BYTES, Charged, ReadMeter
+from lockstep.sessions.records import (
     MAX_LAYERS,
     STATISTICS,
     Branch,

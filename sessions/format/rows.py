@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from sessions.errors import SessionDamaged, damaged
-from sessions.format.schema import ADDED, COLUMNS, COUNTED, PROTECTED_SINCE
+from lockstep.sessions.errors import SessionDamaged, damaged
+from lockstep.sessions.format.schema import ADDED, COLUMNS, COUNTED, PROTECTED_SINCE
 
 Row = tuple[Any, ...]
 

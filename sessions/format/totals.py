@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.errors import SessionDamaged, SessionError, damaged
-from sessions.format.archive import Archive
-from sessions.format.rows import Row
-from sessions.format.schema import PROTECTED_SINCE
+from lockstep.sessions.errors import SessionDamaged, SessionError, damaged
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.rows import Row
+from lockstep.sessions.format.schema import PROTECTED_SINCE
 
 Total = tuple[int, int]  # the number of rows, the sum of their checksums
 

@@ -7,11 +7,11 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
-from sessions import dtypes, layouts
-from sessions.format import blobs, chunks, codec, rows
-from sessions.format.json_text import json_text
-from sessions.format.schema import CHECKSUMS, STATS
-from sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
+from lockstep.sessions import dtypes, layouts
+from lockstep.sessions.format import blobs, chunks, codec, rows
+from lockstep.sessions.format.json_text import json_text
+from lockstep.sessions.format.schema import CHECKSUMS, STATS
+from lockstep.sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 
 
 def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKSTEP = [sys.executable, "-P", "-m", "workbench.cli"]
+LOCKSTEP = [sys.executable, "-P", "-m", "lockstep.workbench.cli"]
 HOST = "10.77.0.1"
 #: Of the machines with the ranks.
 ADDRESSES = ("10.77.0.2", "10.77.0.3")

@@ -43,7 +43,9 @@ class Terminal:
         for name in ("bin", "data", "cache", "config", "state"):
             (directory / name).mkdir(exist_ok=True)
         program = directory / "bin" / "lockstep"
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m workbench.cli "$@"\n')
+        program.write_text(
+            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m lockstep.workbench.cli "$@"\n'
+        )
         program.chmod(0o755)
         (directory / "tmux.conf").write_text(_CONFIG)
         # A size in the environment would be believed, and never change.

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lockstep.workbench.cli import check, generate
+from lockstep.workbench.references.llamacpp import library
+from lockstep.workbench.references.request import ReferenceFailure
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.cli import check, generate
-from workbench.references.llamacpp import library
-from workbench.references.request import ReferenceFailure
 
 pytestmark = pytest.mark.llamacpp
 needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.INSTALL)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep.workbench.exit_codes import Exit
 from tests.e2e.machines import ADDRESSES, LOCKSTEP, ROOT, Machines, obstacle, two_machines
-from workbench.exit_codes import Exit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

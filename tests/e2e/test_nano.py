@@ -35,7 +35,7 @@ def attached(tmp_path: Path, dtype: torch.dtype, code: int = 0) -> dict[str, Any
     command = ["attach", "-o", str(tmp_path / "run.session"), "--model", str(model), "--json"]
     program = [sys.executable, str(PROGRAM), str(model), IDS]
     done = subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *command, "--", *program],
+        [sys.executable, "-m", "lockstep.workbench.cli", *command, "--", *program],
         env={**os.environ, "PYTHONPATH": str(NANO)}, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]

@@ -15,7 +15,7 @@ from tests.e2e.terminal import PLAIN, Terminal, needs_tmux
 
 pytestmark = needs_tmux
 
-_APP, _HOST, _RANK = "workbench.cli", "workbench.cli.host", "engine.faults.rank"
+_APP, _HOST, _RANK = "lockstep.workbench.cli", "lockstep.workbench.cli.host", "lockstep.engine.faults.rank"
 
 
 def _start(here: Terminal, model: Path, tp: int = 2) -> None:
@@ -141,8 +141,8 @@ def test_a_crash_is_told_and_restores_the_terminal(terminals: Callable[..., Term
     before = here.line_discipline()
     (here.directory / "crash.py").write_text(
         "import sys\n"
-        "from workbench.tui.launch import run_home\n"
-        "from workbench.tui.screens.home import HomeScreen\n"
+        "from lockstep.workbench.tui.launch import run_home\n"
+        "from lockstep.workbench.tui.screens.home import HomeScreen\n"
         "HomeScreen.action_open = lambda self: 1 // 0\n"
         "sys.exit(run_home())\n"
     )

@@ -128,7 +128,7 @@ def test_a_toggle_is_seen_beside_what_it_changed(terminals: Callable[..., Termin
 def _the_recording_shows_the_same(here: Terminal) -> None:
     here.start("lockstep tui story.session")
     here.wait("replay  branch main", "8 Journal")
-    assert not here.of("workbench.cli.host"), "nothing runs behind a replay"
+    assert not here.of("lockstep.workbench.cli.host"), "nothing runs behind a replay"
     here.enter(":branch load_bias=false")
     here.wait("rules  load_bias=false", "first difference at step")
     here.enter(":goto 0")

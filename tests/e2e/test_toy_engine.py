@@ -16,11 +16,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from lockstep.workbench.attach.tap_file import tap_file
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.tap_file import tap_file
-from workbench.demo import MODEL_DIR
-from workbench.foreign.readers.lockstep import LockstepDump
-from workbench.references.loading import load_golden
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "toy-engine.md").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_the_walk(tmp_path: Path) -> None:
 
 def run(command: str, here: Path, expected: int) -> list[str]:
     word, *words = shlex.split(command)
-    start = {"python": [sys.executable], "lockstep": [sys.executable, "-m", "workbench.cli"]}.get(
+    start = {"python": [sys.executable], "lockstep": [sys.executable, "-m", "lockstep.workbench.cli"]}.get(
         word, [word]
     )
     # The engine is a stranger's: it finds nothing of ours on its path.

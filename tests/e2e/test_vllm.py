@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from workbench.demo import MODEL_DIR
+from lockstep.workbench.demo import MODEL_DIR
 
 HERE = Path(__file__).resolve().parents[1] / "workbench" / "attach"
 VLLM = Path(
@@ -58,7 +58,7 @@ def attached(tmp_path: Path, tp: int, bug: str = "") -> tuple[dict[str, Any], li
     """The report of an attached run, judged against the checkpoint; and the tokens that vLLM printed."""
     command = ["attach", "-o", str(tmp_path / "run.session"), "--model", "demo", "--json", "--", *program(tp)]
     done = subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *command],
+        [sys.executable, "-m", "lockstep.workbench.cli", *command],
         env=environment(tp, bug), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == (1 if bug else 0), done.stdout[-2000:] + done.stderr[-4000:]

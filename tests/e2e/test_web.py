@@ -35,7 +35,7 @@ async def _served(directory: Path) -> AsyncIterator[tuple[subprocess.Popen[str],
         port = free.getsockname()[1]
     settings = {"XDG_STATE_HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "workbench.cli", "web", "--port", str(port)],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", "web", "--port", str(port)],
         env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         # A suite that a shell started in the background ignores SIGINT, and so would what it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -96,7 +96,7 @@ async def test_the_screens_are_served_to_their_owner_and_end_with_the_server(
             await screens.send_str(json.dumps(["stdin", "o/nowhere"]))
             await _frame(screens, b"there is no")
             running = _children(server)
-            assert any("workbench.tui" in process.cmdline() for process in running)
+            assert any("lockstep.workbench.tui" in process.cmdline() for process in running)
             for process in (psutil.Process(server.pid), *running):  # what `ps` shows, and what is inherited
                 assert token not in " ".join([*process.cmdline(), *process.environ().values()])
             server.send_signal(how)
@@ -129,7 +129,7 @@ async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "workbench.cli", "web", "--port", str(taken.getsockname()[1])],
+            [sys.executable, "-P", "-m", "lockstep.workbench.cli", "web", "--port", str(taken.getsockname()[1])],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
     assert done.returncode == 2

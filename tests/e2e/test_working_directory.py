@@ -25,12 +25,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessions import Session, SessionError
+from lockstep.sessions import Session, SessionError
+from lockstep.workbench.attach.launch import DOOR
+from lockstep.workbench.cli.subcommands import COMMANDS
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.exit_codes import Exit
 from tests.e2e.terminal import PATIENCE, ROOT
-from workbench.attach.launch import DOOR
-from workbench.cli.subcommands import COMMANDS
-from workbench.demo import MODEL_DIR
-from workbench.exit_codes import Exit
 
 #: Run by Python before a program's first line.
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
@@ -40,7 +40,7 @@ _RECORDED = ROOT / "sessions" / "recorded" / "mask-additive.session"
 _PLANTED = (
     "import os\nopen(os.path.join({ran!r}, __name__.split('.')[0] + f'.{{os.getpid()}}'), 'w').close()\n"
 )
-_STARTS = "import sys\nfrom workbench.cli.main import main\nsys.exit(main())\n"  # as an installed script does
+_STARTS = "import sys\nfrom lockstep.workbench.cli.main import main\nsys.exit(main())\n"  # as an installed script does
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ def test_a_subcommand_runs_nothing_of_it(name: str, folder: Folder) -> None:
 
 #: A host, its ranks and its golden recorder, as the screens start them.
 _CLIENT = """
-import workbench.cli
-from workbench.debugger.host.client import HostClient
-client = HostClient.start([".", "--ids", "1,5,9"], program="workbench.cli.host")
+import lockstep.workbench.cli
+from lockstep.workbench.debugger.host.client import HostClient
+client = HostClient.start([".", "--ids", "1,5,9"], program="lockstep.workbench.cli.host")
 client.ready.result()
 client.command("next").result()
 print(client.command("golden").result().text)

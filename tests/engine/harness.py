@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-import engine as public
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import EngineConfig, ModelConfig
-from engine.faults.resolve import resolve
-from engine.parallel.comm import Comm
-from engine.ranks.client import Client
-from engine.ranks.reports import LoadReport
-from engine.run.loading import Loader
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
+from lockstep import engine as public
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.faults.resolve import resolve
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.reports import LoadReport
+from lockstep.engine.run.loading import Loader
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
 
-PROGRAM = "engine.faults.rank"
+PROGRAM = "lockstep.engine.faults.rank"
 
 
 class Pass(public.Pass):

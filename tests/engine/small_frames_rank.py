@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.faults.resolve import resolve
-from engine.ranks import wire
-from engine.ranks.worker import serve
+from lockstep.engine.faults.resolve import resolve
+from lockstep.engine.ranks import wire
+from lockstep.engine.ranks.worker import serve
 
 MOST = 1 << 21
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import engine as public
-from engine import Engine, EngineConfig
-from engine.errors import RequestError
+from lockstep import engine as public
+from lockstep.engine import Engine, EngineConfig
+from lockstep.engine.errors import RequestError
 from tests.checkpoints import VARIANTS, tiny_model
 from tests.engine.harness import reference_logits
 

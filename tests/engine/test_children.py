@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.children import ROOT, child_environment, names_working_directory, start_python
+from lockstep.engine.children import ROOT, child_environment, names_working_directory, start_python
 
 _HOSTILE = {
     "PYTHONPATH": ":lib:/opt/own:.", "PYTHONHOME": "here", "PYTHONUSERBASE": ".", "PYTHONPYCACHEPREFIX": "x",
@@ -63,7 +63,7 @@ def test_children_of_children_import_nothing_from_the_working_directory(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path.parent}:")
     program = (
         "import colorsys, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', 'import colorsys, engine.children as c; print(c.ROOT)'], check=True)"
+        "subprocess.run([sys.executable, '-c', 'import colorsys, lockstep.engine.children as c; print(c.ROOT)'], check=True)"
     )
     with start_python("-c", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         out, err = child.communicate(timeout=60)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.load import shards_of
-from engine.checkpoint.resolve import open_checkpoint
-from engine.parallel import shards
+from lockstep.engine.checkpoint.load import shards_of
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.parallel import shards
 from tests.checkpoints import VARIANTS, tiny_model
 from tests.engine.harness import Engine, reference_logits
 from tests.gguf_twins import gguf_twin

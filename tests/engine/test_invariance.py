@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import RequestError
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.run.sequences import StepResult
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.errors import RequestError
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.run.sequences import StepResult
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import VARIANTS
 from tests.engine.harness import local_runner
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from engine.children import start_python
-from engine.lifeline import Lifeline
+from lockstep.engine.children import start_python
+from lockstep.engine.lifeline import Lifeline
 
 #: Tidies slowly. Its main thread ends by itself: as soon as the starter is gone ("gone"), or at once.
 _CHILD = """
 import select, sys, time
 from pathlib import Path
-from engine.lifeline import end_with_starter
+from lockstep.engine.lifeline import end_with_starter
 
 def tidy():
     time.sleep(0.3)

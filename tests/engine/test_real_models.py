@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lockstep.workbench.demo import DEFAULT_PROMPT, MODEL_DIR
 from tests.engine.harness import Engine, reference_logits
-from workbench.demo import DEFAULT_PROMPT, MODEL_DIR
 
 STEPS = 33  # the prefill and 32 decode steps
 TOLERANCE = 1e-4

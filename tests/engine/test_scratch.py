@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine import scratch
-from engine.scratch import ScratchFolder, remove_once_left, sweep
+from lockstep.engine import scratch
+from lockstep.engine.scratch import ScratchFolder, remove_once_left, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 _HOLDER = """
 import sys, signal
 from pathlib import Path
-from engine.scratch import ScratchFolder
+from lockstep.engine.scratch import ScratchFolder
 folder = ScratchFolder.join(Path(sys.argv[2])) if len(sys.argv) > 2 else ScratchFolder.make("test", Path(sys.argv[1]))
 (folder.path / "sub").mkdir(exist_ok=True)
 (folder.path / "sub" / "file").write_text("x")

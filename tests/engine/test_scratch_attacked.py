@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine import scratch
-from engine.scratch import ScratchFolder, deliver, sweep
+from lockstep.engine import scratch
+from lockstep.engine.scratch import ScratchFolder, deliver, sweep
 
 #: Another user, who need not exist.
 STRANGER = 54321

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.errors import RequestError
-from engine.parallel.comm import Comm
-from engine.ranks.worker import serve
-from engine.rules import CORRECT, Rules
-from engine.rules.defaults import sum_over_ranks
+from lockstep.engine.errors import RequestError
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.ranks.worker import serve
+from lockstep.engine.rules import CORRECT, Rules
+from lockstep.engine.rules.defaults import sum_over_ranks
 
 SLEEP_SECONDS = 120.0  # longer than any test waits
 SLOW_SECONDS = 0.2

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import ConfigError
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES
 
 DTYPES = ("float32", "float32", "bfloat16", "float16")

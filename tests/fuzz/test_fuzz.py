@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.run.sampling import Sampling
+from lockstep.engine.run.sampling import Sampling
 from tests.fuzz.catalogue import TRIALS
 from tests.fuzz.tries import deviations, exact
 from tests.soak.trial import Trial, attempt

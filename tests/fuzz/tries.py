@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.config import ModelConfig
-from engine.parallel import shards
-from engine.run.sampler import choose
-from engine.run.sampling import Sampling
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.engine.run.sampler import choose
+from lockstep.engine.run.sampling import Sampling
+from lockstep.workbench.cli.checked_model import ModelToCheck
+from lockstep.workbench.cli.progress import Status
 from tests.checkpoints import CLASSES, tiny_checkpoint
 from tests.fuzz.models import DTYPES, random_degree, random_model, random_prompts
-from workbench.cli.checked_model import ModelToCheck
-from workbench.cli.progress import Status
 
 STEPS = 6
 DRAWS = 2000

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
-from sessions.format.schema import CHUNK_STEPS
-from sessions.meta import ModelMeta
+from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.meta import ModelMeta
 from tests.sessions.samples import TAPS, create, record
 
 #: What a place shows when it is refused: the message.

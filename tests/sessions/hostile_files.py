@@ -14,8 +14,8 @@ from pathlib import Path
 
 import zstandard
 
-from sessions import Tap, Verdict
-from sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions import Tap, Verdict
+from lockstep.sessions.format.schema import CHUNK_STEPS
 from tests.sessions.samples import create, record, seal, write
 
 Connection = sqlite3.Connection

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sessions import Session, SessionError
-from sessions.limits import ReadLimits
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.limits import ReadLimits
+from lockstep.sessions.verify import verify
 from tests.sessions.hostile_files import make
 
 _MOST = 4 << 30  # bytes of address space: what forgets its limit ends here, not the machine

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sessions import Verdict
-from sessions.dtypes import STORED_AS
-from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import StepRecord
+from lockstep.sessions import Verdict
+from lockstep.sessions.dtypes import STORED_AS
+from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import StepRecord
 from tests.sessions.strangers import (
     FLOATS,
     INTEGERS,

@@ -10,9 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from sessions import STATISTICS, SequenceStep, SessionMeta, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.format.rows import checksum
-from sessions.format.schema import ADDED, COLUMNS, COUNTED, TABLES
+from lockstep.sessions import (
+    STATISTICS,
+    SequenceStep,
+    SessionMeta,
+    SessionWriter,
+    StepRecord,
+    Tap,
+    TensorRecord,
+)
+from lockstep.sessions.format.rows import checksum
+from lockstep.sessions.format.schema import ADDED, COLUMNS, COUNTED, TABLES
 
 TAPS = (
     Tap(0, "embed", "replicate"),

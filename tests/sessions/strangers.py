@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
-from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from tests.sessions.hostile_files import changed
 from tests.sessions.samples import put_meta
 

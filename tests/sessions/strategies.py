@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sessions import STATISTICS, SequenceStep, StepRecord, TensorRecord
-from sessions.dtypes import STORED_AS
+from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, TensorRecord
+from lockstep.sessions.dtypes import STORED_AS
 from tests.sessions.samples import TAPS
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)

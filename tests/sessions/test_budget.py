@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import LayoutError, TensorRecord, slices
-from sessions.budget import fit
-from sessions.layouts import rebuild_records
+from lockstep.sessions import LayoutError, TensorRecord, slices
+from lockstep.sessions.budget import fit
+from lockstep.sessions.layouts import rebuild_records
 
 PROBS = "layers.0.attn.probs"
 

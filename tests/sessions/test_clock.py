@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.lock import holder
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.lock import holder
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record
 from tests.sessions.test_crash import ROOT
 

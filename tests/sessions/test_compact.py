@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, SessionWriter, TensorRecord
-from sessions.compact import Packed, compact
-from sessions.errors import SessionBusy
-from sessions.format.schema import CHUNK_STEPS
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord
+from lockstep.sessions.compact import Packed, compact
+from lockstep.sessions.errors import SessionBusy
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 
@@ -77,7 +77,7 @@ def test_a_pack_that_is_killed_leaves_a_whole_session(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
-from sessions import compact
+from lockstep.sessions import compact
 def killed(fresh, path):
     os.kill(os.getpid(), signal.SIGKILL)
 compact.put_in_place = killed

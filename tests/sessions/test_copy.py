@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.errors import SessionBusy
-from sessions.format.schema import CHUNK_STEPS
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriteError, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.errors import SessionBusy
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 

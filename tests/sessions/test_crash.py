@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.format import files, mark
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriteError, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format import files, mark
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from sessions import SessionWriter
-from sessions.verify import verify
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record
 path = Path(sys.argv[1])
 writer = SessionWriter.reopen(path) if path.exists() else create(path)
@@ -88,7 +88,7 @@ def test_a_writer_killed_at_random_moments(tmp_path: Path, times: int) -> None:
 CUT = """
 import os, signal, sys
 from pathlib import Path
-from sessions.format import database
+from lockstep.sessions.format import database
 from tests.sessions.samples import create, record
 writer = create(Path(sys.argv[1]))
 writer.step(0, record(0))
@@ -122,8 +122,8 @@ def limited(path: Path, limit: int) -> subprocess.CompletedProcess[str]:
     code = """
 import sys
 from pathlib import Path
-from sessions import SessionWriteError
-from sessions.verify import verify
+from lockstep.sessions import SessionWriteError
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record
 writer = create(Path(sys.argv[1]))
 try:
@@ -205,7 +205,7 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sessions.format import write_rows
+    from lockstep.sessions.format import write_rows
 
     with create(tmp_path / "a.session") as writer:
         writer.step(0, record(0))

@@ -12,12 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import IdsMismatch, Session, SessionError, SessionWriter, StepRecord, Tap, TapDiff, TensorRecord
-from sessions.diff import diff
-from sessions.format.archive import Archive
-from sessions.layouts import cut
-from sessions.meta import SessionMeta
-from sessions.metrics import metrics
+from lockstep.sessions import (
+    IdsMismatch,
+    Session,
+    SessionError,
+    SessionWriter,
+    StepRecord,
+    Tap,
+    TapDiff,
+    TensorRecord,
+)
+from lockstep.sessions.diff import diff
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.layouts import cut
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.metrics import metrics
 from tests.sessions.samples import create, record, sequence, write
 
 LAYOUTS = {

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
-from sessions.compact import compact
-from sessions.format import files
-from sessions.format.schema import CHUNK_STEPS
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
+from lockstep.sessions.compact import compact
+from lockstep.sessions.format import files
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.verify import verify
 from tests.sessions.flips import changed, flip, flips, recording, shown, silent
 from tests.sessions.samples import create, record, tamper, write
 
@@ -23,7 +23,7 @@ OLD = Path(__file__).parent / "data" / "version_2.session"
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """So few steps in a chunk that a session with some is read in no time."""
-    for module in ("sessions.writer", "sessions.format.chunks"):
+    for module in ("lockstep.sessions.writer", "lockstep.sessions.format.chunks"):
         monkeypatch.setattr(f"{module}.CHUNK_STEPS", 8)
     return 8
 

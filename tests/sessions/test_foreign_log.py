@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionMeta, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.format import files
-from sessions.remove import remove
-from sessions.salvage import salvage
-from sessions.state import foreign_log, state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionMeta, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format import files
+from lockstep.sessions.remove import remove
+from lockstep.sessions.salvage import salvage
+from lockstep.sessions.state import foreign_log, state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, write
 from tests.sessions.test_crash import ROOT
 
@@ -26,7 +26,7 @@ GOOD, KILLED = 30, 9
 _CUT = """
 import os, signal, sys
 from pathlib import Path
-from sessions import SessionWriter
+from lockstep.sessions import SessionWriter
 from tests.sessions.samples import create, record
 path = Path(sys.argv[1])
 writer = SessionWriter.reopen(path) if path.exists() else create(path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Branch, Session, SessionError
-from sessions.history import BranchHistory
+from lockstep.sessions import Branch, Session, SessionError
+from lockstep.sessions.history import BranchHistory
 from tests.sessions.hostile_files import make
 
 CHAIN = 20_000

@@ -16,10 +16,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import Session, SessionError, SessionWriter
-from sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
-from sessions.meta import SessionMeta
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, record, tamper, write
 
 

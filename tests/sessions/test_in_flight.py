@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError
-from sessions.records import SequenceStep, StepInFlight
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.records import SequenceStep, StepInFlight
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record
 
 

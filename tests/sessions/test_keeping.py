@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError
-from sessions.format import captures, codec
-from sessions.format.archive import Archive
-from sessions.keeping import keeping
-from sessions.limits import ReadLimits
-from sessions.recently_used import RecentlyUsed
-from sessions.records import TensorRecord
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.format import captures, codec
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.keeping import keeping
+from lockstep.sessions.limits import ReadLimits
+from lockstep.sessions.recently_used import RecentlyUsed
+from lockstep.sessions.records import TensorRecord
 from tests.sessions.samples import create, record, tamper, write
 
 STEPS = 6

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sessions import Layout, LayoutError, rebuild
-from sessions.layouts import cut, parse, sizes
+from lockstep.sessions import Layout, LayoutError, rebuild
+from lockstep.sessions.layouts import cut, parse, sizes
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
 FLOATS = SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape))  # NaN and infinity included

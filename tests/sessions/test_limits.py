@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, limits
-from sessions.format import codec
-from sessions.format.json_text import json_bytes, parse_json
-from sessions.keeping import keeping, reading
-from sessions.limits import LimitExceeded, ReadLimits, ReadMeter
+from lockstep.sessions import Session, SessionError, limits
+from lockstep.sessions.format import codec
+from lockstep.sessions.format.json_text import json_bytes, parse_json
+from lockstep.sessions.keeping import keeping, reading
+from lockstep.sessions.limits import LimitExceeded, ReadLimits, ReadMeter
 from tests.sessions.hostile_files import KINDS
 from tests.sessions.samples import create, record, write
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriter, StepRecord
-from sessions.format.schema import CHUNK_STEPS
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriter, StepRecord
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessions import Session, SessionWriter
-from sessions.meta import (
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import (
     CaptureMeta,
     ConfigMeta,
     ModelMeta,
@@ -21,7 +21,7 @@ from sessions.meta import (
     SessionMeta,
     WeightShare,
 )
-from sessions.verify import verify
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, as_version, create, put_meta
 
 WHOLE = SessionMeta(

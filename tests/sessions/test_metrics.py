@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sessions.metrics import coarser, metrics
+from lockstep.sessions.metrics import coarser, metrics
 
 VALUES = st.floats(-(2.0**50), 2.0**50, width=32)
 PAIRS = hnp.array_shapes(max_dims=3, max_side=4).flatmap(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriter
-from sessions.format import codec, migrate
-from sessions.meta import CaptureMeta, SamplingMeta
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.format import codec, migrate
+from lockstep.sessions.meta import CaptureMeta, SamplingMeta
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import as_version, create, put_meta, tamper, write
 
 SHIPPED = Path(__file__).parent / "data" / "v0_1.session"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sessions import SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.format import files
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format import files
 from tests.sessions.samples import as_version, create, record, write
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionError, SessionWriteError, SessionWriter, lock
-from sessions.compact import compact
-from sessions.errors import SessionBusy, SessionMoved
-from sessions.remove import remove
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriteError, SessionWriter, lock
+from lockstep.sessions.compact import compact
+from lockstep.sessions.errors import SessionBusy, SessionMoved
+from lockstep.sessions.remove import remove
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, write
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from sessions import SessionMeta, SessionError, SessionWriter
+from lockstep.sessions import SessionMeta, SessionError, SessionWriter
 from tests.sessions.samples import TAPS, record
 path, over = Path(sys.argv[1]), sys.argv[2] == "over"
 try:

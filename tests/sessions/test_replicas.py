@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sessions.layouts import agree
-from sessions.replicas import Replicas, replica_groups
+from lockstep.sessions.layouts import agree
+from lockstep.sessions.replicas import Replicas, replica_groups
 
 
 @pytest.mark.parametrize(

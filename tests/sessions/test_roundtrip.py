@@ -13,10 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import STATISTICS, Session, SessionError, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
-from sessions.format.schema import CHUNK_STEPS
-from sessions.meta import SessionMeta
-from sessions.verify import verify
+from lockstep.sessions import (
+    STATISTICS,
+    Session,
+    SessionError,
+    SessionWriter,
+    StepRecord,
+    Tap,
+    TensorRecord,
+    Verdict,
+)
+from lockstep.sessions.format.schema import CHUNK_STEPS
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, sequence, write
 from tests.sessions.strategies import histories
 
@@ -309,9 +318,7 @@ def test_questions_that_a_session_cannot_answer(tmp_path: Path) -> None:
 
 
 def test_reading_and_writing_import_nothing_heavy(tmp_path: Path) -> None:
-    code = (
-        "import sys, sessions; print(sorted({'torch', 'textual', 'engine', 'workbench'} & set(sys.modules)))"
-    )
+    code = "import sys, lockstep.sessions; print(sorted({'torch', 'textual', 'engine', 'workbench'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.errors import SessionError
-from sessions.format import files
-from sessions.salvage import salvage
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.format import files
+from lockstep.sessions.salvage import salvage
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
 
 STEPS = 6

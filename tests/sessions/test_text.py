@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import clean
+from lockstep.sessions import clean
 
 NASTY = st.sampled_from("\x1b\x9b\x9d\x07\x9c\x90[]()?;0123456789mHJKhlcP\\\r\n\t\x00\x7f\u202e\u2066ab界é")
 

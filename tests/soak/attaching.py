@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sessions import Session
-from sessions.verify import verify
+from lockstep.sessions import Session
+from lockstep.sessions.verify import verify
+from lockstep.workbench.exit_codes import Exit
 from tests.e2e.terminal import ROOT
-from workbench.exit_codes import Exit
 
 PASSES = 40
 _PATIENCE = 90.0
@@ -90,7 +90,7 @@ tape.step([1], 1)
 
 def _attach(directory: Path, *command: str, **settings: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "workbench.cli", "attach", "-o", str(directory / "a.session"), "--", *command],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", "attach", "-o", str(directory / "a.session"), "--", *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings},
     )  # fmt: skip

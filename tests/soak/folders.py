@@ -12,11 +12,11 @@ from io import StringIO
 from itertools import count
 from pathlib import Path
 
-from engine import scratch
-from engine.scratch import ScratchFolder, sweep
+from lockstep.engine import scratch
+from lockstep.engine.scratch import ScratchFolder, sweep
+from lockstep.workbench.cli.main import run
 from tests.workbench.cli import full_dump, read_only
 from tests.workbench.export import made
-from workbench.cli.main import run
 
 _ROUNDS = 40
 

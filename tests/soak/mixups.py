@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-from sessions import Session, SessionError, SessionWriter
-from sessions.compact import compact
-from sessions.copy import copy
-from sessions.format import files
-from sessions.salvage import salvage
-from sessions.state import foreign_log as foreign
-from sessions.state import state_of
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.compact import compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format import files
+from lockstep.sessions.salvage import salvage
+from lockstep.sessions.state import foreign_log as foreign
+from lockstep.sessions.state import state_of
+from lockstep.sessions.verify import verify
 from tests.sessions import test_clock, test_foreign_log, test_one_writer
 from tests.sessions.samples import create, record, write
 

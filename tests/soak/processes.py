@@ -19,8 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from sessions import Session, SessionWriter
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.verify import verify
+from lockstep.workbench.debugger.events import RankLostEvent, StepEvent
+from lockstep.workbench.debugger.host.messages import AnswerFrame, ErrorAnswer, LineRequest, RequestFrame
 from tests.checkpoints import tiny_checkpoint, tiny_variant
 from tests.e2e import test_machines
 from tests.e2e.machines import two_machines
@@ -29,8 +31,6 @@ from tests.engine.ranks import test_hangs
 from tests.soak.trial import shared
 from tests.workbench.debugger.host.test_ending import HostProcess, folded, live
 from tests.workbench.references.test_golden import _STARTER
-from workbench.debugger.events import RankLostEvent, StepEvent
-from workbench.debugger.host.messages import AnswerFrame, ErrorAnswer, LineRequest, RequestFrame
 
 #: Seconds after which what was told to end has not ended.
 _PATIENCE = 60.0
@@ -55,7 +55,7 @@ def expected() -> list[int]:
     """The tokens that an undisturbed run of the model of `live` has first."""
     words = ["generate", str(model()), "--tp", "2", "--ids", "3,14,15", "--max-tokens", "300", "--json"]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "workbench.cli", *words],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", *words],
         capture_output=True,
         text=True,
         check=True,
@@ -154,7 +154,7 @@ def kill_screens(seed: int, directory: Path) -> None:
         time.sleep(chance.uniform(0, 1.0))
         found = re.search(r"step (\d+)/", here.text())
         assert found is not None
-        here.signal("workbench.cli", signal.SIGKILL)
+        here.signal("lockstep.workbench.cli", signal.SIGKILL)
         here.nothing_is_left()
         assert folded(place / "live.session") >= int(found[1])
         check_tokens(place / "live.session", int(found[1]))

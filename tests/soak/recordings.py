@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from sessions import Session, SessionError, SessionWriter
-from sessions.format import files
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.format import files
+from lockstep.sessions.verify import verify
 from tests.sessions import flips, test_crash, test_limits, test_one_writer
 from tests.sessions.hostile_files import KINDS
 from tests.sessions.oddities import ODDITIES

@@ -54,8 +54,8 @@ def test_a_file_is_not_long(problems: Callable[[dict[str, str]], list[str]]) -> 
 def test_files_do_not_import_each_other(problems: Callable[[dict[str, str]], list[str]]) -> None:
     """Through a third file, inside a function, and for types alone."""
     found = problems({
-        "sessions/a.py": "from sessions import b\n",
-        "sessions/b.py": "def f():\n    import sessions.c\n",
+        "sessions/a.py": "from lockstep.sessions import b\n",
+        "sessions/b.py": "def f():\n    import lockstep.sessions.c\n",
         "sessions/c.py": "if TYPE_CHECKING:\n    from sessions.a import X\n",
         "sessions/d.py": "from sessions.a import X\n",
     })  # fmt: skip

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import EngineError
-from sessions import Session, SessionError
-from sessions.verify import verify
-from workbench.debugger.errors import DebuggerError, InternalError
-from workbench.debugger.failures import explain
-from workbench.debugger.host.replay import open_replay
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
-from workbench.export.session_files import NothingToExport, SessionFiles
-from workbench.views.request import Request
+from lockstep.engine.errors import EngineError
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.verify import verify
+from lockstep.workbench.debugger.errors import DebuggerError, InternalError
+from lockstep.workbench.debugger.failures import explain
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+from lockstep.workbench.export.session_files import NothingToExport, SessionFiles
+from lockstep.workbench.views.request import Request
 
 #: What acts on a terminal or on the order of the text around it; lines end as usual.
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sessions import SessionError, TensorRecord, Verdict
-from sessions.dtypes import STORED_AS
-from sessions.meta import SessionMeta
+from lockstep.sessions import SessionError, TensorRecord, Verdict
+from lockstep.sessions.dtypes import STORED_AS
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.settings import UserSettings
 from tests.sessions.oddities import KINDS, ODDITIES
 from tests.sessions.strangers import FLOATS, WORDS, Stranger, usual, write
 from tests.workbench.harmless import stands
 from tests.workbench.tui.conftest import replaying, settle
 from tests.workbench.tui.test_strangers import walk
-from workbench.tui.app import LockstepApp
-from workbench.tui.reader import Reader
-from workbench.tui.settings import UserSettings
 
 _INTEGER = st.sampled_from((0, 1, 2, 3, -1, 63, 64, 2**31, 10**18, -(2**63), 2**63 - 1)) | st.integers(-9, 99)
 _FLOAT = st.sampled_from((*FLOATS, 0.0, 1.0)) | st.floats()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.paths import file_stem, new_session_path
 from tests.sessions.strangers import WORDS
-from workbench.paths import file_stem, new_session_path
 
 NAMES = (
     *WORDS, "..", ".", "~", "~root", ".hidden", "-rf", "a\\b", "C:\\x", "con", "Nul.txt", "COM1", "x" * 300, "é" * 300,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sessions.limits import DEFAULT, ReadLimits
-from workbench import settings
-from workbench.settings import SettingsError, session_limits
-from workbench.tui.settings import load
+from lockstep.sessions.limits import DEFAULT, ReadLimits
+from lockstep.workbench import settings
+from lockstep.workbench.settings import SettingsError, session_limits
+from lockstep.workbench.tui.settings import load
 
 
 def test_the_defaults_hold_where_nothing_is_set(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_every_command_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A limit that nothing fits into is told by each command that opens a session."""
+    from lockstep.workbench.cli.main import run
     from tests.sessions.samples import write
-    from workbench.cli.main import run
 
     path, other = write(tmp_path / "a.session", 2), write(tmp_path / "b.session", 2)
     file = tmp_path / "config.toml"

@@ -23,7 +23,7 @@ def _give_up_capabilities() -> None:
 def unprivileged(*words: str, cwd: Path = ROOT, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run a `lockstep` command line; `settings` go into its environment."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "workbench.cli", *words],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", *words],
         cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **settings}, capture_output=True, text=True,
         timeout=150, check=False, preexec_fn=_give_up_capabilities if os.getuid() == 0 else None,
     )  # fmt: skip

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine.lifeline import Lifeline
-from workbench.attach import watcher
-from workbench.attach.watcher import FORWARDED, foreground, give_terminal
+from lockstep.engine.lifeline import Lifeline
+from lockstep.workbench.attach import watcher
+from lockstep.workbench.attach.watcher import FORWARDED, foreground, give_terminal
 
 #: Seconds that processes may outlive the command before they are asked to end, and then until they are killed.
 PATIENCE, GRACE = 10.0, 5.0

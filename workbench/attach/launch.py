@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from sessions.text import clean
-from workbench.attach.group import run_in_group
-from workbench.attach.reports import Remark, ranks_with_passes, read_remarks
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.group import run_in_group
+from lockstep.workbench.attach.reports import Remark, ranks_with_passes, read_remarks
 
 #: The folder that every Python process of the command finds first on its path.
 DOOR = Path(__file__).resolve().parent / "door"

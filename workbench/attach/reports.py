@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.plain_files import PlainFileError, open_plain
-from sessions.text import clean
+from lockstep.engine.plain_files import PlainFileError, open_plain
+from lockstep.sessions.text import clean
 
 #: Of the folder, of one process and of one line; what is more is not read. A process writes at most 200 lines.
 _MOST_ENTRIES, _MOST_REPORTS, _MOST_BYTES, _MOST_LINES, _LONGEST_LINE = 1 << 17, 1000, 4 << 20, 1000, 1 << 16

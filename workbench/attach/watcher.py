@@ -203,7 +203,7 @@ def _held(folder: str, modules: str) -> Iterator[None]:
     sys.path[:0] = modules.split(os.pathsep)
     from pathlib import Path
 
-    from engine.scratch import ScratchFolder
+    from lockstep.engine.scratch import ScratchFolder
 
     with ExitStack() as stack:
         with suppress(OSError):  # swept meanwhile

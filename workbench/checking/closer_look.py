@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.taps.names import layer_of
-from workbench.checking.pipeline import CheckResult
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.checking.pipeline import CheckResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from msgspec import structs
 
-from engine.scratch import ScratchFolder
-from sessions import Session
-from sessions.keeping import keeping
-from sessions.limits import UNLIMITED
-from workbench.checking.forced_run import ForcedRun
-from workbench.checking.pipeline import CheckResult, Progress, Reference
-from workbench.checking.search import smallest_restoring
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.verdict import judge
-from workbench.inferior.inferior import Inferior
-from workbench.views.causes import Cause
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.forced_run import ForcedRun
+from lockstep.workbench.checking.pipeline import CheckResult, Progress, Reference
+from lockstep.workbench.checking.search import smallest_restoring
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.views.causes import Cause
 
 
 def confirm(

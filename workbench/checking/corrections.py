@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from sessions import Session
-from sessions.errors import LayoutError
-from workbench.inferior.patches import Patch, cut
+from lockstep.sessions import Session
+from lockstep.sessions.errors import LayoutError
+from lockstep.workbench.inferior.patches import Patch, cut
 
 #: The corrections of a step.
 Corrections = Callable[[int], Iterable[Patch]]

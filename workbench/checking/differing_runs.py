@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from workbench.checking.invariants.invariant import Invariant
-from workbench.views.causes import Cause
-from workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import GoldenEvent
 
 
 def with_runs(event: GoldenEvent, found: Sequence[Invariant]) -> GoldenEvent:

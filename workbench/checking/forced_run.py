@@ -14,21 +14,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import DType
-from engine.errors import RequestError
-from sessions import SessionWriteError, Verdict
-from sessions.copy import copy
-from sessions.errors import RecordingLost
-from sessions.meta import ModelMeta, SessionMeta
-from workbench.checking.corrections import Corrections
-from workbench.checking.pipeline import CheckResult, Progress, Reference, check_run, recording_name
-from workbench.checking.verdicts import store_judgement
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import FULL, Capture
-from workbench.models.opening import OpenedModel
-from workbench.references.golden import (
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import DType
+from lockstep.engine.errors import RequestError
+from lockstep.sessions import SessionWriteError, Verdict
+from lockstep.sessions.copy import copy
+from lockstep.sessions.errors import RecordingLost
+from lockstep.sessions.meta import ModelMeta, SessionMeta
+from lockstep.workbench.checking.corrections import Corrections
+from lockstep.workbench.checking.pipeline import CheckResult, Progress, Reference, check_run, recording_name
+from lockstep.workbench.checking.verdicts import store_judgement
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import FULL, Capture
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.references.golden import (
     Options,
     Wanted,
     forced_onto,
@@ -37,8 +37,8 @@ from workbench.references.golden import (
     record_golden,
     record_pair,
 )
-from workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
-from workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
+from lockstep.workbench.views.golden_event import GoldenEvent
 
 
 def record_reference(

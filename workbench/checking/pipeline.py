@@ -20,28 +20,28 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from engine.scratch import ScratchFolder
-from sessions import Session, Verdict
-from sessions.keeping import keeping
-from sessions.limits import UNLIMITED
-from sessions.records import JSON
-from workbench.checking.corrections import Corrections, corrections
-from workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
-from workbench.checking.verdicts import summary, verdict_rows
-from workbench.diagnosis.by_statistics import MovedTap
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.judgement import Judgement
-from workbench.diagnosis.ledger import ledger
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.naming import named
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.quantisation import quantisation_loss
-from workbench.diagnosis.reconcile import reconciled
-from workbench.diagnosis.verdict import judge
-from workbench.models.capture import FULL, Capture
-from workbench.references.request import GoldenSequence
-from workbench.views.causes import Cause
-from workbench.views.golden_event import GoldenEvent, plain
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session, Verdict
+from lockstep.sessions.keeping import keeping
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.sessions.records import JSON
+from lockstep.workbench.checking.corrections import Corrections, corrections
+from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
+from lockstep.workbench.checking.verdicts import summary, verdict_rows
+from lockstep.workbench.diagnosis.by_statistics import MovedTap
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.judgement import Judgement
+from lockstep.workbench.diagnosis.ledger import ledger
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.quantisation import quantisation_loss
+from lockstep.workbench.diagnosis.reconcile import reconciled
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.models.capture import FULL, Capture
+from lockstep.workbench.references.request import GoldenSequence
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import GoldenEvent, plain
 
 #: `progress(what, done, of)`: what is done, and how many of its forward passes are over (`of` 0: it makes none).
 Progress = Callable[[str, int, int], None]

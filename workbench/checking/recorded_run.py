@@ -14,32 +14,32 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import CheckpointError, ConfigError
-from sessions import Session
-from sessions.errors import IdsMismatch
-from sessions.keeping import keeping
-from sessions.limits import UNLIMITED, LimitExceeded
-from sessions.text import clean
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.verdicts import summary
-from workbench.demo.checkpoints import demo_path
-from workbench.diagnosis.by_statistics import MovedTap, first_moved
-from workbench.diagnosis.diagnose import Explanation, diagnose
-from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.naming import named
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.reconcile import reason_of, reconciled
-from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.search_time import SEARCH_SECONDS
-from workbench.diagnosis.verdict import judge
-from workbench.foreign.importing import dropped_lines
-from workbench.inferior.identity import checkpoint_digest
-from workbench.references.golden import record_golden, record_pair
-from workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
-from workbench.views.coverage import Coverage, coverage
-from workbench.views.golden_event import Divergence
-from workbench.views.plain_text import plural
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.sessions import Session
+from lockstep.sessions.errors import IdsMismatch
+from lockstep.sessions.keeping import keeping
+from lockstep.sessions.limits import UNLIMITED, LimitExceeded
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.verdicts import summary
+from lockstep.workbench.demo.checkpoints import demo_path
+from lockstep.workbench.diagnosis.by_statistics import MovedTap, first_moved
+from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.reconcile import reason_of, reconciled
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.foreign.importing import dropped_lines
+from lockstep.workbench.inferior.identity import checkpoint_digest
+from lockstep.workbench.references.golden import record_golden, record_pair
+from lockstep.workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
+from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.views.plain_text import plural
 
 #: Where to find out which checkpoint a recording is of.
 NEEDS_MODEL = "give its checkpoint: lockstep diagnose {name} --model MODEL"

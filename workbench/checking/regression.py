@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sessions import Session
-from workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
-from workbench.diagnosis.row_sides import RowSide
-from workbench.views.coverage import Coverage, coverage
-from workbench.views.moved import ROUNDING
-from workbench.views.plain_text import plural
-from workbench.views.verdicts import WRONG_ABOVE
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
+from lockstep.workbench.diagnosis.row_sides import RowSide
+from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.views.moved import ROUNDING
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.verdicts import WRONG_ABOVE
 
 RegressionVerdict = Literal["match", "diverged", "inconclusive"]
 

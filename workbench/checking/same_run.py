@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sessions import Session
-from workbench.diagnosis.row_comparison import Place, compare_rows
-from workbench.diagnosis.row_sides import RowSide
-from workbench.views.plain_text import plural
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.row_comparison import Place, compare_rows
+from lockstep.workbench.diagnosis.row_sides import RowSide
+from lockstep.workbench.views.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

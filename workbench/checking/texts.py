@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import DType
-from engine.run.sampling import Sampling
-from sessions import Session
-from sessions.limits import UNLIMITED
-from workbench.inferior.generation import Generated, Top
-from workbench.references.golden import Wanted, record_all
-from workbench.references.request import GoldenSequence, ReferenceName
+from lockstep.engine.config import DType
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.inferior.generation import Generated, Top
+from lockstep.workbench.references.golden import Wanted, record_all
+from lockstep.workbench.references.request import GoldenSequence, ReferenceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def compare_texts(
     # Imported here: torch, which generating itself has only in the ranks.
     import torch
 
-    from engine.run.sampler import choose
+    from lockstep.engine.run.sampler import choose
 
     written = {seq: one for seq, one in sequences.items() if one.ids}
     if not written:

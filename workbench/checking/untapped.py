@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
-from sessions import Session
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.verdict import judge
-from workbench.models.capture import Capture
-from workbench.views.causes import Cause
-from workbench.views.golden_event import Divergence, TokenMismatch, UntappedRun
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.models.capture import Capture
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import Divergence, TokenMismatch, UntappedRun
 
 #: No statistics and no tensor inside a layer: what `generate` runs, and the logits.
 UNTAPPED = Capture(statistics=False, full=("logits",), last=())

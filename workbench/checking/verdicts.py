@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sessions import SessionWriter, Verdict
-from sessions.records import JSON
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.ledger import in_words
-from workbench.views.causes import Cause
-from workbench.views.golden_event import KIND, GoldenEvent, QuantisationLoss, UntappedRun, plain
+from lockstep.sessions import SessionWriter, Verdict
+from lockstep.sessions.records import JSON
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.ledger import in_words
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import KIND, GoldenEvent, QuantisationLoss, UntappedRun, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 

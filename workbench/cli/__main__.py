@@ -1,8 +1,8 @@
-"""`python -m workbench.cli`."""
+"""`python -m lockstep.workbench.cli`."""
 
 import sys
 
-from workbench.cli.entry import main
+from lockstep.workbench.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

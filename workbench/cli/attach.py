@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.scratch import ScratchFolder
-from workbench.checking.verdicts import store_judgement, verdict_rows
-from workbench.cli import options
-from workbench.cli.attach_options import EngineName, Only, Passes, tap_request
-from workbench.cli.attach_passes import AttachedRuns, RepeatedCommand
-from workbench.cli.check import code_of
-from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit, UsageError
-from workbench.export.diagnosis_text import render_diagnosis
-from workbench.export.json import dumps
-from workbench.inferior.destination import may_write
-from workbench.models.opening import open_model
-from workbench.paths import new_session_path
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.checking.verdicts import store_judgement, verdict_rows
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.attach_options import EngineName, Only, Passes, tap_request
+from lockstep.workbench.cli.attach_passes import AttachedRuns, RepeatedCommand
+from lockstep.workbench.cli.check import code_of
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export.diagnosis_text import render_diagnosis
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.paths import new_session_path
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

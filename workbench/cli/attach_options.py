@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from sessions.text import clean
-from workbench.attach.launch import CAPTURES, ENGINES, Attached, TapRequest, how_it_ended
-from workbench.cli.import_dump import ImportedRun, import_as
-from workbench.cli.progress import Status
-from workbench.exit_codes import UsageError
-from workbench.foreign.readers.lockstep import LockstepDump
-from workbench.models.opening import OpenedModel
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.launch import CAPTURES, ENGINES, Attached, TapRequest, how_it_ended
+from lockstep.workbench.cli.import_dump import ImportedRun, import_as
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.models.opening import OpenedModel
 
 EngineName = Annotated[
     str,

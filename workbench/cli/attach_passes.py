@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from sessions import Session
-from sessions.copy import copy
-from sessions.records import JSON
-from workbench.attach.launch import ALWAYS, Attached, AttachError, TapRequest, attach, how_it_ended
-from workbench.checking.closer_look import first_look, further_look
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.same_run import SameRun, same_run
-from workbench.cli.attach_options import import_attached
-from workbench.cli.import_dump import ImportedRun
-from workbench.cli.progress import Status
-from workbench.cli.recordings import judged_recording
-from workbench.cli.terminal import tell
-from workbench.foreign.passes import ForeignDumpError
-from workbench.models.opening import OpenedModel
-from workbench.settings import session_limits
+from lockstep.sessions import Session
+from lockstep.sessions.copy import copy
+from lockstep.sessions.records import JSON
+from lockstep.workbench.attach.launch import ALWAYS, Attached, AttachError, TapRequest, attach, how_it_ended
+from lockstep.workbench.checking.closer_look import first_look, further_look
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.same_run import SameRun, same_run
+from lockstep.workbench.cli.attach_options import import_attached
+from lockstep.workbench.cli.import_dump import ImportedRun
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.recordings import judged_recording
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.settings import session_limits
 
 _AGAIN = "the command is run again (a server needs the same requests as before, and is ended as before, as by ctrl+c)"
 

@@ -8,30 +8,30 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from engine.scratch import ScratchFolder
-from sessions import Session
-from sessions.copy import copy
-from sessions.limits import UNLIMITED
-from sessions.text import clean
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.verdicts import store_judgement, verdict_rows
-from workbench.cli import options
-from workbench.cli.checked_model import ModelToCheck
-from workbench.cli.invariants import check_invariants
-from workbench.cli.progress import Status
-from workbench.cli.recordings import judged_recording
-from workbench.cli.reports import write_report
-from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit, UsageError
-from workbench.export import csv, junit
-from workbench.export.cases import cases
-from workbench.export.check_text import inconclusive, render, where
-from workbench.export.json import dumps
-from workbench.inferior.destination import may_write
-from workbench.paths import new_session_path, session_of, sessions_directory
-from workbench.references.cache import prune
-from workbench.references.request import ReferenceName
-from workbench.views.golden_event import GoldenEvent
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session
+from lockstep.sessions.copy import copy
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.verdicts import store_judgement, verdict_rows
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.checked_model import ModelToCheck
+from lockstep.workbench.cli.invariants import check_invariants
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.recordings import judged_recording
+from lockstep.workbench.cli.reports import write_report
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export import csv, junit
+from lockstep.workbench.export.cases import cases
+from lockstep.workbench.export.check_text import inconclusive, render, where
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.paths import new_session_path, session_of, sessions_directory
+from lockstep.workbench.references.cache import prune
+from lockstep.workbench.references.request import ReferenceName
+from lockstep.workbench.views.golden_event import GoldenEvent
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

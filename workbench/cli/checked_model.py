@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import EngineConfig
-from workbench.checking.forced_run import check as run_check
-from workbench.checking.forced_run import check_fits, record_reference
-from workbench.checking.invariants.suite import Suite
-from workbench.checking.pipeline import CheckResult, Reference
-from workbench.cli.progress import Status
-from workbench.inferior.inferior import Inferior
-from workbench.models import requests
-from workbench.models.opening import OpenedModel, open_model
-from workbench.references.request import ReferenceName
+from lockstep.engine.config import EngineConfig
+from lockstep.workbench.checking.forced_run import check as run_check
+from lockstep.workbench.checking.forced_run import check_fits, record_reference
+from lockstep.workbench.checking.invariants.suite import Suite
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models import requests
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.references.request import ReferenceName
 
 #: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
 DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sessions.text import clean
-from workbench.checking.texts import Parting, TextComparison
-from workbench.inferior.generation import Top
-from workbench.models.tokenizer import Tokenizer
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.texts import Parting, TextComparison
+from lockstep.workbench.inferior.generation import Top
+from lockstep.workbench.models.tokenizer import Tokenizer
 
 #: Of the likeliest tokens so many are shown.
 SHOWN = 5

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from sessions import clean
-from workbench.cli import ending
-from workbench.cli.terminal import tell
-from workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, Interrupted, RunEnded
-from workbench.debugger.failures import explain, last_operations
-from workbench.exit_codes import Exit
-from workbench.export.json import dumps
+from lockstep.sessions import clean
+from lockstep.workbench.cli import ending
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, Interrupted, RunEnded
+from lockstep.workbench.debugger.failures import explain, last_operations
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export.json import dumps
 
 Line = tuple[str, str]  # where it stands ("file:3"), the command
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.cli.console import Console, Line
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.language.scripts import read_script, script_lines
-from workbench.exit_codes import Exit
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+from lockstep.workbench.cli.console import Console, Line
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.language.scripts import read_script, script_lines
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:
@@ -37,7 +37,7 @@ def converse(
     if not at_terminal or code not in (Exit.OK, Exit.DIVERGED):
         return code
     # Imported here: prompt_toolkit takes a fifth of a second, and only a terminal needs it.
-    from workbench.cli.prompt import interact
+    from lockstep.workbench.cli.prompt import interact
 
     with console.interruptible(None, batch=False):
         return interact(console)

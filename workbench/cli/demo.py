@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from sessions.text import clean
-from workbench.checking.pipeline import CheckResult
-from workbench.cli import options
-from workbench.cli.progress import Status
-from workbench.cli.story import Chapter, Teller, tell
-from workbench.exit_codes import Exit
-from workbench.export.check_text import explain, table, verdict
-from workbench.export.json import dumps
-from workbench.models.opening import OpenedModel
-from workbench.paths import sessions_directory
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.story import Chapter, Teller, tell
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export.check_text import explain, table, verdict
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.paths import sessions_directory
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

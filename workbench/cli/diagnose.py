@@ -9,21 +9,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.scratch import ScratchFolder
-from sessions.text import clean
-from workbench.checking.confirmation import confirm
-from workbench.checking.differing_runs import with_runs
-from workbench.cli import options
-from workbench.cli.check import code_of
-from workbench.cli.checked_model import ModelToCheck
-from workbench.cli.progress import Status
-from workbench.cli.recordings import judged_recording
-from workbench.diagnosis.search_time import SEARCH_SECONDS
-from workbench.exit_codes import UsageError
-from workbench.export.diagnosis_text import render_diagnosis
-from workbench.export.json import dumps
-from workbench.inferior.destination import may_write
-from workbench.paths import session_of
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.confirmation import confirm
+from lockstep.workbench.checking.differing_runs import with_runs
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.check import code_of
+from lockstep.workbench.cli.checked_model import ModelToCheck
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.recordings import judged_recording
+from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.export.diagnosis_text import render_diagnosis
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.paths import session_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

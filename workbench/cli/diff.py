@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from sessions import Session
-from workbench.cli import options
-from workbench.debugger.commands.diff import compare_sessions
-from workbench.debugger.commands.judged_diff import golden_of, judged_diff
-from workbench.debugger.commands.row_diff import row_diff
-from workbench.exit_codes import Exit
-from workbench.export.json import dumps
-from workbench.paths import find_session
-from workbench.settings import session_limits
+from lockstep.sessions import Session
+from lockstep.workbench.cli import options
+from lockstep.workbench.debugger.commands.diff import compare_sessions
+from lockstep.workbench.debugger.commands.judged_diff import golden_of, judged_diff
+from lockstep.workbench.debugger.commands.row_diff import row_diff
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

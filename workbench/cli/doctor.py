@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sessions.text import clean
-from workbench.cli.health import Finding, examine
-from workbench.exit_codes import Exit
-from workbench.export.json import dumps
+from lockstep.sessions.text import clean
+from lockstep.workbench.cli.health import Finding, examine
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export.json import dumps
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

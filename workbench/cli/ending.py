@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from workbench.exit_codes import ended_by
+from lockstep.workbench.exit_codes import ended_by
 
 #: The signals that end a program from outside, ctrl+c apart: `kill`, and a terminal that was closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -91,7 +91,7 @@ def received() -> int:
 def say(number: int) -> int:
     """Fold what this process still records; one line on stderr says what has ended it, and what is kept. Returns the
     exit code."""
-    recorded = sys.modules.get("workbench.inferior.session")  # not imported: nothing was recorded
+    recorded = sys.modules.get("lockstep.workbench.inferior.session")  # not imported: nothing was recorded
     kept = [] if recorded is None else recorded.fold_recordings()
     with contextlib.suppress(OSError):  # a terminal that is gone
         print(f"lockstep: {ended_by(number, kept)}", file=sys.stderr, flush=True)

@@ -11,10 +11,10 @@ def main() -> int:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # a shell that starts it in the background has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from workbench.error_log import guarded
+    from lockstep.workbench.error_log import guarded
 
     def program() -> int:
-        from workbench.cli.main import main as imported
+        from lockstep.workbench.cli.main import main as imported
 
         signal.signal(signal.SIGINT, usual)
         return imported()

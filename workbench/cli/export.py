@@ -10,18 +10,18 @@ from typing import Annotated, TextIO
 
 import typer
 
-from engine.scratch import ScratchFolder, deliver
-from engine.text import bytes_text
-from sessions import Session
-from sessions.text import clean
-from workbench.cli.terminal import tell
-from workbench.exit_codes import UsageError
-from workbench.export.kinds import KINDS
-from workbench.export.session_files import Content, NothingToExport, SessionFiles
-from workbench.paths import find_session
-from workbench.settings import session_limits
-from workbench.views.request import Request
-from workbench.views.statistics import select
+from lockstep.engine.scratch import ScratchFolder, deliver
+from lockstep.engine.text import bytes_text
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.export.kinds import KINDS
+from lockstep.workbench.export.session_files import Content, NothingToExport, SessionFiles
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.statistics import select
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -9,26 +9,26 @@ from typing import Annotated
 
 import typer
 
-from engine.run.sampling import Sampling
-from sessions.errors import RecordingLost
-from sessions.meta import ModelMeta, SessionMeta
-from workbench.checking.texts import compare_texts
-from workbench.cli import options
-from workbench.cli.comparison import comparison_text
-from workbench.cli.progress import Status
-from workbench.cli.streaming import display
-from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit, UsageError
-from workbench.export.json import dumps
-from workbench.inferior.destination import may_write
-from workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.recorder import StepRecorder
-from workbench.inferior.session import create_session
-from workbench.models import requests
-from workbench.models.capture import NOTHING
-from workbench.models.opening import OpenedModel, open_model
-from workbench.references.golden import need_readable
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.errors import RecordingLost
+from lockstep.sessions.meta import ModelMeta, SessionMeta
+from lockstep.workbench.checking.texts import compare_texts
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.comparison import comparison_text
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.streaming import display
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.inferior.generation import Generated, Speed, add_prompts, run_to_end
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.recorder import StepRecorder
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models import requests
+from lockstep.workbench.models.capture import NOTHING
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.references.golden import need_readable
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.checkpoint.gguf.header import GgufHeader
-from engine.checkpoint.gguf.metadata import MetadataArray, Scalar
-from engine.text import bytes_text
-from sessions.text import clean
+from lockstep.engine.checkpoint.gguf.header import GgufHeader
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
+from lockstep.engine.text import bytes_text
+from lockstep.sessions.text import clean
 
 #: Elements of an array that are shown.
 _FIRST = 6

@@ -20,15 +20,15 @@ import msgspec
 import psutil
 from packaging.requirements import Requirement
 
-from engine.children import names_working_directory, start_python
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.folders import private_folder, state_directory
-from engine.ranks.client import Client
-from engine.ranks.messages import Ping
-from engine.scratch import ScratchFolder
-from workbench.demo import MODEL_DIR
-from workbench.paths import cache_directory, data_directory
+from lockstep.engine.children import names_working_directory, start_python
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import EngineError
+from lockstep.engine.folders import private_folder, state_directory
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.messages import Ping
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.paths import cache_directory, data_directory
 
 Level = Literal["ok", "note", "bad"]
 
@@ -232,7 +232,7 @@ def _ranks() -> Finding:
     started = time.monotonic()
     try:
         config = EngineConfig(tp=2, timeout_seconds=_SECONDS, start_timeout_seconds=_SECONDS)
-        with Client(config, program="engine.ranks") as client:
+        with Client(config, program="lockstep.engine.ranks") as client:
             client.call(Ping())
             backend = client.backend
     except EngineError as error:

@@ -1,10 +1,10 @@
 """The host: a process of its own that holds a debugger, so that a screen stays light and never stalls.
 
-    python -P -m workbench.cli.host --socket PATH [--lifeline FD] MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat]
+    python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] MODEL [--ids 1,2,3]… [--prompt TEXT]… [--chat]
         [--tp N] [--device D] [--dtype D] [--weights W] [--reference R] [--rule NAME=VALUE]… [--capture WHAT]…
         [--seed N --temperature X --top-k N --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT]
         [--session FILE]
-    python -P -m workbench.cli.host --socket PATH [--lifeline FD] --replay FILE
+    python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] --replay FILE
 
 It listens on a Unix socket (mode 0600; PATH lies in a folder of `engine.scratch`), serves the first client of the same
 user, and ends with it, ranks included; FD tells that the client is gone before it came. Temporary files, the ranks' as
@@ -20,21 +20,21 @@ import sys
 import tempfile
 from functools import partial
 
-from workbench.error_log import guarded
-from workbench.exit_codes import Exit
+from lockstep.workbench.error_log import guarded
+from lockstep.workbench.exit_codes import Exit
 
 
 def main() -> int:
     """The program; returns an exit code."""
     # Imported here, within the outermost net: a damaged installation is told of as well.
-    from engine.scratch import ScratchFolder
-    from sessions.text import clean
-    from workbench.cli.ending import SIGNALS
-    from workbench.debugger.errors import DebuggerError
-    from workbench.debugger.host.endpoint import accept
-    from workbench.debugger.host.options import parse_options, start_debugger
-    from workbench.debugger.host.server import Host
-    from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+    from lockstep.engine.scratch import ScratchFolder
+    from lockstep.sessions.text import clean
+    from lockstep.workbench.cli.ending import SIGNALS
+    from lockstep.workbench.debugger.errors import DebuggerError
+    from lockstep.workbench.debugger.host.endpoint import accept
+    from lockstep.workbench.debugger.host.options import parse_options, start_debugger
+    from lockstep.workbench.debugger.host.server import Host
+    from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
     options = parse_options(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c is the client's to send as an interrupt

@@ -9,23 +9,23 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sessions import Session
-from sessions.meta import ForeignMeta, ModelMeta
-from workbench.cli import options
-from workbench.cli.progress import Status
-from workbench.cli.terminal import tell
-from workbench.exit_codes import UsageError
-from workbench.export.json import dumps
-from workbench.foreign.importing import FORMATS, dropped_lines, import_run
-from workbench.foreign.name_map import NameMap
-from workbench.foreign.passes import ForeignRun
-from workbench.inferior.destination import may_write
-from workbench.inferior.identity import checkpoint_digest
-from workbench.models.opening import OpenedModel, open_model
-from workbench.paths import new_session_path
-from workbench.settings import session_limits
-from workbench.views.coverage import Coverage, coverage
-from workbench.views.golden_event import plain
+from lockstep.sessions import Session
+from lockstep.sessions.meta import ForeignMeta, ModelMeta
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.foreign.importing import FORMATS, dropped_lines, import_run
+from lockstep.workbench.foreign.name_map import NameMap
+from lockstep.workbench.foreign.passes import ForeignRun
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.inferior.identity import checkpoint_digest
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.paths import new_session_path
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -10,22 +10,22 @@ from typing import Annotated
 
 import typer
 
-from engine.checkpoint.block_types import blocks_of
-from engine.checkpoint.gguf.names import gguf_name
-from engine.checkpoint.gguf.source import GgufSource
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
-from engine.config import EngineConfig, check_fit
-from engine.parallel import shards
-from engine.text import bytes_text
-from sessions.text import clean
-from workbench.cli import options
-from workbench.cli.gguf_head import head_lines, metadata_told
-from workbench.cli.inspect_pair import inspect_pair
-from workbench.exit_codes import Exit, UsageError
-from workbench.export.json import dumps
-from workbench.models.opening import OpenedModel, open_model
-from workbench.views.numbers import number
+from lockstep.engine.checkpoint.block_types import blocks_of
+from lockstep.engine.checkpoint.gguf.names import gguf_name
+from lockstep.engine.checkpoint.gguf.source import GgufSource
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
+from lockstep.engine.config import EngineConfig, check_fit
+from lockstep.engine.parallel import shards
+from lockstep.engine.text import bytes_text
+from lockstep.sessions.text import clean
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.gguf_head import head_lines, metadata_told
+from lockstep.workbench.cli.inspect_pair import inspect_pair
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.views.numbers import number
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

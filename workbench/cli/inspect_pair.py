@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.survey import TensorSurvey, survey
-from engine.config import ModelConfig
-from sessions.text import clean
-from workbench.diagnosis.relations import TensorRelation, relations
-from workbench.export.json import dumps
-from workbench.models.opening import OpenedModel
-from workbench.views.numbers import number
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.survey import TensorSurvey, survey
+from lockstep.engine.config import ModelConfig
+from lockstep.sessions.text import clean
+from lockstep.workbench.diagnosis.relations import TensorRelation, relations
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.views.numbers import number
 
 #: Fields of a configuration that say how it is stored and not what it computes.
 _STORAGE = ("dtype", "notes", "block_types")

@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from sessions.text import clean
-from workbench.checking.invariants.invariant import Invariant
-from workbench.cli.checked_model import ModelToCheck
-from workbench.cli.progress import Status
-from workbench.cli.reports import write_report
-from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit
-from workbench.export import junit
-from workbench.export.check_text import say
-from workbench.export.json import dumps
-from workbench.views.plain_text import plural
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.cli.checked_model import ModelToCheck
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.reports import write_report
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export import junit
+from lockstep.workbench.export.check_text import say
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.views.plain_text import plural
 
 _MARKS = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "not tried": ("-", "dim")}
 _RESULTS: dict[str, junit.Result] = {"holds": "pass", "broken": "fail", "not tried": "absent"}

@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Callable
 from io import TextIOWrapper
 
-from engine.text import printable
-from workbench import error_log
-from workbench.cli import ending
-from workbench.cli.screens import straight
-from workbench.cli.terminal import tell
-from workbench.exit_codes import Exit
+from lockstep.engine.text import printable
+from lockstep.workbench import error_log
+from lockstep.workbench.cli import ending
+from lockstep.workbench.cli.screens import straight
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.exit_codes import Exit
 
 #: The environment variable by which a shell asks for completions.
 COMPLETION = "_LOCKSTEP_COMPLETE"
@@ -39,7 +39,7 @@ def _command(words: list[str]) -> int:
     # Imported here: screens come before Typer would be there.
     import typer
 
-    from workbench.cli import root
+    from lockstep.workbench.cli import root
 
     command = typer.main.get_command(root.app)
     try:
@@ -83,8 +83,8 @@ def _caught(act: Callable[[], int], debug: bool) -> int:
 
 def _told(error: BaseException, debug: bool) -> Exit:
     # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
-    from sessions import clean
-    from workbench.debugger.failures import explain, last_operations
+    from lockstep.sessions import clean
+    from lockstep.workbench.debugger.failures import explain, last_operations
 
     code, message = explain(error)
     if debug:
@@ -100,7 +100,7 @@ def complete(instruction: str) -> int:
     import typer
     from typer.completion import shell_complete
 
-    from workbench.cli import root
+    from lockstep.workbench.cli import root
 
     return shell_complete(typer.main.get_command(root.app), {}, "lockstep", COMPLETION, instruction)
 

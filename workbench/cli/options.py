@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from workbench.exit_codes import UsageError
-from workbench.references.llamacpp.library import need_installed
-from workbench.references.request import REFERENCES, ReferenceName
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.references.llamacpp.library import need_installed
+from lockstep.workbench.references.request import REFERENCES, ReferenceName
 
 Model = Annotated[
     str,

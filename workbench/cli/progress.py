@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import tell
 
 
 class Status:

@@ -10,19 +10,19 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from engine.errors import RankError
-from engine.faults.catalogue import DEFAULTS, FAULTS
-from engine.folders import private_folder
-from sessions.text import clean
-from workbench.cli.console import Console
-from workbench.cli.terminal import tell
-from workbench.debugger.core import registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, RunEnded
-from workbench.exit_codes import Exit
-from workbench.paths import data_directory
-from workbench.views.identity import model_name
-from workbench.views.plain_text import plural
+from lockstep.engine.errors import RankError
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.engine.folders import private_folder
+from lockstep.sessions.text import clean
+from lockstep.workbench.cli.console import Console
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, RunEnded
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.paths import data_directory
+from lockstep.workbench.views.identity import model_name
+from lockstep.workbench.views.plain_text import plural
 
 #: Groups whose last command an empty line repeats.
 _REPEATED = ("running", "reversing")

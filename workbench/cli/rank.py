@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from engine.ranks.environment import rank_environment
-from engine.ranks.joining import address_of
-from workbench.cli import ending
+from lockstep.engine.ranks.environment import rank_environment
+from lockstep.engine.ranks.joining import address_of
+from lockstep.workbench.cli import ending
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -28,7 +28,7 @@ def rank(
     ending.at_once(f"rank {os.environ.get('RANK', '?')}")
     here = rank_environment(host)
     # Imported here: torch takes seconds, which a wrong address need not wait for.
-    from engine.faults.resolve import resolve
-    from engine.ranks.worker import run
+    from lockstep.engine.faults.resolve import resolve
+    from lockstep.engine.ranks.worker import run
 
     run(here, resolve)

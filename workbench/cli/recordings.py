@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions import Session
-from sessions.keeping import reading
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
-from workbench.cli.progress import Status
-from workbench.diagnosis.judgement import DiagnosisError
-from workbench.diagnosis.search_time import SEARCH_SECONDS
-from workbench.exit_codes import UsageError
-from workbench.models.opening import open_model
-from workbench.paths import find_session
-from workbench.settings import session_limits
+from lockstep.sessions import Session
+from lockstep.sessions.keeping import reading
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.recorded_run import checkpoint_of, diagnose_recording
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
+from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
 
 
 def judged_recording(

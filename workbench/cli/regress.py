@@ -7,25 +7,25 @@ from typing import Annotated
 
 import typer
 
-from engine.errors import panics_as_errors
-from engine.scratch import ScratchFolder
-from sessions import Session
-from sessions.text import clean
-from workbench.attach.launch import TapRequest, attach, how_it_ended
-from workbench.checking.regression import Regression, regression
-from workbench.cli import options
-from workbench.cli.attach_options import EngineName, Only, Passes, import_attached, tap_request
-from workbench.cli.progress import Status
-from workbench.cli.reports import write_report
-from workbench.cli.terminal import tell
-from workbench.debugger.commands.row_diff import difference_rows, in_words
-from workbench.exit_codes import Exit
-from workbench.export.json import dumps
-from workbench.export.regression import junit_of, sarif_of
-from workbench.inferior.destination import may_write
-from workbench.paths import find_session, new_session_path
-from workbench.settings import session_limits
-from workbench.views.golden_event import plain
+from lockstep.engine.errors import panics_as_errors
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.launch import TapRequest, attach, how_it_ended
+from lockstep.workbench.checking.regression import Regression, regression
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.attach_options import EngineName, Only, Passes, import_attached, tap_request
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.reports import write_report
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.debugger.commands.row_diff import difference_rows, in_words
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.export.regression import junit_of, sarif_of
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.paths import find_session, new_session_path
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

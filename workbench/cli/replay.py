@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from sessions import Session
-from sessions.state import foreign_log
-from workbench.cli.conversation import commands_of, converse, piped_commands
-from workbench.cli.run import Batch, Commands, JsonLines, LimitSeconds, Script
-from workbench.cli.terminal import tell
-from workbench.debugger.host import replay as replaying
-from workbench.debugger.host.replay import open_replay
-from workbench.exit_codes import Exit, UsageError
-from workbench.export.json import dumps
-from workbench.models.opening import open_model
-from workbench.paths import find_session
-from workbench.settings import session_limits
+from lockstep.sessions import Session
+from lockstep.sessions.state import foreign_log
+from lockstep.workbench.cli.conversation import commands_of, converse, piped_commands
+from lockstep.workbench.cli.run import Batch, Commands, JsonLines, LimitSeconds, Script
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.debugger.host import replay as replaying
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from workbench.cli.screens import open_home
-from workbench.cli.subcommands import COMMANDS
-from workbench.cli.terminal import no_screens
-from workbench.exit_codes import Exit
+from lockstep.workbench.cli.screens import open_home
+from lockstep.workbench.cli.subcommands import COMMANDS
+from lockstep.workbench.cli.terminal import no_screens
+from lockstep.workbench.exit_codes import Exit
 
 
 def load(name: str) -> Any:

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from engine.run.sampling import Sampling
-from sessions.errors import RecordingLost
-from workbench.cli import options
-from workbench.cli.conversation import commands_of, converse, piped_commands
-from workbench.cli.terminal import tell
-from workbench.debugger.host.launch import start
-from workbench.debugger.host.options import Launch, target_of
-from workbench.exit_codes import Exit
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.errors import RecordingLost
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.conversation import commands_of, converse, piped_commands
+from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.debugger.host.launch import start
+from lockstep.workbench.debugger.host.options import Launch, target_of
+from lockstep.workbench.exit_codes import Exit
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -6,9 +6,9 @@ import gc
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.cli.terminal import no_screens
-from workbench.exit_codes import Exit
-from workbench.paths import session_of
+from lockstep.workbench.cli.terminal import no_screens
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.paths import session_of
 
 
 def open_home() -> int:
@@ -41,7 +41,7 @@ def _open(path: Path | None) -> int:
     gc.disable()
     try:
         # Imported here: textual is not for those who only want a subcommand.
-        from workbench.tui.launch import run_home, run_session
+        from lockstep.workbench.tui.launch import run_home, run_session
 
         return run_home() if path is None else run_session(path)
     except KeyboardInterrupt:  # before the screens took the keys

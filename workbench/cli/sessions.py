@@ -11,23 +11,23 @@ from typing import Annotated, Any
 
 import typer
 
-from sessions import Session, SessionError, clean
-from sessions.compact import Packed, compact
-from sessions.copy import copy
-from sessions.format.files import log_bytes
-from sessions.lock import holder
-from sessions.remove import remove
-from sessions.salvage import salvage
-from sessions.state import STATE_WORDS, foreign_log, state_of
-from sessions.verify import verify
-from workbench.debugger.answers import TableResult
-from workbench.exit_codes import Exit, UsageError
-from workbench.export.json import dumps
-from workbench.inferior.destination import may_write
-from workbench.paths import data_directory, find_session, saved_sessions
-from workbench.settings import session_limits
-from workbench.views.branches import engine_name
-from workbench.views.identity import model_name
+from lockstep.sessions import Session, SessionError, clean
+from lockstep.sessions.compact import Packed, compact
+from lockstep.sessions.copy import copy
+from lockstep.sessions.format.files import log_bytes
+from lockstep.sessions.lock import holder
+from lockstep.sessions.remove import remove
+from lockstep.sessions.salvage import salvage
+from lockstep.sessions.state import STATE_WORDS, foreign_log, state_of
+from lockstep.sessions.verify import verify
+from lockstep.workbench.debugger.answers import TableResult
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.paths import data_directory, find_session, saved_sessions
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.branches import engine_name
+from lockstep.workbench.views.identity import model_name
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

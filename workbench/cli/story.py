@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.run.sampling import Sampling
-from engine.scratch import ScratchFolder
-from workbench.checking.forced_run import check, record_reference
-from workbench.checking.pipeline import CheckResult, Reference
-from workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
-from workbench.inferior.generation import add_prompts, run_to_end
-from workbench.inferior.inferior import Inferior
-from workbench.models.capture import NOTHING
-from workbench.models.opening import DEMO, OpenedModel, open_model
-from workbench.models.requests import plan
-from workbench.models.tokenizer import need_tokenizer
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
+from lockstep.workbench.inferior.generation import add_prompts, run_to_end
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import NOTHING
+from lockstep.workbench.models.opening import DEMO, OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
+from lockstep.workbench.models.tokenizer import need_tokenizer
 
 BUG: Mapping[str, str] = {"load_bias": "false"}
 MAX_TOKENS = 48

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.text import Text
 
-from sessions.text import clean
-from workbench.models.tokenizer import TextStream, Tokenizer
+from lockstep.sessions.text import clean
+from lockstep.workbench.models.tokenizer import TextStream, Tokenizer
 
 
 class Display(Protocol):

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from sessions.text import clean
-from workbench.attach.tap_file import NAME, SOURCE, tap_file, tap_version
-from workbench.cli import options
-from workbench.exit_codes import UsageError
-from workbench.export.json import dumps
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.tap_file import NAME, SOURCE, tap_file, tap_version
+from lockstep.workbench.cli import options
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.export.json import dumps
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -24,7 +24,7 @@ def no_screens() -> str:
 def tell(text: str) -> None:
     """A line on stderr under the program's name. It may quote a stranger, or a path: nothing that a terminal obeys."""
     # Imported here: numpy comes along, which help and usage errors need not wait for.
-    from sessions.text import clean
+    from lockstep.sessions.text import clean
 
     with suppress(OSError):  # a terminal that is gone
         print(clean(f"lockstep: {text}", newlines=True), file=sys.stderr, flush=True)

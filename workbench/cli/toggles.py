@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from engine.config import EngineConfig, check_fit
-from engine.faults.catalogue import DEFAULTS, FAULTS
-from engine.faults.fault import Fault
-from workbench.export.json import dumps
-from workbench.models.opening import OpenedModel, open_model
+from lockstep.engine.config import EngineConfig, check_fit
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.engine.faults.fault import Fault
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

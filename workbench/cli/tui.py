@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli import options
-from workbench.cli.screens import open_session
-from workbench.cli.terminal import no_screens
-from workbench.exit_codes import UsageError
-from workbench.paths import session_of
+from lockstep.workbench.cli import options
+from lockstep.workbench.cli.screens import open_session
+from lockstep.workbench.cli.terminal import no_screens
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.paths import session_of
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -51,7 +51,7 @@ def tui(
     if (path := session_of(target)) is not None:
         raise typer.Exit(open_session(path))
     # Imported here: textual is not for those who only ask for help.
-    from workbench.tui.launch import run_model
+    from lockstep.workbench.tui.launch import run_model
 
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,

@@ -24,6 +24,6 @@ def web(
 ) -> None:
     """Serve the screens to browsers of this machine (needs the extra `web`). The address on stdout lets in."""
     # Imported here: the server is an extra.
-    from workbench.tui.web import serve
+    from lockstep.workbench.tui.web import serve
 
     raise typer.Exit(serve([] if target is None else [target], port, visitors))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.text import clean
-from workbench.views import numbers
+from lockstep.sessions.text import clean
+from lockstep.workbench.views import numbers
 
 #: What programs are told: free in its form, a kind at a time.
 JsonObject = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessions.text import clean
+from lockstep.sessions.text import clean
 
 
 class DebuggerError(Exception):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from engine.errors import CheckpointError, ConfigError, EngineError, RankError, RankTimeout, RequestError
-from sessions import IdsMismatch, SessionError, SessionWriteError, clean
-from sessions.errors import RecordingLost
-from workbench import error_log
-from workbench.attach.launch import AttachError
-from workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
-from workbench.diagnosis.judgement import DiagnosisError
-from workbench.exit_codes import Exit, UsageError
-from workbench.foreign.passes import ForeignDumpError
-from workbench.references.request import ReferenceFailure
-from workbench.settings import SettingsError
+from lockstep.engine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    RankError,
+    RankTimeout,
+    RequestError,
+)
+from lockstep.sessions import IdsMismatch, SessionError, SessionWriteError, clean
+from lockstep.sessions.errors import RecordingLost
+from lockstep.workbench import error_log
+from lockstep.workbench.attach.launch import AttachError
+from lockstep.workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
+from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.references.request import ReferenceFailure
+from lockstep.workbench.settings import SettingsError
 
 #: The first class that fits decides, so subclasses come before their bases.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (

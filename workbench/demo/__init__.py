@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.demo.checker import haiku_has_nonce, nonce_in_question
+from lockstep.workbench.demo.checker import haiku_has_nonce, nonce_in_question
 
 __all__ = [
     "DEFAULT_PROMPT",

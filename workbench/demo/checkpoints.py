@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.demo import GGUF_DIR, MODEL_DIR
+from lockstep.workbench.demo import GGUF_DIR, MODEL_DIR
 
 DEMOS: tuple[str, ...] = ("demo", "demo-f16", "demo-q8_0", "demo-q4_k_m")
 
@@ -19,6 +19,6 @@ def demo_path(name: str) -> Path | None:
     if name != "demo-f16":
         return GGUF_DIR / f"{name}.gguf"
     # Imported here: gguf-py takes a while, and only this file needs it.
-    from workbench.demo.quantise import f16
+    from lockstep.workbench.demo.quantise import f16
 
     return f16()

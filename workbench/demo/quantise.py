@@ -1,7 +1,7 @@
 """The demo model as GGUF: F16 written by gguf-py, Q8_0 and Q4_K_M quantised from it by llama.cpp itself.
 
     pip install 'lockstep[llamacpp]'
-    python -m workbench.demo.quantise            # writes workbench/demo/gguf/*.gguf
+    python -m lockstep.workbench.demo.quantise            # writes workbench/demo/gguf/*.gguf
 
 The F16 file is not shipped: it is made from the checkpoint when MODEL `demo-f16` is first asked for, the same on every
 machine, byte by byte.
@@ -21,9 +21,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import read_header
-from workbench.demo import GGUF_DIR, MODEL_DIR
-from workbench.paths import cache_directory
+from lockstep.engine.checkpoint.header import read_header
+from lockstep.workbench.demo import GGUF_DIR, MODEL_DIR
+from lockstep.workbench.paths import cache_directory
 
 _ARCHITECTURE = gguf.MODEL_ARCH.QWEN2
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.taps.names import local_name
-from sessions.meta import ROW_STATISTICS
-from sessions.records import STATISTICS
-from workbench.diagnosis.recording import Array, Recording
-from workbench.views.moved import ROUNDING
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions.meta import ROW_STATISTICS
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.views.moved import ROUNDING
 
 #: Times what rounding, or the reference itself at that dtype, moves a statistic: less is not told.
 FAR = 10.0

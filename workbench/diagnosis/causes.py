@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.taps.names import count_layers, layer_of, local_name
-from workbench.diagnosis.confidence import confidences
-from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
-from workbench.diagnosis.merging import FindingGroup
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.views.causes import UNNAMED, Cause, numbers_in_words
-from workbench.views.golden_event import plain
-from workbench.views.known_faults import fault_of
+from lockstep.engine.taps.names import count_layers, layer_of, local_name
+from lockstep.workbench.diagnosis.confidence import confidences
+from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from lockstep.workbench.diagnosis.merging import FindingGroup
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
+from lockstep.workbench.views.golden_event import plain
+from lockstep.workbench.views.known_faults import fault_of
 
 #: Hypotheses that are named among those that were ruled out.
 _MOST_RULED_OUT = 12

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts, slices
-from sessions.errors import LayoutError
-from sessions.metrics import Metrics, coarser, metrics
-from workbench.diagnosis.recording import Array, Recording
+from lockstep.sessions import layouts, slices
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.metrics import Metrics, coarser, metrics
+from lockstep.workbench.diagnosis.recording import Array, Recording
 
 #: What the comparison found where no metric can be taken: everything is unknown.
 _NOTHING = Metrics(math.inf, math.inf, math.nan, math.inf, math.nan, 0)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from engine.taps.names import local_name
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of
-from workbench.diagnosis.findings import WrongOperation
-from workbench.diagnosis.merging import FindingGroup
-from workbench.diagnosis.variants.residual import READER
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of
+from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.merging import FindingGroup
+from lockstep.workbench.diagnosis.variants.residual import READER
 
 #: Where a mask shows: in the scores, or in the context of a fused attention.
 _MASKED = ("attn.scores", "attn.context")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.taps.names import layer_of, local_name
-from sessions.text import clean
-from workbench.diagnosis.judgement import DiagnosisError
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.text import clean
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
 
 #: Inputs of the taps of one layer, by their short names; `<` is the output of the layer before.
 _INPUTS: dict[str, tuple[str, ...]] = {

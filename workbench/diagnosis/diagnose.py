@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sessions.session import Session
-from workbench.diagnosis.causes import Extent, causes_of, taps_in_words
-from workbench.diagnosis.consequences import folded
-from workbench.diagnosis.effects import Effect, harmless
-from workbench.diagnosis.findings import Survey, WrongOperation, survey
-from workbench.diagnosis.merging import FindingGroup, groups
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Unjudged
-from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.range_of_dtype import beyond_range
-from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
-from workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
-from workbench.views.causes import Cause
+from lockstep.sessions.session import Session
+from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
+from lockstep.workbench.diagnosis.consequences import folded
+from lockstep.workbench.diagnosis.effects import Effect, harmless
+from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
+from lockstep.workbench.diagnosis.merging import FindingGroup, groups
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Unjudged
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.range_of_dtype import beyond_range
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
+from lockstep.workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
+from lockstep.workbench.views.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from functools import cache
 
 import numpy as np
 
-from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.dataflow import inputs_of
-from workbench.diagnosis.findings import WrongOperation
-from workbench.diagnosis.merging import FindingGroup
-from workbench.diagnosis.operations.deviation import WRONG, distance
-from workbench.diagnosis.operations.facts import LARGEST, Facts
-from workbench.diagnosis.operations.layers import layer_output
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, Unjudged, near
-from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.recording import Array
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.dataflow import inputs_of
+from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.merging import FindingGroup
+from lockstep.workbench.diagnosis.operations.deviation import WRONG, distance
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
+from lockstep.workbench.diagnosis.operations.layers import layer_output
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged, near
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Share of an error that may be left of it where it has vanished, and of what another operation has made up for.
 VANISHED, MADE_UP = 0.01, 0.05

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sessions.limits import LimitExceeded
-from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.operations.deviation import Deviation
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.shares import head_offset
-from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.search_time import SearchEnded, SearchTime
-from workbench.diagnosis.variants.search import Search
-from workbench.diagnosis.variants.variant import Fit
+from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench.diagnosis.dataflow import is_known
+from lockstep.workbench.diagnosis.operations.deviation import Deviation
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.shares import head_offset
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
+from lockstep.workbench.diagnosis.variants.search import Search
+from lockstep.workbench.diagnosis.variants.variant import Fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)

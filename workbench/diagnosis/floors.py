@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.taps.names import layer_of, local_name
-from workbench.views.moved import ROUNDING
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.views.moved import ROUNDING
 
 #: Noise that every tap is granted, as relative L2 error. In float32 a sum's order matters more than its
 #: roundings: 4 eps. 16-bit engines add in float32 and round the result: half an eps.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.views.golden_event import Divergence, Faulty, TokenMismatch
+from lockstep.workbench.views.golden_event import Divergence, Faulty, TokenMismatch
 
 TapResult = Literal["pass", "suspect", "fail", "absent"]
 

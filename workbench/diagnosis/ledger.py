@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from engine.taps.names import count_layers, layer_of, local_name
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.measure import Recordings, limits_of, measure
-from workbench.diagnosis.upstream import Upstream
-from workbench.diagnosis.verdict import verdict_of
-from workbench.views.golden_event import Faulty
+from lockstep.engine.taps.names import count_layers, layer_of, local_name
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.measure import Recordings, limits_of, measure
+from lockstep.workbench.diagnosis.upstream import Upstream
+from lockstep.workbench.diagnosis.verdict import verdict_of
+from lockstep.workbench.views.golden_event import Faulty
 
 #: How many groups of operations are named; the rest is counted.
 _NAMED = 6

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sessions.errors import IdsMismatch
-from sessions.layouts import Rebuilt
-from sessions.metrics import Metrics
-from sessions.session import Session
-from workbench.diagnosis.compare import TapComparison, compare
-from workbench.diagnosis.floors import Floors, Place
-from workbench.diagnosis.judgement import DiagnosisError
-from workbench.diagnosis.recording import Recording
-from workbench.views.moved import ROUNDING
+from lockstep.sessions.errors import IdsMismatch
+from lockstep.sessions.layouts import Rebuilt
+from lockstep.sessions.metrics import Metrics
+from lockstep.sessions.session import Session
+from lockstep.workbench.diagnosis.compare import TapComparison, compare
+from lockstep.workbench.diagnosis.floors import Floors, Place
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.views.moved import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

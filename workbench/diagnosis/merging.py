@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.taps.names import local_name
-from workbench.diagnosis.findings import Hypothesis, WrongOperation
-from workbench.diagnosis.misplaced_layers import misplaced_layers
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
+from lockstep.workbench.diagnosis.misplaced_layers import misplaced_layers
 
 #: Fitted figures of one bug may differ by so much from layer to layer.
 ALIKE = 0.03

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.diagnosis.findings import Hypothesis, WrongOperation
+from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 
 _TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)")
 #: Layers that are told one by one.

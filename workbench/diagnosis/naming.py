@@ -11,22 +11,22 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from sessions import Session, layouts
-from sessions.errors import LayoutError
-from workbench.diagnosis.causes import Extent, causes_of
-from workbench.diagnosis.diagnose import Explanation
-from workbench.diagnosis.findings import survey
-from workbench.diagnosis.merging import groups
-from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.facts import Facts, rounded
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.operations.sources import sources_of
-from workbench.diagnosis.recording import Array, Recording
-from workbench.views.causes import UNNAMED, Cause
-from workbench.views.golden_event import Divergence
-from workbench.views.moved import ROUNDING
+from lockstep.sessions import Session, layouts
+from lockstep.sessions.errors import LayoutError
+from lockstep.workbench.diagnosis.causes import Extent, causes_of
+from lockstep.workbench.diagnosis.diagnose import Explanation
+from lockstep.workbench.diagnosis.findings import survey
+from lockstep.workbench.diagnosis.merging import groups
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.facts import Facts, rounded
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.operations.sources import sources_of
+from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.views.causes import UNNAMED, Cause
+from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.views.moved import ROUNDING
 
 _STAND_IN = "its own inputs were not recorded: the reference's stand in for them"
 

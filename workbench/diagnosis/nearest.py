@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.recording import Array
 
 
 def nearest_columns(columns: Array, source: Array) -> list[int]:

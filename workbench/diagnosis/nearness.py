@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.diagnosis.measure import MeasuredTap
+from lockstep.workbench.diagnosis.measure import MeasuredTap
 
 #: Of two errors the larger over the smaller, up to which they are about as large, and equal.
 ABOUT, EQUAL = 3.0, 1.05

@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 
-from sessions.metrics import metrics
-from sessions.session import Session
-from workbench.diagnosis.recording import Array, Recording
-from workbench.views.golden_event import QuantisationLoss
+from lockstep.sessions.metrics import metrics
+from lockstep.sessions.session import Session
+from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.views.golden_event import QuantisationLoss
 
 
 def quantisation_loss(engine: Session, stored: Session, golden: Session) -> QuantisationLoss:

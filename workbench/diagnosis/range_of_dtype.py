@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workbench.diagnosis.findings import WrongOperation
-from workbench.diagnosis.merging import FindingGroup
-from workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.merging import FindingGroup
+from lockstep.workbench.diagnosis.recording import Recording
 
 
 def beyond_range(groups: Sequence[FindingGroup], floor: Recording, truth: Recording) -> Iterator[int]:

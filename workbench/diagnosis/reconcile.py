@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.dataflow import inputs_of
-from workbench.diagnosis.diagnose import Explanation
-from workbench.diagnosis.findings import WrongOperation
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.verdict import AMPLIFIED
-from workbench.views.golden_event import Divergence, Faulty
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.dataflow import inputs_of
+from lockstep.workbench.diagnosis.diagnose import Explanation
+from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.verdict import AMPLIFIED
+from lockstep.workbench.views.golden_event import Divergence, Faulty
 
 #: Taps of a softmax, alone or in one kernel with its product.
 _EXPONENTIAL = ("attn.probs", "attn.context")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts
-from sessions.errors import LayoutError
-from sessions.layouts import Layout
-from sessions.records import SequenceStep
-from sessions.session import Session
+from lockstep.sessions import layouts
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.layouts import Layout
+from lockstep.sessions.records import SequenceStep
+from lockstep.sessions.session import Session
 
 Array = NDArray[np.float64]
 

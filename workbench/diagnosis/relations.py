@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from engine.checkpoint.gguf.names import PairRows
-from engine.checkpoint.source import Source
-from engine.config import ModelConfig
-from engine.parallel import shards
-from workbench.diagnosis.nearest import nearest_columns
-from workbench.diagnosis.stored_tensors import DifferenceTally, Piece, StoredTensor, compare_pieces, spans_of
+from lockstep.engine.checkpoint.gguf.names import PairRows
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.nearest import nearest_columns
+from lockstep.workbench.diagnosis.stored_tensors import (
+    DifferenceTally,
+    Piece,
+    StoredTensor,
+    compare_pieces,
+    spans_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

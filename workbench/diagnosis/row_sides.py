@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
-from sessions import Session
-from sessions.errors import LayoutError
-from sessions.meta import ROW_HASHES, ROW_STATISTICS
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions import Session
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS
 
 #: What is known of a tap's rows: its numbers, a hash of each row's bits, or eight statistics of each.
 Kind = Literal["tensor", "hashes", "statistics"]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.block_types import PLAIN
-from engine.checkpoint.gguf.source import GgufSource
-from engine.checkpoint.source import Source, TensorInfo
-from engine.parallel.shards import Span
+from lockstep.engine.checkpoint.block_types import PLAIN
+from lockstep.engine.checkpoint.gguf.source import GgufSource
+from lockstep.engine.checkpoint.source import Source, TensorInfo
+from lockstep.engine.parallel.shards import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +102,7 @@ class Piece:
             and (info := source.info(name)).encoding not in PLAIN
             and len(info.shape) > 1
         ):
-            from engine.checkpoint.dequantise import dequantise, steps
+            from lockstep.engine.checkpoint.dequantise import dequantise, steps
 
             blocks = source.blocks(name, dim, span)
             values, step = (

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from engine.taps.names import local_name
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, near
-from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.variants.fits import factor_of, named, resolution, simple
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site, near
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.variants.fits import factor_of, named, resolution, simple
 
 #: What is added to the stream, by the kind of tap at which the sum stands.
 _ADDED = {

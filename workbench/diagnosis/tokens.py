@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.diagnosis.recording import Array, Recording
-from workbench.views.golden_event import TokenMismatch
+from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.views.golden_event import TokenMismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.taps.names import local_name
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
-from workbench.diagnosis.judgement import TapVerdict
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
+from lockstep.workbench.diagnosis.judgement import TapVerdict
 
 
 @dataclass(slots=True)

@@ -23,12 +23,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from engine.taps.names import count_layers, layer_of
-from sessions.records import SequenceStep
-from workbench.diagnosis.compare import compare, wrong_ranks
-from workbench.diagnosis.floors import Floors
-from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapResult, TapVerdict
-from workbench.diagnosis.measure import (
+from lockstep.engine.taps.names import count_layers, layer_of
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.diagnosis.compare import compare, wrong_ranks
+from lockstep.workbench.diagnosis.floors import Floors
+from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapResult, TapVerdict
+from lockstep.workbench.diagnosis.measure import (
     MeasuredTap,
     NoiseLimits,
     Recordings,
@@ -37,17 +37,17 @@ from workbench.diagnosis.measure import (
     references_apart,
     relative,
 )
-from workbench.diagnosis.nearness import nearer
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.own_inputs import OwnInputs
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.tokens import TokenComparison, compare_tokens
-from workbench.diagnosis.upstream import Upstream
-from workbench.views.golden_event import Divergence, TokenMismatch
-from workbench.views.moved import ROUNDING
-from workbench.views.numbers import times
-from workbench.views.verdicts import WRONG_ABOVE
+from lockstep.workbench.diagnosis.nearness import nearer
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.tokens import TokenComparison, compare_tokens
+from lockstep.workbench.diagnosis.upstream import Upstream
+from lockstep.workbench.views.golden_event import Divergence, TokenMismatch
+from lockstep.workbench.views.moved import ROUNDING
+from lockstep.workbench.views.numbers import times
+from lockstep.workbench.views.verdicts import WRONG_ABOVE
 
 #: Error over floor up to which a tap passes, and above which it has failed.
 PASS, FAIL = 1.5, WRONG_ABOVE

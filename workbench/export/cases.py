@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sessions import Session
-from workbench.export.junit import JUnitCase, Result
-from workbench.export.plots import told
-from workbench.views.verdicts import Judged, State, judged_of
+from lockstep.sessions import Session
+from lockstep.workbench.export.junit import JUnitCase, Result
+from lockstep.workbench.export.plots import told
+from lockstep.workbench.views.verdicts import Judged, State, judged_of
 
 _RESULTS: dict[State, Result] = {
     "pass": "pass",

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from sessions.text import clean
-from workbench.export.svg import el
+from lockstep.sessions.text import clean
+from lockstep.workbench.export.svg import el
 
 #: A cell in units of the picture: a monospaced font of 14 is 8.4 wide.
 WIDTH, HEIGHT, FONT = 8.4, 18.0, 14.0

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from engine.taps.names import layer_of, local_name
-from sessions.text import clean
-from workbench.diagnosis.judgement import TapVerdict
-from workbench.views.causes import NO_CAUSE, cause_lines
-from workbench.views.golden_event import Divergence, GoldenEvent, UntappedRun
-from workbench.views.numbers import number
-from workbench.views.verdicts import JUDGED_WORDS
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.text import clean
+from lockstep.workbench.diagnosis.judgement import TapVerdict
+from lockstep.workbench.views.causes import NO_CAUSE, cause_lines
+from lockstep.workbench.views.golden_event import Divergence, GoldenEvent, UntappedRun
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.verdicts import JUDGED_WORDS
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.debugger.answers import Message, Result
-from workbench.debugger.commands.script import journal_of, script_of
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.export.kinds import KINDS
+from lockstep.workbench.debugger.answers import Message, Result
+from lockstep.workbench.debugger.commands.script import journal_of, script_of
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.export.kinds import KINDS
 
 
 @command(
@@ -43,8 +43,8 @@ def _content(debugger: Debugger, what: str) -> str | bytes:
     if what in ("script", "journal"):
         return (script_of(debugger) if what == "script" else journal_of(debugger)) + "\n"
     # Not at the top: most sessions are driven without, and a page takes its templates with it.
-    from workbench.export.session_files import SessionFiles
-    from workbench.views.request import Request
+    from lockstep.workbench.export.session_files import SessionFiles
+    from lockstep.workbench.views.request import Request
 
     debugger.session.refresh()
     at = debugger.position

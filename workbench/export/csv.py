@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from sessions.text import clean
+from lockstep.sessions.text import clean
 
 #: What a spreadsheet takes for the beginning of a formula (their full-width forms too).
 _FORMULA = tuple("=+-@|%＝＋－＠")

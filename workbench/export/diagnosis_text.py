@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from sessions.text import clean
-from workbench.export.check_text import inconclusive, rests, say
-from workbench.views.causes import NO_CAUSE, cause_lines
-from workbench.views.golden_event import GoldenEvent
+from lockstep.sessions.text import clean
+from lockstep.workbench.export.check_text import inconclusive, rests, say
+from lockstep.workbench.views.causes import NO_CAUSE, cause_lines
+from lockstep.workbench.views.golden_event import GoldenEvent
 
 
 def render_diagnosis(event: GoldenEvent, console: Console) -> None:

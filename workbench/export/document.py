@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from sessions.meta import WeightShare
-from workbench.views.attention import LayerAttention
-from workbench.views.biases import Bias
-from workbench.views.branch_sentinel import BranchSentinel
-from workbench.views.branches import BranchLine
-from workbench.views.golden_event import plain
-from workbench.views.journal import JournalEntry
-from workbench.views.rank_weights import shape_text
-from workbench.views.series import STATISTIC, TapSeries
-from workbench.views.story import Story
-from workbench.views.verdicts import BranchJudgement
+from lockstep.sessions.meta import WeightShare
+from lockstep.workbench.views.attention import LayerAttention
+from lockstep.workbench.views.biases import Bias
+from lockstep.workbench.views.branch_sentinel import BranchSentinel
+from lockstep.workbench.views.branches import BranchLine
+from lockstep.workbench.views.golden_event import plain
+from lockstep.workbench.views.journal import JournalEntry
+from lockstep.workbench.views.rank_weights import shape_text
+from lockstep.workbench.views.series import STATISTIC, TapSeries
+from lockstep.workbench.views.story import Story
+from lockstep.workbench.views.verdicts import BranchJudgement
 
 #: Counts up when a field changes its meaning or goes away.
 VERSION = 1

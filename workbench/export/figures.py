@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.export.heatmap_svg import heatmap, scale_bar
-from workbench.export.plots import sparkline
-from workbench.export.svg import Picture, el
-from workbench.views.attention import AttentionHead, LayerAttention
-from workbench.views.biases import Bias
-from workbench.views.numbers import fixed, number
-from workbench.views.series import STATISTIC, TapSeries
+from lockstep.workbench.export.heatmap_svg import heatmap, scale_bar
+from lockstep.workbench.export.plots import sparkline
+from lockstep.workbench.export.svg import Picture, el
+from lockstep.workbench.views.attention import AttentionHead, LayerAttention
+from lockstep.workbench.views.biases import Bias
+from lockstep.workbench.views.numbers import fixed, number
+from lockstep.workbench.views.series import STATISTIC, TapSeries
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0
 _STRIP = 12.0  # the height of one head of a bias

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.views.numbers import number, times
-from workbench.views.plain_text import plural
-from workbench.views.story import Story
-from workbench.views.verdicts import Judged
+from lockstep.workbench.views.numbers import number, times
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.story import Story
+from lockstep.workbench.views.verdicts import Judged
 
 
 @dataclass(frozen=True, slots=True)

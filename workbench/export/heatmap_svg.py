@@ -8,11 +8,11 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from workbench.export.colormap import SHADES, Scale, shades
-from workbench.export.png import data_uri, indexed_png
-from workbench.export.pooling import FINITE, NAN, pool
-from workbench.export.svg import el
-from workbench.views.numbers import number
+from lockstep.workbench.export.colormap import SHADES, Scale, shades
+from lockstep.workbench.export.png import data_uri, indexed_png
+from lockstep.workbench.export.pooling import FINITE, NAN, pool
+from lockstep.workbench.export.svg import el
+from lockstep.workbench.views.numbers import number
 
 #: Beyond the shades of the map: NaN, Inf, and nothing there.
 _NAN, _INF, _NOTHING = SHADES, SHADES + 1, SHADES + 2

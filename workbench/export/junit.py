@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal
 from xml.etree import ElementTree
 
-from sessions.text import clean
+from lockstep.sessions.text import clean
 
 Result = Literal["pass", "suspect", "fail", "absent"]
 

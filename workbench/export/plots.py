@@ -9,10 +9,10 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from workbench.export.palette import RANK_HUES
-from workbench.export.svg import Picture, el, path_of
-from workbench.views.numbers import number
-from workbench.views.verdicts import Judged
+from lockstep.workbench.export.palette import RANK_HUES
+from lockstep.workbench.export.svg import Picture, el, path_of
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.verdicts import Judged
 
 _WIDTH, _HEIGHT = 960.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 26.0, 34.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.taps.names import layer_of
-from workbench.checking.regression import Regression
-from workbench.debugger.commands.row_diff import in_words
-from workbench.diagnosis.row_comparison import TapRows
-from workbench.export.junit import JUnitCase, junit
-from workbench.export.junit import Result as JUnitResult
-from workbench.export.sarif import SarifResult, sarif
-from workbench.inferior.identity import versions
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.checking.regression import Regression
+from lockstep.workbench.debugger.commands.row_diff import in_words
+from lockstep.workbench.diagnosis.row_comparison import TapRows
+from lockstep.workbench.export.junit import JUnitCase, junit
+from lockstep.workbench.export.junit import Result as JUnitResult
+from lockstep.workbench.export.sarif import SarifResult, sarif
+from lockstep.workbench.inferior.identity import versions
 
 
 def junit_of(told: Regression) -> str:

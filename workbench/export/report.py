@@ -15,23 +15,23 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from sessions.state import STATE_WORDS
-from workbench.export.colormap import SHADES, shades
-from workbench.export.figures import bias_figure, head_figures, history_figure
-from workbench.export.headline import headline
-from workbench.export.palette import css_variables
-from workbench.export.plots import depth_plot, told
-from workbench.export.svg import STYLE
-from workbench.export.token_blocks import blocks_of
-from workbench.export.token_view import token_class, token_data, token_title
-from workbench.views.branch_sentinel import BranchSentinel
-from workbench.views.causes import Cause, cause_lines
-from workbench.views.numbers import chance, number
-from workbench.views.plain_text import plural
-from workbench.views.rank_weights import shape_text
-from workbench.views.request import Limits
-from workbench.views.story import Story
-from workbench.views.verdicts import Judged, State, StepVerdict
+from lockstep.sessions.state import STATE_WORDS
+from lockstep.workbench.export.colormap import SHADES, shades
+from lockstep.workbench.export.figures import bias_figure, head_figures, history_figure
+from lockstep.workbench.export.headline import headline
+from lockstep.workbench.export.palette import css_variables
+from lockstep.workbench.export.plots import depth_plot, told
+from lockstep.workbench.export.svg import STYLE
+from lockstep.workbench.export.token_blocks import blocks_of
+from lockstep.workbench.export.token_view import token_class, token_data, token_title
+from lockstep.workbench.views.branch_sentinel import BranchSentinel
+from lockstep.workbench.views.causes import Cause, cause_lines
+from lockstep.workbench.views.numbers import chance, number
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.rank_weights import shape_text
+from lockstep.workbench.views.request import Limits
+from lockstep.workbench.views.story import Story
+from lockstep.workbench.views.verdicts import Judged, State, StepVerdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sessions.text import clean
+from lockstep.sessions.text import clean
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 #: What results are of: the one rule that there is.

@@ -6,21 +6,21 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from engine.faults.catalogue import FAULTS
-from sessions import Session
-from workbench.export import csv
-from workbench.export.cases import cases
-from workbench.export.document import document
-from workbench.export.figures import attention_figure, histories_figure
-from workbench.export.json import dumps
-from workbench.export.junit import junit
-from workbench.export.plots import depth_plot
-from workbench.export.png import rasterised
-from workbench.export.report import render
-from workbench.export.svg import standalone
-from workbench.views.request import Request
-from workbench.views.statistics import COLUMNS, MOST_ROWS, rows, select
-from workbench.views.story import Story, tell
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions import Session
+from lockstep.workbench.export import csv
+from lockstep.workbench.export.cases import cases
+from lockstep.workbench.export.document import document
+from lockstep.workbench.export.figures import attention_figure, histories_figure
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.export.junit import junit
+from lockstep.workbench.export.plots import depth_plot
+from lockstep.workbench.export.png import rasterised
+from lockstep.workbench.export.report import render
+from lockstep.workbench.export.svg import standalone
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.statistics import COLUMNS, MOST_ROWS, rows, select
+from lockstep.workbench.views.story import Story, tell
 
 Content = str | bytes | Callable[[TextIO], None]
 

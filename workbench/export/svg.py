@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from workbench.export.palette import DARK, LIGHT, RANK_HUES
+from lockstep.workbench.export.palette import DARK, LIGHT, RANK_HUES
 
 #: Classes that every figure uses; as a sheet of its own for figures outside a page.
 STYLE = "\n".join(

@@ -6,9 +6,9 @@ import html
 import io
 from dataclasses import dataclass, field
 
-from sessions.text import clean
-from workbench.export import csv, json
-from workbench.export.palette import css_variables
+from lockstep.sessions.text import clean
+from lockstep.workbench.export import csv, json
+from lockstep.workbench.export.palette import css_variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from workbench.views.sequence_tokens import SequenceTokens
+from lockstep.workbench.views.sequence_tokens import SequenceTokens
 
 #: Characters that fit beside each other, the branches' names left of them.
 _WIDTH = 128

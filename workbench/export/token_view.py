@@ -7,9 +7,9 @@ import math
 
 from markupsafe import Markup
 
-from workbench.export.json import jsonable
-from workbench.views.numbers import chance, number
-from workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
+from lockstep.workbench.export.json import jsonable
+from lockstep.workbench.views.numbers import chance, number
+from lockstep.workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
 
 
 def token_data(tokens: SequenceTokens, now: int | None) -> Markup:

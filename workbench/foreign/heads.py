@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts
-from sessions.dtypes import widen
-from sessions.errors import LayoutError
-from sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
-from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignRun, ForeignTensor, checked_ranks
+from lockstep.sessions import layouts
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
+from lockstep.workbench.foreign.passes import (
+    ForeignDumpError,
+    ForeignPass,
+    ForeignRun,
+    ForeignTensor,
+    checked_ranks,
+)
 
 #: One pass, as each rank wrote it.
 RankPasses = Mapping[int, ForeignPass]

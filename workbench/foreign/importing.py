@@ -8,13 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
-from engine.scratch import ScratchFolder, deliver
-from sessions import SessionWriteError
-from sessions.errors import SessionBusy
-from sessions.lock import WriterLock
-from sessions.meta import ForeignMeta, ModelMeta, SessionMeta
-from sessions.recording_file import put_in_place
-from workbench.foreign.passes import Counted, ForeignDumpError, ForeignRun, TokenText
+from lockstep.engine.scratch import ScratchFolder, deliver
+from lockstep.sessions import SessionWriteError
+from lockstep.sessions.errors import SessionBusy
+from lockstep.sessions.lock import WriterLock
+from lockstep.sessions.meta import ForeignMeta, ModelMeta, SessionMeta
+from lockstep.sessions.recording_file import put_in_place
+from lockstep.workbench.foreign.passes import Counted, ForeignDumpError, ForeignRun, TokenText
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DumpFormat:
         return run
 
 
-_READERS = "workbench.foreign.readers."
+_READERS = "lockstep.workbench.foreign.readers."
 
 #: The formats by the name that `lockstep import` knows.
 FORMATS: dict[str, DumpFormat] = {
@@ -62,7 +62,7 @@ class ImportOptions(TypedDict, total=False):
 def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> SessionMeta:
     """Write `run` as a session at `path`, in place of one that is there: what is in it. A run that cannot be imported
     leaves what was there. ForeignDumpError, SessionWriteError, SessionBusy; and see `write_session`."""
-    from workbench.foreign.session import (
+    from lockstep.workbench.foreign.session import (
         write_session,
     )  # statistics are torch's, which help need not wait for
 

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.taps.ledger import StatisticsLedger
-from engine.taps.names import local_name
-from sessions.errors import LayoutError
-from sessions.layouts import rebuild_records
-from sessions.meta import PASS_STATISTICS, ROW_STATISTICS
-from sessions.records import STATISTICS, SequenceStep, Tap, TensorRecord
-from sessions.replicas import replica_groups
-from workbench.foreign.shapes import ATTENTION
+from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.layouts import rebuild_records
+from lockstep.sessions.meta import PASS_STATISTICS, ROW_STATISTICS
+from lockstep.sessions.records import STATISTICS, SequenceStep, Tap, TensorRecord
+from lockstep.sessions.replicas import replica_groups
+from lockstep.workbench.foreign.shapes import ATTENTION
 
 #: How many of the largest logits a step keeps by themselves.
 TOP_K = 20

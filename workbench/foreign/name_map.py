@@ -18,11 +18,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.taps.names import matches
-from engine.text import printable
-from sessions.errors import LayoutError
-from sessions.layouts import parse as parse_layout
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignRun, ForeignTensor
+from lockstep.engine.taps.names import matches
+from lockstep.engine.text import printable
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.layouts import parse as parse_layout
+from lockstep.workbench.foreign.passes import (
+    ForeignDumpError,
+    ForeignFacts,
+    ForeignPass,
+    ForeignRun,
+    ForeignTensor,
+)
 
 #: Bytes that a map may have.
 _LONGEST = 1 << 20

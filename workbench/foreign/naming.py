@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workbench.foreign.heads import PassHead
-from workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.heads import PassHead
+from lockstep.workbench.foreign.passes import ForeignDumpError
 
 
 @dataclass(slots=True, eq=False)

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.engine import MOST_RANKS
-from engine.text import printable
-from sessions.meta import ModelMeta
+from lockstep.engine.config.engine import MOST_RANKS
+from lockstep.engine.text import printable
+from lockstep.sessions.meta import ModelMeta
 
 #: What is told while a run is imported: how many passes of how many.
 Counted = Callable[[int, int], None]

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
-from sessions import slices
-from sessions.dtypes import STORED_AS, stored
-from sessions.meta import ROW_HASHES, ModelMeta
-from sessions.records import STATISTICS, TensorRecord
-from workbench.foreign.heads import RankPasses, placed_rows, without_array
-from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
-from workbench.foreign.rows import RowPlace, RowPlan
-from workbench.foreign.shapes import ATTENTION, CACHES, by_rows, shaped
-from workbench.foreign.survey import any_layer, named_tensors
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions import slices
+from lockstep.sessions.dtypes import STORED_AS, stored
+from lockstep.sessions.meta import ROW_HASHES, ModelMeta
+from lockstep.sessions.records import STATISTICS, TensorRecord
+from lockstep.workbench.foreign.heads import RankPasses, placed_rows, without_array
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
+from lockstep.workbench.foreign.rows import RowPlace, RowPlan
+from lockstep.workbench.foreign.shapes import ATTENTION, CACHES, by_rows, shaped
+from lockstep.workbench.foreign.survey import any_layer, named_tensors
 
 #: (tap, rank, sequence)
 PartKey = tuple[str, int, int]

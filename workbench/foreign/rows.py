@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from workbench.foreign.heads import PassHead
-from workbench.foreign.naming import named_rows
-from workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.heads import PassHead
+from lockstep.workbench.foreign.naming import named_rows
+from lockstep.workbench.foreign.passes import ForeignDumpError
 
 
 @dataclass(frozen=True, slots=True)

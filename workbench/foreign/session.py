@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from engine.taps.names import count_layers, layer_of, layer_taps
-from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import (
+from lockstep.engine.taps.names import count_layers, layer_of, layer_taps
+from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import (
     ConfigMeta,
     ForeignMeta,
     ModelMeta,
     SequenceMeta,
     SessionMeta,
 )
-from workbench.foreign.heads import MergedPasses, common_passes, merged_passes
-from workbench.foreign.measuring import likeliest, statistics
-from workbench.foreign.passes import Counted, ForeignDumpError, ForeignFacts, ForeignRun, TokenText
-from workbench.foreign.placing import PlacedTensors
-from workbench.foreign.rows import PlannedSequence, RowPlan, planned
-from workbench.foreign.survey import TapSurvey
+from lockstep.workbench.foreign.heads import MergedPasses, common_passes, merged_passes
+from lockstep.workbench.foreign.measuring import likeliest, statistics
+from lockstep.workbench.foreign.passes import Counted, ForeignDumpError, ForeignFacts, ForeignRun, TokenText
+from lockstep.workbench.foreign.placing import PlacedTensors
+from lockstep.workbench.foreign.rows import PlannedSequence, RowPlan, planned
+from lockstep.workbench.foreign.survey import TapSurvey
 
 #: Taps times ranks that a session may have: each has statistics in every step.
 MOST_TENSORS = 1 << 20

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_of, layer_taps, local_name
-from sessions.meta import ModelMeta
+from lockstep.engine.taps.names import layer_of, layer_taps, local_name
+from lockstep.sessions.meta import ModelMeta
 
 #: Taps of [T, heads, head_dim].
 HEADS = frozenset({"attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope"})

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_of, layer_taps, local_name
-from sessions import Tap, layouts
-from sessions.dtypes import widen
-from sessions.errors import LayoutError
-from sessions.meta import ModelMeta
-from workbench.foreign.heads import RankPasses, without_array
-from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
-from workbench.foreign.shapes import ATTENTION, HEADS, by_rows, is_canonical, shaped, width
+from lockstep.engine.taps.names import layer_of, layer_taps, local_name
+from lockstep.sessions import Tap, layouts
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.heads import RankPasses, without_array
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
+from lockstep.workbench.foreign.shapes import ATTENTION, HEADS, by_rows, is_canonical, shaped, width
 
 #: Taps that a session may have.
 MOST_TAPS = 100_000

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sessions import SessionWriter
-from sessions.records import StepRecord
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.records import StepRecord
 
 Write = Callable[[SessionWriter], object]
 Key = tuple[int, int]  # branch, step

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sessions import Session, SessionError, SessionWriteError
-from sessions.lock import WriterLock
+from lockstep.sessions import Session, SessionError, SessionWriteError
+from lockstep.sessions.lock import WriterLock
 
 
 def may_write(path: Path) -> Path:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.run.sampling import Sampling
-from sessions.records import SequenceStep, StepRecord
-from workbench.inferior.inferior import Inferior
-from workbench.views.sentinels import not_finite
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.records import SequenceStep, StepRecord
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.views.sentinels import not_finite
 
 FinishReason = Literal["eos", "length", "nan"]
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.resolve import open_checkpoint
 
 #: Whose versions decide what numbers come out.
 _LIBRARIES = ("lockstep", "torch", "transformers")

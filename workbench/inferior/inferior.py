@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import RankError, RequestError
-from engine.faults.catalogue import check_rules
-from engine.ranks.client import Client
-from engine.ranks.messages import (
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import RankError, RequestError
+from lockstep.engine.faults.catalogue import check_rules
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.messages import (
     AbandonStep,
     AddSequence,
     RankCommand,
@@ -27,20 +27,20 @@ from engine.ranks.messages import (
     SetSampling,
     StagePatch,
 )
-from engine.ranks.reports import PauseReport, StepOutcome, StepReport
-from engine.ranks.wire import WireArray
-from engine.run.sampling import Sampling
-from engine.taps.breaks import PauseSpec
-from engine.taps.names import TapSpec, model_taps
-from sessions.records import StepRecord
-from workbench.inferior.patches import Patch
-from workbench.inferior.recorder import StepRecorder
-from workbench.inferior.state import Paused, SequenceState
-from workbench.inferior.step_record import misaligned, step_in_flight, step_record
-from workbench.models.capture import STATS, Capture
+from lockstep.engine.ranks.reports import PauseReport, StepOutcome, StepReport
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.engine.taps.names import TapSpec, model_taps
+from lockstep.sessions.records import StepRecord
+from lockstep.workbench.inferior.patches import Patch
+from lockstep.workbench.inferior.recorder import StepRecorder
+from lockstep.workbench.inferior.state import Paused, SequenceState
+from lockstep.workbench.inferior.step_record import misaligned, step_in_flight, step_record
+from lockstep.workbench.models.capture import STATS, Capture
 
 #: The rank program: it knows the whole fault catalogue.
-RANK_PROGRAM = "engine.faults.rank"
+RANK_PROGRAM = "lockstep.engine.faults.rank"
 #: The same under torchrun. A program of its own: `-m` would import from the working directory.
 RANK_COMMAND = "--no-python lockstep rank"
 

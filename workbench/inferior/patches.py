@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import RequestError
-from engine.ranks.messages import StagePatch
-from engine.ranks.wire import WireArray
-from sessions.layouts import parse, shard_groups
+from lockstep.engine.errors import RequestError
+from lockstep.engine.ranks.messages import StagePatch
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.sessions.layouts import parse, shard_groups
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from engine.taps.names import matches
-from sessions import SessionWriteError, SessionWriter
-from sessions.budget import fit
-from sessions.errors import RecordingLost
-from sessions.records import StepInFlight, StepRecord, TensorRecord
-from workbench.inferior.backlog import KEPT_STEPS, Backlog
-from workbench.inferior.token_recorder import TokenRecorder
-from workbench.models.capture import Capture
+from lockstep.engine.taps.names import matches
+from lockstep.sessions import SessionWriteError, SessionWriter
+from lockstep.sessions.budget import fit
+from lockstep.sessions.errors import RecordingLost
+from lockstep.sessions.records import StepInFlight, StepRecord, TensorRecord
+from lockstep.workbench.inferior.backlog import KEPT_STEPS, Backlog
+from lockstep.workbench.inferior.token_recorder import TokenRecorder
+from lockstep.workbench.models.capture import Capture
 
 T = TypeVar("T")
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from sessions import SessionError, SessionWriter
-from sessions.format import files
-from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
-from sessions.recording_file import identity
-from workbench.inferior.identity import checkpoint_digest, versions
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.step_record import taps_of
-from workbench.inferior.token_recorder import TokenRecorder
-from workbench.models.tokenizer import find_tokenizer
-from workbench.views.extent import last_steps
+from lockstep.sessions import SessionError, SessionWriter
+from lockstep.sessions.format import files
+from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.sessions.recording_file import identity
+from lockstep.workbench.inferior.identity import checkpoint_digest, versions
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.step_record import taps_of
+from lockstep.workbench.inferior.token_recorder import TokenRecorder
+from lockstep.workbench.models.tokenizer import find_tokenizer
+from lockstep.workbench.views.extent import last_steps
 
 #: What this process records, and has recorded: a signal ends it anywhere. None: while the writer was made.
 _WRITERS: dict[Path, SessionWriter | None] = {}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.run.sampling import Sampling
-from sessions.records import SequenceStep
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.records import SequenceStep
 
 
 @dataclass(frozen=True, slots=True)

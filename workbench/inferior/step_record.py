@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ranks.reports import CapturedTensor, PauseReport, StepReport
-from engine.taps.names import TapSpec
-from sessions.records import SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
-from workbench.views.cached_lengths import in_words, odd_lengths
+from lockstep.engine.ranks.reports import CapturedTensor, PauseReport, StepReport
+from lockstep.engine.taps.names import TapSpec
+from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
+from lockstep.workbench.views.cached_lengths import in_words, odd_lengths
 
 _ATTENTION = (".attn.scores", ".attn.probs")
 

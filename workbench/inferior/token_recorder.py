@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sessions import SessionWriter
-from sessions.records import StepRecord
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.records import StepRecord
 
 #: Texts a page of the session's meta holds; only the last page is ever written again.
 _PAGE = 512

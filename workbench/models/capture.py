@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 
 from msgspec import structs
 
-from engine.errors import RequestError
-from engine.ranks.messages import WatchTaps
-from engine.taps.names import TapSpec, matches
-from sessions.meta import CaptureMeta
+from lockstep.engine.errors import RequestError
+from lockstep.engine.ranks.messages import WatchTaps
+from lockstep.engine.taps.names import TapSpec, matches
+from lockstep.sessions.meta import CaptureMeta
 
 #: A step's tensors that nobody asked for by name. A model of 24 layers and 14 heads has its whole prefill in it to some
 #: 80 tokens, and in decode its attention's rows to some 6,000 positions.

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from engine.children import start_python
-from engine.errors import CheckpointError, RequestError
-from engine.text import bytes_text, printable
+from lockstep.engine.children import start_python
+from lockstep.engine.errors import CheckpointError, RequestError
+from lockstep.engine.text import bytes_text, printable
 
 #: What rendering may take. Real templates take milliseconds; most of the memory is Python's own.
 SECONDS = 5.0

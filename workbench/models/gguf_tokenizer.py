@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.checkpoint.gguf.header import read_gguf_header
-from engine.checkpoint.gguf.metadata import MetadataArray
-from engine.checkpoint.gguf.vocabulary import TOKENS, token_id
-from engine.config.fields import Fields
-from engine.errors import ConfigError
-from engine.text import printable
-from workbench.models.tokenizer_messages import UnsupportedTokenizer
+from lockstep.engine.checkpoint.gguf.header import read_gguf_header
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
+from lockstep.engine.checkpoint.gguf.vocabulary import TOKENS, token_id
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.text import printable
+from lockstep.workbench.models.tokenizer_messages import UnsupportedTokenizer
 
 _PREFIX = "tokenizer.ggml."
 #: llama.cpp's token types.

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.checkpoint.files import gguf_file
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import CheckpointError, EngineError
-from sessions.errors import SessionError
-from sessions.session import Session
-from sessions.text import clean
-from workbench.demo import MODEL_DIR
-from workbench.demo.checkpoints import DEMOS, demo_path
-from workbench.paths import find_session
-from workbench.settings import session_limits
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import CheckpointError, EngineError
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.session import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
 
 
 @dataclass(frozen=True, slots=True)

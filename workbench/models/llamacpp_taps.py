@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.gguf.names import PairRows
-from engine.taps.names import local_name
+from lockstep.engine.checkpoint.gguf.names import PairRows
+from lockstep.engine.taps.names import local_name
 
 Array = NDArray[np.float32]
 

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.files import gguf_file
-from engine.checkpoint.gguf.split import split_name
-from engine.checkpoint.hub import HUB_ID
-from engine.checkpoint.resolve import open_checkpoint, resolve
-from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
-from workbench.demo import MODEL_DIR
-from workbench.demo.checkpoints import DEMOS, demo_path
-from workbench.models.tokenizer import Tokenizer, find_tokenizer
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.gguf.split import split_name
+from lockstep.engine.checkpoint.hub import HUB_ID
+from lockstep.engine.checkpoint.resolve import open_checkpoint, resolve
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
+from lockstep.workbench.models.tokenizer import Tokenizer, find_tokenizer
 
 DEMO = "demo"
 

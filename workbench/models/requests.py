@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from engine.config import DType, EngineConfig, ModelConfig, check_fit
-from engine.errors import ConfigError, RequestError
-from engine.faults.catalogue import check_rules, parse_rule
-from engine.run.memory import check_loadable
-from engine.run.prompts import check_prompt
-from engine.taps.names import model_taps
-from workbench.demo import DEFAULT_PROMPT
-from workbench.models.capture import STATS, Capture, parse_capture
-from workbench.models.opening import OpenedModel
-from workbench.models.tokenizer import need_tokenizer
+from lockstep.engine.config import DType, EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import ConfigError, RequestError
+from lockstep.engine.faults.catalogue import check_rules, parse_rule
+from lockstep.engine.run.memory import check_loadable
+from lockstep.engine.run.prompts import check_prompt
+from lockstep.engine.taps.names import model_taps
+from lockstep.workbench.demo import DEFAULT_PROMPT
+from lockstep.workbench.models.capture import STATS, Capture, parse_capture
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.models.tokenizer import need_tokenizer
 
 
 def texts_of(

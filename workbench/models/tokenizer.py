@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from engine.checkpoint.files import gguf_file
-from engine.errors import CheckpointError, RequestError
-from workbench.models.chat_template import render
-from workbench.models.tokenizer_messages import FILES, TOKENIZER, VOCABULARY, UnsupportedTokenizer
-from workbench.models.tokenizer_process import TokenizerProcess
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.errors import CheckpointError, RequestError
+from lockstep.workbench.models.chat_template import render
+from lockstep.workbench.models.tokenizer_messages import FILES, TOKENIZER, VOCABULARY, UnsupportedTokenizer
+from lockstep.workbench.models.tokenizer_process import TokenizerProcess
 
 #: Tokenizers count ids in 32 bits.
 _IDS = 1 << 32

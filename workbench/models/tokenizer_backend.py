@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from engine.checkpoint.files import LARGEST_JSON, gguf_file, read_json
-from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
-from engine.errors import ConfigError, EngineError
-from engine.text import printable
-from workbench.models.gguf_tokenizer import gguf_tokenizer
-from workbench.models.tokenizer_messages import (
+from lockstep.engine.checkpoint.files import LARGEST_JSON, gguf_file, read_json
+from lockstep.engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
+from lockstep.engine.errors import ConfigError, EngineError
+from lockstep.engine.text import printable
+from lockstep.workbench.models.gguf_tokenizer import gguf_tokenizer
+from lockstep.workbench.models.tokenizer_messages import (
     CONFIG,
     MERGES,
     TEMPLATE,

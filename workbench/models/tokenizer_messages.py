@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.msgpack import Decoder
 
-from engine.errors import CheckpointError, ConfigError, EngineError
+from lockstep.engine.errors import CheckpointError, ConfigError, EngineError
 
 #: Seconds of the processor for each answer, and bytes for all of it. Of 262,000 tokens: a second and 400 MB to load, a
 #: second for a megabyte of text.

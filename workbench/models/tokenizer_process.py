@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.children import start_python
-from engine.errors import CheckpointError
-from engine.lifeline import Lifeline
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage
-from engine.text import bytes_text, printable
-from workbench.models.tokenizer_messages import (
+from lockstep.engine.children import start_python
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
+from lockstep.engine.text import bytes_text, printable
+from lockstep.workbench.models.tokenizer_messages import (
     ANSWERS,
     KINDS,
     MEMORY,
@@ -44,7 +44,7 @@ _PATIENCE = 12
 _FAILURES = 3
 #: Bytes of the longest answer: a piece, and for each byte or token that was asked about.
 _ANSWER, _ANSWER_EACH = 8 << 20, 256
-_PROGRAM = "workbench.models.tokenizer_program"
+_PROGRAM = "lockstep.workbench.models.tokenizer_program"
 
 
 class TokenizerProcess:

@@ -1,4 +1,4 @@
-"""`python -m workbench.models.tokenizer_program SOCKET LIFELINE CHECKPOINT`: a tokenizer, served over a socket.
+"""`python -m lockstep.workbench.models.tokenizer_program SOCKET LIFELINE CHECKPOINT`: a tokenizer, served over a socket.
 
 It loads the tokenizer, says what it found, then answers requests until its starter is gone. Each may take SECONDS of
 the processor, all of it MEMORY. `workbench.models.tokenizer_process` is the other side.
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.errors import CheckpointError, EngineError, panics_as_errors
-from engine.lifeline import end_with_starter
-from engine.ranks.wire import Connection, Disconnected
-from engine.text import printable
-from workbench.models.tokenizer_backend import load
-from workbench.models.tokenizer_messages import (
+from lockstep.engine.errors import CheckpointError, EngineError, panics_as_errors
+from lockstep.engine.lifeline import end_with_starter
+from lockstep.engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.text import printable
+from lockstep.workbench.models.tokenizer_backend import load
+from lockstep.workbench.models.tokenizer_messages import (
     MEMORY,
     REQUESTS,
     SECONDS,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sessions.records import STATISTICS
+from lockstep.sessions.records import STATISTICS
 
 
 def array(tensor: Tensor) -> NDArray[Any]:

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from engine.scratch import ScratchFolder, deliver
-from engine.text import printable
-from sessions import Session
-from sessions.errors import SessionWriteError
-from sessions.format import files
-from sessions.limits import UNLIMITED
-from sessions.remove import remove
-from sessions.verify import verify
-from workbench.paths import entries, golden_directory, new_golden_directory
-from workbench.references.request import GoldenRequest, ReferenceName
+from lockstep.engine.scratch import ScratchFolder, deliver
+from lockstep.engine.text import printable
+from lockstep.sessions import Session
+from lockstep.sessions.errors import SessionWriteError
+from lockstep.sessions.format import files
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.sessions.remove import remove
+from lockstep.sessions.verify import verify
+from lockstep.workbench.paths import entries, golden_directory, new_golden_directory
+from lockstep.workbench.references.request import GoldenRequest, ReferenceName
 
 #: What is told of something that the user should know.
 Warn = Callable[[str], None]

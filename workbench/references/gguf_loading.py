@@ -16,9 +16,9 @@ from gguf import GGUFReader
 from transformers import AutoConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from engine.checkpoint.gguf.split import read_split
-from engine.text import printable
-from workbench.references.request import ReferenceFailure
+from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.text import printable
+from lockstep.workbench.references.request import ReferenceFailure
 
 #: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor.
 _ROPE_FREQS = "rope_freqs.weight"

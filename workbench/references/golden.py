@@ -14,15 +14,15 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
-from engine.checkpoint.files import gguf_file
-from engine.checkpoint.resolve import open_checkpoint
-from sessions import Session
-from sessions.limits import UNLIMITED
-from workbench.references import cache
-from workbench.references.cache import Warn
-from workbench.references.llamacpp.library import need_installed
-from workbench.references.recorder_process import Progress, run_recorder
-from workbench.references.request import (
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.references import cache
+from lockstep.workbench.references.cache import Warn
+from lockstep.workbench.references.llamacpp.library import need_installed
+from lockstep.workbench.references.recorder_process import Progress, run_recorder
+from lockstep.workbench.references.request import (
     DType,
     GoldenRequest,
     GoldenSequence,

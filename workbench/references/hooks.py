@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.taps.names import TapSpec, tap_specs
-from workbench.references.attention import listening
+from lockstep.engine.taps.names import TapSpec, tap_specs
+from lockstep.workbench.references.attention import listening
 
 #: Taps with no counterpart, and why.
 ABSENT = {

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from engine.text import printable
-from workbench.references.attention import register
-from workbench.references.doubles import widen_rotary
-from workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
-from workbench.references.request import DType, ReferenceFailure
+from lockstep.engine.text import printable
+from lockstep.workbench.references.attention import register
+from lockstep.workbench.references.doubles import widen_rotary
+from lockstep.workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
+from lockstep.workbench.references.request import DType, ReferenceFailure
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 TORCH_DTYPES: dict[DType, torch.dtype] = {

@@ -1,4 +1,4 @@
-"""`python -m workbench.references.record JOBS.json [LIFELINE]`: record golden sessions in a process of its own.
+"""`python -m lockstep.workbench.references.record JOBS.json [LIFELINE]`: record golden sessions in a process of its own.
 
 The file is a list of `RecordingJob`; those after the first are forced onto the tokens that came out of the first. The
 sessions' paths go to stdout. On stderr one JSON object a line: `RecorderProgress`, and at the end of a failure a
@@ -15,14 +15,14 @@ from typing import Protocol
 
 import msgspec
 
-from engine.children import loading
-from engine.errors import LibraryPanic, panics_as_errors
-from engine.lifeline import end_with_starter
-from engine.scratch import remove_once_left
-from engine.text import printable
-from workbench import error_log
-from workbench.references.golden import forced_onto
-from workbench.references.request import (
+from lockstep.engine.children import loading
+from lockstep.engine.errors import LibraryPanic, panics_as_errors
+from lockstep.engine.lifeline import end_with_starter
+from lockstep.engine.scratch import remove_once_left
+from lockstep.engine.text import printable
+from lockstep.workbench import error_log
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.request import (
     GoldenRequest,
     RecorderFailure,
     RecorderProgress,
@@ -47,7 +47,9 @@ def _say(message: RecorderProgress | RecorderFailure) -> None:
 
 def _read(arguments: list[str]) -> list[RecordingJob]:
     if len(arguments) not in (1, 2):
-        raise ReferenceFailure("usage: python -m workbench.references.record JOBS.json [LIFELINE]", 2)
+        raise ReferenceFailure(
+            "usage: python -m lockstep.workbench.references.record JOBS.json [LIFELINE]", 2
+        )
     if len(arguments) == 2:
         end_with_starter(int(arguments[1]), lambda: remove_once_left(Path(arguments[0]).parent))
     try:
@@ -78,10 +80,10 @@ def _recorder(reference: ReferenceName) -> Recorder:
     """Seconds to import, so only once the request is known to be good."""
     with loading():
         if reference == "llama.cpp":
-            from workbench.references.llamacpp import recorder as llamacpp_recorder
+            from lockstep.workbench.references.llamacpp import recorder as llamacpp_recorder
 
             return llamacpp_recorder.record
-        from workbench.references import transformers_recorder
+        from lockstep.workbench.references import transformers_recorder
 
         return transformers_recorder.record
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.children import start_python
-from engine.lifeline import Lifeline
-from engine.text import printable
-from workbench.references.request import (
+from lockstep.engine.children import start_python
+from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.text import printable
+from lockstep.workbench.references.request import (
     GoldenRequest,
     RecorderFailure,
     RecorderProgress,
@@ -52,7 +52,7 @@ def run_recorder(
     lifeline = Lifeline()
     try:
         process = start_python(
-            "-m", "workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
+            "-m", "lockstep.workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(requests[0].threads),
         )  # fmt: skip
     finally:

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from engine.checkpoint.files import gguf_file
-from engine.errors import EngineError
-from engine.text import printable
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.errors import EngineError
+from lockstep.engine.text import printable
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)

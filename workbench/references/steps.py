@@ -16,11 +16,11 @@ import numpy as np
 from msgspec.structs import replace
 from torch import Tensor
 
-from sessions.meta import SequenceMeta, SessionMeta
-from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
-from sessions.writer import SessionWriter
-from workbench.references.arrays import array, dtype_name, statistics
-from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+from lockstep.sessions.meta import SequenceMeta, SessionMeta
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
+from lockstep.sessions.writer import SessionWriter
+from lockstep.workbench.references.arrays import array, dtype_name, statistics
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
 
 #: How many of the largest logits a step keeps by themselves.
 TOP_K = 20

@@ -14,13 +14,13 @@ import transformers
 from torch import Tensor
 from transformers import DynamicCache
 
-from sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import Tap
-from workbench.references.doubles import DoubleWhereFloat
-from workbench.references.hooks import absent_taps, golden_taps, tapped
-from workbench.references.loading import load_golden
-from workbench.references.request import GoldenRequest, model_path
-from workbench.references.steps import See, record_steps
+from lockstep.sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import Tap
+from lockstep.workbench.references.doubles import DoubleWhereFloat
+from lockstep.workbench.references.hooks import absent_taps, golden_taps, tapped
+from lockstep.workbench.references.loading import load_golden
+from lockstep.workbench.references.request import GoldenRequest, model_path
+from lockstep.workbench.references.steps import See, record_steps
 
 
 def record(

@@ -1,12 +1,12 @@
-"""`python -m workbench.tui`."""
+"""`python -m lockstep.workbench.tui`."""
 
 import sys
 
-from workbench.error_log import guarded
+from lockstep.workbench.error_log import guarded
 
 
 def _program() -> int:
-    from workbench.tui.launch import main
+    from lockstep.workbench.tui.launch import main
 
     return main(sys.argv[1:])
 

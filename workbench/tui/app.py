@@ -24,23 +24,23 @@ from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed
 
-from workbench import error_log
-from workbench.exit_codes import Exit
-from workbench.settings import config_file
-from workbench.tui import routes, settings
-from workbench.tui.guard import FailureNotices, Guarded
-from workbench.tui.heap import map_large_arrays
-from workbench.tui.pasting import PasteParser, one_line
-from workbench.tui.routes import Route
-from workbench.tui.settings import SettingChosen, UserSettings
-from workbench.tui.theme import THEMES
+from lockstep.workbench import error_log
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.settings import config_file
+from lockstep.workbench.tui import routes, settings
+from lockstep.workbench.tui.guard import FailureNotices, Guarded
+from lockstep.workbench.tui.heap import map_large_arrays
+from lockstep.workbench.tui.pasting import PasteParser, one_line
+from lockstep.workbench.tui.routes import Route
+from lockstep.workbench.tui.settings import SettingChosen, UserSettings
+from lockstep.workbench.tui.theme import THEMES
 
 if TYPE_CHECKING:
     from textual.command import Provider
 
-    from workbench.tui.screens.home import HomeScreen
-    from workbench.tui.screens.keymap import Keymap
-    from workbench.tui.screens.starting import StartingScreen
+    from lockstep.workbench.tui.screens.home import HomeScreen
+    from lockstep.workbench.tui.screens.keymap import Keymap
+    from lockstep.workbench.tui.screens.starting import StartingScreen
 
 #: What ends the program from outside, and the seconds it then has to leave as it does on ctrl+q. A terminal that is
 #: gone never takes the last bytes; a host that hears no more of its client ends by itself.
@@ -48,7 +48,7 @@ _ENDING = {signal.SIGTERM: 20.0, signal.SIGHUP: 1.0}
 
 
 def _palette_entries() -> type[Provider]:
-    from workbench.tui.palette import PaletteEntries
+    from lockstep.workbench.tui.palette import PaletteEntries
 
     return PaletteEntries
 
@@ -106,7 +106,7 @@ class LockstepApp(Guarded, App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the screen offers first, then the application's own."""
-        from workbench.tui.palette import HasPalette
+        from lockstep.workbench.tui.palette import HasPalette
 
         if isinstance(screen, HasPalette):
             yield from screen.palette()
@@ -163,7 +163,7 @@ class LockstepApp(Guarded, App[int]):
     def notify(self, message: str, **named: Any) -> None:
         """Show a notice. Whatever it quotes may be a stranger's: never markup, nothing that a terminal obeys."""
         # Imported here: it takes numpy along, which the first paint does not wait for.
-        from sessions.text import clean
+        from lockstep.sessions.text import clean
 
         super().notify(clean(message, newlines=True, limit=2000), **{**named, "markup": False})
 
@@ -208,7 +208,7 @@ class LockstepApp(Guarded, App[int]):
 
     def _leave(self, number: int) -> None:
         # Not at the top: the home screen is painted before this is needed.
-        from workbench.tui.screens.workbench import WorkbenchScreen
+        from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 
         for screen in self.screen_stack:
             if isinstance(screen, WorkbenchScreen) and screen.driver.live and screen.driver.at is not None:
@@ -229,7 +229,7 @@ class LockstepApp(Guarded, App[int]):
             self._push(routes.demo())
         else:
             # Not at the top: the home screen is painted before this is needed.
-            from workbench.tui.screens.model_form import ModelChoice, ModelForm
+            from lockstep.workbench.tui.screens.model_form import ModelChoice, ModelForm
 
             def chosen(choice: ModelChoice | None) -> None:
                 if choice is not None:

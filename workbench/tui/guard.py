@@ -16,9 +16,9 @@ from textual.message_pump import MessagePump
 from textual.strip import Strip
 from textual.widget import Widget
 
-from engine.errors import panics_as_errors
-from engine.text import printable
-from workbench import error_log
+from lockstep.engine.errors import panics_as_errors
+from lockstep.engine.text import printable
+from lockstep.workbench import error_log
 
 
 class Guarded(MessagePump):

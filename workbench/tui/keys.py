@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from textual.binding import Binding
 from textual.keys import format_key
 
-from workbench.debugger.core.registry import Command
-from workbench.tui.panes.titles import TITLES
-from workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
 
 
 @dataclass(frozen=True, slots=True)

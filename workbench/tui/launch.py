@@ -7,14 +7,14 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.text import printable
-from workbench import error_log
-from workbench.exit_codes import Exit
-from workbench.paths import session_of
-from workbench.settings import SettingsError
-from workbench.tui import routes, settings
-from workbench.tui.app import LockstepApp
-from workbench.tui.routes import Route
+from lockstep.engine.text import printable
+from lockstep.workbench import error_log
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.paths import session_of
+from lockstep.workbench.settings import SettingsError
+from lockstep.workbench.tui import routes, settings
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.routes import Route
 
 #: How Textual ends a program that it gave up.
 _CRASHED = 1
@@ -23,7 +23,7 @@ _CRASHED = 1
 def run_home() -> int:
     """Bare `lockstep`."""
     # Screens are imported when they are needed: the first paint waits for no other's modules.
-    from workbench.tui.screens.home import HomeScreen
+    from lockstep.workbench.tui.screens.home import HomeScreen
 
     return _run(lambda chosen: HomeScreen())
 
@@ -90,9 +90,9 @@ def _run(first: Route) -> int:
 def _say_ended(number: int, recorded: list[Path]) -> None:
     """What has ended the program, and what is kept."""
     # Imported here: the first paint needs none of it.
-    from workbench.exit_codes import ended_by
-    from workbench.tui.drivers.port import CLOSING
-    from workbench.views.extent import last_steps
+    from lockstep.workbench.exit_codes import ended_by
+    from lockstep.workbench.tui.drivers.port import CLOSING
+    from lockstep.workbench.views.extent import last_steps
 
     for thread in threading.enumerate():
         if thread.name == CLOSING:
@@ -101,7 +101,7 @@ def _say_ended(number: int, recorded: list[Path]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m workbench.tui [SESSION | MODEL [TP]]`, for development and the tests."""
+    """`python -m lockstep.workbench.tui [SESSION | MODEL [TP]]`, for development and the tests."""
     if not arguments:
         return run_home()
     if (path := session_of(arguments[0])) is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.debugger.host.messages import DebuggerState
-from workbench.views.where import Where
+from lockstep.workbench.debugger.host.messages import DebuggerState
+from lockstep.workbench.views.where import Where
 
 #: Where all ranks stand; a breakpoint; a watchpoint (a condition at a tap).
 STANDS, BREAK, WATCH = "▶", "◆", "◇"

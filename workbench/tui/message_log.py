@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sessions.text import clean
-from workbench.tui.reader import Reader
-from workbench.views.journal import JournalEntry
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.views.journal import JournalEntry
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: The messages that are kept, and the characters of each.
 _MOST, _LONGEST = 500, 20_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from engine.taps.names import layer_of, local_name
-from workbench.debugger.host.messages import DebuggerState
-from workbench.tui.reader import Reader
-from workbench.views.overview import Overview
-from workbench.views.sentinels import stops
-from workbench.views.where import Where
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.debugger.host.messages import DebuggerState
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.views.overview import Overview
+from lockstep.workbench.views.sentinels import stops
+from lockstep.workbench.views.where import Where
 
 
 class Navigator:

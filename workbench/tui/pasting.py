@@ -20,7 +20,7 @@ _LINE_END = re.compile(r"\r\n?|\n")
 def one_line(text: str) -> str:
     """A paste for a field: its lines side by side, what a terminal would obey made visible."""
     # Imported here: it takes numpy along, which the first paint does not wait for.
-    from sessions.text import clean
+    from lockstep.sessions.text import clean
 
     return clean(" ".join(_LINE_END.split(text.replace("\t", " "))))
 

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.errors import panics_as_errors
-from sessions.session import Session
-from workbench.settings import session_limits
-from workbench.views.sentinel_watch import SentinelWatch
-from workbench.views.source import SessionSource
+from lockstep.engine.errors import panics_as_errors
+from lockstep.sessions.session import Session
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.sentinel_watch import SentinelWatch
+from lockstep.workbench.views.source import SessionSource
 
 Answer = TypeVar("Answer")
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from textual.events import Key
 from textual.screen import Screen
 
-from workbench.tui import settings
-from workbench.tui.screens.opening import OpeningScreen
-from workbench.tui.settings import UserSettings
+from lockstep.workbench.tui import settings
+from lockstep.workbench.tui.screens.opening import OpeningScreen
+from lockstep.workbench.tui.settings import UserSettings
 
 if TYPE_CHECKING:
-    from workbench.models.identify import Found
-    from workbench.tui.drivers.live import LiveDriver
-    from workbench.tui.reader import Reader
-    from workbench.tui.screens.model_form import ModelChoice
+    from lockstep.workbench.models.identify import Found
+    from lockstep.workbench.tui.drivers.live import LiveDriver
+    from lockstep.workbench.tui.reader import Reader
+    from lockstep.workbench.tui.screens.model_form import ModelChoice
 
 #: Makes a screen under the user's settings.
 Route = Callable[[UserSettings], Screen[None]]
@@ -30,9 +30,9 @@ def session(path: Path) -> Route:
     """A saved session."""
 
     def opened(chosen: UserSettings) -> Callable[[], Screen[None]]:
-        from workbench.tui.drivers.replay import ReplayDriver
-        from workbench.tui.reader import Reader
-        from workbench.tui.screens.workbench import WorkbenchScreen
+        from lockstep.workbench.tui.drivers.replay import ReplayDriver
+        from lockstep.workbench.tui.reader import Reader
+        from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 
         reader = Reader.open(path)
         settings.remember(path)
@@ -45,9 +45,9 @@ def running(words: Sequence[str], what: str) -> Route:
     """A host that is started on `words`, then the workbench on it."""
 
     def make(chosen: UserSettings) -> Screen[None]:
-        from workbench.tui.drivers.live import LiveDriver
-        from workbench.tui.screens.starting import StartingScreen
-        from workbench.tui.screens.workbench import WorkbenchScreen
+        from lockstep.workbench.tui.drivers.live import LiveDriver
+        from lockstep.workbench.tui.screens.starting import StartingScreen
+        from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 
         def started(reader: Reader, driver: LiveDriver, early: list[Key]) -> Screen[None]:
             screen = WorkbenchScreen(reader, driver, chosen)
@@ -66,7 +66,7 @@ def demo() -> Route:
 
 def model(found: Found, choice: ModelChoice) -> Route:
     """A model as it was chosen to run."""
-    from workbench.demo import MODEL_DIR
+    from lockstep.workbench.demo import MODEL_DIR
 
     if found.path == MODEL_DIR and not choice.prompt:
         return demo()

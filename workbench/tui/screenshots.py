@@ -14,10 +14,10 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.screen import Screen
 
-from workbench.export.cells import CellRun, cells_svg
-from workbench.export.table import Table, as_csv, as_html, as_json, as_text
-from workbench.tui.theme import Paint, paint
-from workbench.tui.widgets.grid import Grid
+from lockstep.workbench.export.cells import CellRun, cells_svg
+from lockstep.workbench.export.table import Table, as_csv, as_html, as_json, as_text
+from lockstep.workbench.tui.theme import Paint, paint
+from lockstep.workbench.tui.widgets.grid import Grid
 
 #: What a pane can be written as, the default first: ending, and what it is.
 FORMATS = (
@@ -106,7 +106,7 @@ def _content(shown: Screenshot, ending: str) -> bytes:
         return shown.picture().encode()
     if ending == "png":
         # Not at the top: few sessions need it, and it is a library of its own.
-        from workbench.export.png import rasterised
+        from lockstep.workbench.export.png import rasterised
 
         try:
             return rasterised(shown.picture())

@@ -13,9 +13,9 @@ from typing import Any
 from textual.keys import Keys
 from textual.message import Message
 
-from engine.folders import private_folder, state_directory
-from workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read
-from workbench.tui.theme import THEMES
+from lockstep.engine.folders import private_folder, state_directory
+from lockstep.workbench.settings import SESSION_KEYS, SettingsError, config_file, positive, read
+from lockstep.workbench.tui.theme import THEMES
 
 _THEME_NAMES = tuple(theme.name for theme in THEMES)
 _RECENT = 12

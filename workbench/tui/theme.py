@@ -13,8 +13,8 @@ from rich.style import Style
 from textual.app import App
 from textual.theme import Theme
 
-from workbench.export import palette
-from workbench.export.palette import RANK_HUES
+from lockstep.workbench.export import palette
+from lockstep.workbench.export.palette import RANK_HUES
 
 #: Roles of the palette that Textual does not have by another name.
 _OURS = (*RANK_HUES, "wrong", "quiet", "faint", "trace", "raised", "cursor")

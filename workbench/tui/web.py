@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from engine.children import child_environment
+from lockstep.engine.children import child_environment
 
 #: Where browsers look for `localhost`: the second, tried first where there is IPv6, must not be somebody else's.
 _ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -20,7 +20,7 @@ def serve(arguments: Sequence[str] = (), port: int = 8000, visitors: int = 4) ->
     try:
         from aiohttp import web
 
-        from workbench.tui.web_server import OwnersServer
+        from lockstep.workbench.tui.web_server import OwnersServer
     except ImportError:
         print("lockstep web: the extra `web` is missing: pip install 'textual-serve>=1.1'", file=sys.stderr)
         return _USAGE

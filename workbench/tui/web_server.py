@@ -20,8 +20,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
-from engine.children import python_command
-from workbench import error_log
+from lockstep.engine.children import python_command
+from lockstep.workbench import error_log
 
 #: The names by which a browser may ask; the port is another's where ssh forwards one.
 _NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
@@ -96,14 +96,14 @@ class _Failures(logging.Handler):
 
 
 class OwnersServer(Server):
-    """Serves `python -m workbench.tui arguments` to those who have the token, at most `visitors` at a time.
+    """Serves `python -m lockstep.workbench.tui arguments` to those who have the token, at most `visitors` at a time.
 
     The screens lie below a path that nobody can guess, and the cookie is of that path: browsers send cookies to every
     port of a host, and the next port may be another user's.
     """
 
     def __init__(self, arguments: Sequence[str], visitors: int) -> None:
-        command = python_command("-m", "workbench.tui", *arguments)
+        command = python_command("-m", "lockstep.workbench.tui", *arguments)
         super().__init__(f"exec {shlex.join(command)}", title="Lockstep")
         self.token, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.path = f"/{secrets.token_urlsafe(32)}/"

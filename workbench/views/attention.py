@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_of
-from sessions import slices
-from sessions.layouts import Rebuilt
-from workbench.views.difference import less
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.engine.taps.names import layer_of
+from lockstep.sessions import slices
+from lockstep.sessions.layouts import Rebuilt
+from lockstep.workbench.views.difference import less
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: Steps back from which the rows of the last token are gathered into one matrix, and the most elements it may have.
 ROWS, LARGEST = 256, 2_000_000

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.taps.names import local_name
-from sessions import slices
-from sessions.errors import LayoutError
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions import slices
+from lockstep.sessions.errors import LayoutError
 
 #: Dimensions of taps by their names within a layer (see `engine.taps.names`); all others are [token, channel].
 _HEADS_FIRST = ("attn.scores", "attn.probs")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import Session
-from sessions.meta import WeightShare
-from workbench.views.rank_weights import rank_shares
+from lockstep.sessions import Session
+from lockstep.sessions.meta import WeightShare
+from lockstep.workbench.views.rank_weights import rank_shares
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LONGEST = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions.errors import SessionError
-from sessions.records import SequenceStep
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: Steps back from which blocks that are in no table any more are told.
 _LOOKED_BACK = 64

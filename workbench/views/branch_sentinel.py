@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sessions import Session
-from sessions.text import clean
-from workbench.views import sentinels
-from workbench.views.sentinels import NAMES, SentinelFinding, SentinelKind
-from workbench.views.verdicts import first_failed, judged_of
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views import sentinels
+from lockstep.workbench.views.sentinels import NAMES, SentinelFinding, SentinelKind
+from lockstep.workbench.views.verdicts import first_failed, judged_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sessions import Session
-from sessions.text import clean
-from workbench.views.plain_text import said
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.plain_text import said
 
 
 @dataclass(frozen=True, slots=True)

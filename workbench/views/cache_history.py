@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
-from workbench.views.cached_lengths import expected_rows
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.views.cached_lengths import expected_rows
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: The most steps that are looked at.
 _STEPS = 256

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionError
-from workbench.views.cached_lengths import runs, span
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.views.cached_lengths import runs, span
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: The most findings that are listed; the map marks all of them.
 _TOLD = 12

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import TypeVar
 
-from sessions.records import SequenceStep
+from lockstep.sessions.records import SequenceStep
 
 T = TypeVar("T")
 

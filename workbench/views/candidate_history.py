@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sessions.errors import SessionDamaged
-from workbench.views.candidates import probability
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionDamaged
+from lockstep.workbench.views.candidates import probability
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: Seconds that one question may take: a long text's steps are read in parts.
 _BUDGET = 0.03

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sessions.records import SequenceStep
-from workbench.views.token_texts import TokenTexts
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.token_texts import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sessions.records import JSON
-from workbench.views.remedies import remedy_of
+from lockstep.sessions.records import JSON
+from lockstep.workbench.views.remedies import remedy_of
 
 #: The class of a cause that has no name: what is known is where it is, and what it is not.
 UNNAMED = "unknown"

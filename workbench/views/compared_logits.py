@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sessions.records import SequenceStep
-from workbench.views.candidates import Candidate, candidates
-from workbench.views.sides import Other, sides
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.candidates import Candidate, candidates
+from lockstep.workbench.views.sides import Other, sides
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: A probability that sums of probabilities, of logits in float32, cannot tell from none.
 _ROUNDING = 1e-6

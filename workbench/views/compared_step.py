@@ -8,16 +8,16 @@ from typing import Literal
 
 import numpy as np
 
-from sessions.diff import Diff, TapDiff, diff
-from sessions.errors import SessionError
-from sessions.records import STATISTICS
-from sessions.text import clean
-from workbench.views.moved import ROUNDING, MovedStatistic, most_moved
-from workbench.views.numbers import number
-from workbench.views.sides import GOLDEN, Other, Sides, sides
-from workbench.views.source import SessionSource
-from workbench.views.verdicts import WRONG_ABOVE, Judged, judged_at
-from workbench.views.where import Where
+from lockstep.sessions.diff import Diff, TapDiff, diff
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.records import STATISTICS
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.moved import ROUNDING, MovedStatistic, most_moved
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.sides import GOLDEN, Other, Sides, sides
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.verdicts import WRONG_ABOVE, Judged, judged_at
+from lockstep.workbench.views.where import Where
 
 #: In the order of the rows. "bits": the checksums differ and no statistic does by more than rounding: only the tensors
 #: could tell rounding from another order of the same values. "unknown": nothing could be compared.

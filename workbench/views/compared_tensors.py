@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.diff import diff, same_part
-from sessions.errors import SessionError
-from sessions.metrics import Metrics
-from sessions.text import clean
-from workbench.views.attention import LayerAttention, attention
-from workbench.views.difference import less
-from workbench.views.sides import Other, Sides, sides
-from workbench.views.source import SessionSource
-from workbench.views.tensor import Tensor, tensor
-from workbench.views.where import Where
+from lockstep.sessions.diff import diff, same_part
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.metrics import Metrics
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.attention import LayerAttention, attention
+from lockstep.workbench.views.difference import less
+from lockstep.workbench.views.sides import Other, Sides, sides
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.tensor import Tensor, tensor
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True, eq=False)

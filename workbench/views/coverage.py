@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_of, layer_taps, local_name
-from sessions import Session
-from sessions.dtypes import rounded
-from sessions.errors import LayoutError
-from sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS, ForeignMeta
-from sessions.text import clean
-from workbench.views.plain_text import plural
+from lockstep.engine.taps.names import layer_of, layer_taps, local_name
+from lockstep.sessions import Session
+from lockstep.sessions.dtypes import rounded
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS, ForeignMeta
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.plain_text import plural
 
 _OUTSIDE = ("embed", "final_norm", "logits")
 #: How far rows of a scaled embedding may be from that factor, relative: low precision rounds the factor too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
+from lockstep.engine.taps.names import local_name
 
 #: In these -inf is no value but a key that the mask hides. A probability of a hidden key is 0.
 _SCORES, _PROBS = "attn.scores", "attn.probs"

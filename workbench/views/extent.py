@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions import Session, SessionError
+from lockstep.sessions import Session, SessionError
 
 
 def last_steps(paths: list[Path]) -> list[tuple[Path, int]]:

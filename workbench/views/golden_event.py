@@ -12,12 +12,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from sessions import Session
-from sessions.records import JSON
-from sessions.text import clean
-from workbench.views.causes import NO_CAUSE, Cause
-from workbench.views.coverage import Coverage
-from workbench.views.numbers import number
+from lockstep.sessions import Session
+from lockstep.sessions.records import JSON
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.causes import NO_CAUSE, Cause
+from lockstep.workbench.views.coverage import Coverage
+from lockstep.workbench.views.numbers import number
 
 #: The kind of the event.
 KIND = "golden"

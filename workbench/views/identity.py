@@ -8,13 +8,13 @@ from typing import Protocol
 
 import msgspec
 
-from sessions import Session
-from sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
-from sessions.state import State, state_of
-from workbench.demo import MODEL_DIR
-from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.plain_text import plural, said
-from workbench.views.trail import Trail
+from lockstep.sessions import Session
+from lockstep.sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
+from lockstep.sessions.state import State, state_of
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.views.branches import BranchLine, branch_lines
+from lockstep.workbench.views.plain_text import plural, said
+from lockstep.workbench.views.trail import Trail
 
 
 class KnownRule(Protocol):

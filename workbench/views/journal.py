@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sessions import Event, Session
-from sessions.text import clean
-from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.sentinels import is_stop
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions import Event, Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.branches import BranchLine, branch_lines
+from lockstep.workbench.views.sentinels import is_stop
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: The newest events that are kept on screen.
 _MOST = 5000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from sessions.records import StepInFlight
-from workbench.views.block_map import Pool, pool_of
-from workbench.views.cache_history import CacheHistory, cache_history
-from workbench.views.cache_rows import CacheRows, cache_rows
-from workbench.views.cached_lengths import expected_rows
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.records import StepInFlight
+from lockstep.workbench.views.block_map import Pool, pool_of
+from lockstep.workbench.views.cache_history import CacheHistory, cache_history
+from lockstep.workbench.views.cache_rows import CacheRows, cache_rows
+from lockstep.workbench.views.cached_lengths import expected_rows
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

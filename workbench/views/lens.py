@@ -11,13 +11,13 @@ from typing import Annotated
 
 import msgspec
 
-from engine.taps.names import layer_of
-from sessions import Session
-from sessions.text import clean
-from workbench.views.candidates import Candidate, probability
-from workbench.views.source import SessionSource
-from workbench.views.token_texts import TokenTexts
-from workbench.views.where import Where
+from lockstep.engine.taps.names import layer_of
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.candidates import Candidate, probability
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.views.where import Where
 
 #: The kind of the event.
 KIND = "lens"

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sessions.records import SequenceStep
-from workbench.views.candidates import Candidate, candidates, emitted_probability, margin, probabilities
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.candidates import (
+    Candidate,
+    candidates,
+    emitted_probability,
+    margin,
+    probabilities,
+)
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 Figures = tuple[float | None, float | None, float | None]
 

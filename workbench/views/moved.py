@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.records import STATISTICS
+from lockstep.sessions.records import STATISTICS
 
 #: The relative L2 error that rounding alone may make, by dtype: coarse, for where no noise floor was measured.
 ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1.5e-2, "float16": 2e-3}

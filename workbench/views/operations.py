@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.records import STATISTICS, StepInFlight
-from sessions.session import Session
-from workbench.views.sentinels import not_finite
-from workbench.views.source import SessionSource
-from workbench.views.verdicts import Judged, judged_at
-from workbench.views.where import Where
+from lockstep.sessions.records import STATISTICS, StepInFlight
+from lockstep.sessions.session import Session
+from lockstep.workbench.views.sentinels import not_finite
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.verdicts import Judged, judged_at
+from lockstep.workbench.views.where import Where
 
 _MARKS = {None: "", True: "=", False: "≠"}
 NAN, INF = STATISTICS.index("nan"), STATISTICS.index("inf")

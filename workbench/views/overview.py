@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import count_layers
-from sessions.errors import SessionDamaged
-from sessions.records import SequenceStep, StepInFlight, StepRecord
-from sessions.state import State, foreign_log, state_of
-from sessions.text import clean
-from workbench.views.branches import BranchLine, branch_lines, engine_name
-from workbench.views.candidates import emitted_probability
-from workbench.views.golden_event import last_golden_event
-from workbench.views.identity import device_name, dtype_name, file_name, model_name
-from workbench.views.sentinels import NAMES, alarm
-from workbench.views.sequences import Sequences
-from workbench.views.source import SessionSource
-from workbench.views.verdicts import first_failed, judged_at, worst_verdict
-from workbench.views.where import Where
+from lockstep.engine.taps.names import count_layers
+from lockstep.sessions.errors import SessionDamaged
+from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
+from lockstep.sessions.state import State, foreign_log, state_of
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.branches import BranchLine, branch_lines, engine_name
+from lockstep.workbench.views.candidates import emitted_probability
+from lockstep.workbench.views.golden_event import last_golden_event
+from lockstep.workbench.views.identity import device_name, dtype_name, file_name, model_name
+from lockstep.workbench.views.sentinels import NAMES, alarm
+from lockstep.workbench.views.sequences import Sequences
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.verdicts import first_failed, judged_at, worst_verdict
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

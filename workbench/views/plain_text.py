@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from sessions.text import clean
+from lockstep.sessions.text import clean
 
 
 def said(value: object, limit: int = 120) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from engine.parallel.shards import Shard
-from sessions.meta import SessionMeta, WeightShare
-from sessions.records import STATISTICS
-from sessions.text import clean
+from lockstep.engine.parallel.shards import Shard
+from lockstep.sessions.meta import SessionMeta, WeightShare
+from lockstep.sessions.records import STATISTICS
+from lockstep.sessions.text import clean
 
 #: Columns of a table of shares; the last says how a share compares with the checkpoint.
 WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")

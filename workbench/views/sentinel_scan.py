@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from engine.taps.names import local_name
-from sessions import Session, Tap
-from workbench.views import sentinels
-from workbench.views.branch_sentinel import BranchSentinel, fired_at, why_blind
-from workbench.views.plain_text import plural
-from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
-from workbench.views.trail import Trail
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions import Session, Tap
+from lockstep.workbench.views import sentinels
+from lockstep.workbench.views.branch_sentinel import BranchSentinel, fired_at, why_blind
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
+from lockstep.workbench.views.trail import Trail
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import SequenceStep, Session
-from sessions.text import clean
-from workbench.views import sentinels
-from workbench.views.branch_sentinel import BranchSentinel, fired_at, left_golden, why_blind
-from workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
-from workbench.views.source import SessionSource
-from workbench.views.verdicts import judged_of
-from workbench.views.where import Where
+from lockstep.sessions import SequenceStep, Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views import sentinels
+from lockstep.workbench.views.branch_sentinel import BranchSentinel, fired_at, left_golden, why_blind
+from lockstep.workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.verdicts import judged_of
+from lockstep.workbench.views.where import Where
 
 #: Seconds that one question of the screen may take.
 _BUDGET = 0.03

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import STATISTICS, Event, SequenceStep, Session
-from sessions.text import clean
-from workbench.views.cached_lengths import expected_rows, in_words, odd_lengths
-from workbench.views.verdicts import Judged, first_failed
+from lockstep.sessions import STATISTICS, Event, SequenceStep, Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.cached_lengths import expected_rows, in_words, odd_lengths
+from lockstep.workbench.views.verdicts import Judged, first_failed
 
 SentinelKind = Literal["nan", "inf", "desync", "cache", "repetition", "golden", "stop"]
 #: What each is called on screen and in reports.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions import SequenceStep, Session
-from sessions.errors import SessionDamaged
-from workbench.views.candidates import Candidate, candidates, emitted_probability, first_difference
-from workbench.views.request import Limits
-from workbench.views.source import SessionSource
-from workbench.views.trail import Trail
+from lockstep.sessions import SequenceStep, Session
+from lockstep.sessions.errors import SessionDamaged
+from lockstep.workbench.views.candidates import Candidate, candidates, emitted_probability, first_difference
+from lockstep.workbench.views.request import Limits
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.trail import Trail
 
 #: Steps shown around each place of interest where not all can be.
 _AROUND = 24

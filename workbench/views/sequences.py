@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sessions.records import SequenceStep
-from workbench.views.plain_text import plural
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name, matches
-from sessions import STATISTICS, Session, Tap
-from workbench.views.operations import agreement
-from workbench.views.plain_text import said
-from workbench.views.statistics import counted
+from lockstep.engine.taps.names import local_name, matches
+from lockstep.sessions import STATISTICS, Session, Tap
+from lockstep.workbench.views.operations import agreement
+from lockstep.workbench.views.plain_text import said
+from lockstep.workbench.views.statistics import counted
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.views.axes import Axis, strides
+from lockstep.workbench.views.axes import Axis, strides
 
 #: Columns that a single row may be folded into: people count in these.
 _FOLDS = (8, 10, 16, 20, 32, 40, 64, 80, 96, 100, 128, 160, 192, 200, 256)

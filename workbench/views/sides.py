@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sessions.alignment import input_mismatch
-from sessions.errors import SessionError
-from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.plain_text import plural
-from workbench.views.source import SessionSource
-from workbench.views.token_line import LinePair, TokenLines, compare
-from workbench.views.where import Where
+from lockstep.sessions.alignment import input_mismatch
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.views.branches import BranchLine, branch_lines
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_line import LinePair, TokenLines, compare
+from lockstep.workbench.views.where import Where
 
 GOLDEN: Literal["golden"] = "golden"
 #: What stands on the other side: a branch by its number, or the golden reference.

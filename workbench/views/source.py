@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.errors import SessionDamaged, SessionError
-from sessions.layouts import Rebuilt
-from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepInFlight, StepRecord
-from sessions.session import Session
-from workbench.paths import golden_directory
-from workbench.views.golden_event import last_golden_event
-from workbench.views.sequences import Sequences
-from workbench.views.token_texts import TokenTexts, checkpoint_path
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionDamaged, SessionError
+from lockstep.sessions.layouts import Rebuilt
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
+from lockstep.sessions.session import Session
+from lockstep.workbench.paths import golden_directory
+from lockstep.workbench.views.golden_event import last_golden_event
+from lockstep.workbench.views.sequences import Sequences
+from lockstep.workbench.views.token_texts import TokenTexts, checkpoint_path
+from lockstep.workbench.views.where import Where
 
 #: Bytes of rebuilt tensors that are kept: the attention rows of the steps that a pane shows under each other.
 _KEPT_BYTES = 8 << 20

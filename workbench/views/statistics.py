@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import RequestError
-from engine.taps.names import matches
-from sessions import STATISTICS, Session, Tap
-from workbench.views.plain_text import said
-from workbench.views.verdicts import Judged, verdicts_at
+from lockstep.engine.errors import RequestError
+from lockstep.engine.taps.names import matches
+from lockstep.sessions import STATISTICS, Session, Tap
+from lockstep.workbench.views.plain_text import said
+from lockstep.workbench.views.verdicts import Judged, verdicts_at
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
 

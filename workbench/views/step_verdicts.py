@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.taps.names import local_name
-from sessions.text import clean
-from workbench.views.golden_event import last_golden_event
-from workbench.views.numbers import times
-from workbench.views.plain_text import figure_of
-from workbench.views.source import SessionSource
-from workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
-from workbench.views.where import Where
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.golden_event import last_golden_event
+from lockstep.workbench.views.numbers import times
+from lockstep.workbench.views.plain_text import figure_of
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import RequestError
-from sessions import Session, SessionError
-from workbench.views.attention import LayerAttention, attention
-from workbench.views.biases import Bias, biases
-from workbench.views.branch_sentinel import BranchSentinel, left_golden
-from workbench.views.branches import BranchLine, branch_lines
-from workbench.views.identity import Identity, KnownRule, file_name, identify
-from workbench.views.journal import JournalEntry, journal_entries
-from workbench.views.plain_text import plural
-from workbench.views.request import Request
-from workbench.views.sentinel_scan import scan_steps
-from workbench.views.sequence_tokens import SequenceTokens, tokens_of
-from workbench.views.series import TapSeries, choose, history
-from workbench.views.source import SessionSource
-from workbench.views.trail import Trail, follow
-from workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
-from workbench.views.where import Where
+from lockstep.engine.errors import RequestError
+from lockstep.sessions import Session, SessionError
+from lockstep.workbench.views.attention import LayerAttention, attention
+from lockstep.workbench.views.biases import Bias, biases
+from lockstep.workbench.views.branch_sentinel import BranchSentinel, left_golden
+from lockstep.workbench.views.branches import BranchLine, branch_lines
+from lockstep.workbench.views.identity import Identity, KnownRule, file_name, identify
+from lockstep.workbench.views.journal import JournalEntry, journal_entries
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.sentinel_scan import scan_steps
+from lockstep.workbench.views.sequence_tokens import SequenceTokens, tokens_of
+from lockstep.workbench.views.series import TapSeries, choose, history
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.trail import Trail, follow
+from lockstep.workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
+from lockstep.workbench.views.where import Where
 
 #: Damaged steps that are named; `lockstep sessions verify` names all.
 _MOST_DAMAGE = 10

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts
-from sessions.errors import LayoutError, SessionError
-from sessions.records import TensorRecord
-from sessions.text import clean
-from workbench.views.axes import Axis, by_head, tap_axes
-from workbench.views.difference import less
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions import layouts
+from lockstep.sessions.errors import LayoutError, SessionError
+from lockstep.sessions.records import TensorRecord
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.axes import Axis, by_head, tap_axes
+from lockstep.workbench.views.difference import less
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: The most elements that are turned into float32 for a look.
 _MOST = 64_000_000

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.views.difference import hides
-from workbench.views.sheet import Sheet, Strong, arrangements, sheet
-from workbench.views.source import SessionSource
-from workbench.views.tensor import DIFFERENCE, REBUILT, Tensor, TensorFigures, tensor, tensor_figures
-from workbench.views.weight_tensor import CHECKPOINT, weight_tensor
-from workbench.views.where import Where
+from lockstep.workbench.views.difference import hides
+from lockstep.workbench.views.sheet import Sheet, Strong, arrangements, sheet
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.tensor import DIFFERENCE, REBUILT, Tensor, TensorFigures, tensor, tensor_figures
+from lockstep.workbench.views.weight_tensor import CHECKPOINT, weight_tensor
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,11 +10,11 @@ from itertools import accumulate
 
 from rich.cells import cell_len
 
-from sessions.errors import SessionDamaged
-from sessions.records import SequenceStep
-from workbench.views.candidates import first_difference, probabilities
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionDamaged
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.views.candidates import first_difference, probabilities
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 #: How many prompt tokens the strip keeps: what came long before the answer is not worth laying out.
 _PROMPT_CELLS = 4096

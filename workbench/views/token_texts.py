@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
-from engine.errors import CheckpointError, EngineError
-from sessions.meta import SessionMeta
-from workbench.demo import MODEL_DIR
+from lockstep.engine.errors import CheckpointError, EngineError
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.demo import MODEL_DIR
 
 if TYPE_CHECKING:
-    from workbench.models.tokenizer import Tokenizer
+    from lockstep.workbench.models.tokenizer import Tokenizer
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\u00a0": "⍽", "\ufeff": "‹bom›"}
 
@@ -125,7 +125,7 @@ def _tokenizer_at(checkpoint: Path | None) -> Tokenizer | None:
     if checkpoint is None:
         return None
     # Imported here: it is paid for only by a session that does not name its tokens.
-    from workbench.models.tokenizer import find_tokenizer
+    from lockstep.workbench.models.tokenizer import find_tokenizer
 
     try:
         return find_tokenizer(checkpoint)

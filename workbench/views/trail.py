@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sessions import Session, StepRecord
-from sessions.errors import SessionDamaged
-from workbench.views.sentinels import SentinelFinding, misaligned
+from lockstep.sessions import Session, StepRecord
+from lockstep.sessions.errors import SessionDamaged
+from lockstep.workbench.views.sentinels import SentinelFinding, misaligned
 
 
 @dataclass(slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.taps.names import layer_of, local_name
-from sessions import Session, Verdict
-from workbench.views.causes import Cause
-from workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden_event
-from workbench.views.plain_text import figure_of, mapping, said
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions import Session, Verdict
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden_event
+from lockstep.workbench.views.plain_text import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 #: … in words.

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError
-from engine.parallel import shards
-from engine.parallel.shards import Shard
-from sessions.text import clean
-from workbench.views.axes import by_head, parameter_axes
-from workbench.views.difference import less
-from workbench.views.rank_weights import share_text
-from workbench.views.source import SessionSource
-from workbench.views.tensor import DIFFERENCE, Tensor
-from workbench.views.where import Where
+from lockstep.engine.errors import EngineError
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Shard
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.axes import by_head, parameter_axes
+from lockstep.workbench.views.difference import less
+from lockstep.workbench.views.rank_weights import share_text
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.tensor import DIFFERENCE, Tensor
+from lockstep.workbench.views.where import Where
 
 #: The view of a parameter that is no rank's.
 CHECKPOINT = "checkpoint"
@@ -82,8 +82,8 @@ def _checkpoint(
     """The values, how the ranks share them, which rows were read where not all were, the file's dtype, and how wide a
     head is."""
     # Imported here: the first paint waits for no reader of checkpoints.
-    from engine.checkpoint.resolve import open_checkpoint
-    from workbench.views.weight_values import read_values
+    from lockstep.engine.checkpoint.resolve import open_checkpoint
+    from lockstep.workbench.views.weight_values import read_values
 
     path = source.model_path
     if path is None:

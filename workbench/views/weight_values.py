@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.gguf.source import GgufSource
-from engine.checkpoint.header import read_header
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import Source
-from engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT
-from engine.config import ModelConfig
-from engine.errors import EngineError
-from sessions.text import clean
-from workbench.views.source import SessionSource
-from workbench.views.tensor import TensorFigures, tensor_figures
+from lockstep.engine.checkpoint.gguf.source import GgufSource
+from lockstep.engine.checkpoint.header import read_header
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.survey import NOTE, QKV_NOTE, STANDS_OUT
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import EngineError
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.tensor import TensorFigures, tensor_figures
 
 #: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
 _MOST = 8_000_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from engine.errors import CheckpointError, EngineError
-from sessions.meta import WeightShare
-from sessions.text import clean
-from workbench.views.rank_weights import rank_shares, shape_text, share_text
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.engine.errors import CheckpointError, EngineError
+from lockstep.sessions.meta import WeightShare
+from lockstep.sessions.text import clean
+from lockstep.workbench.views.rank_weights import rank_shares, shape_text, share_text
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def weights(source: SessionSource, where: Where) -> Weights:
 
 def _surveyed(source: SessionSource) -> list[Parameter]:
     # Imported here: the first paint waits for no reader of checkpoints.
-    from engine.checkpoint.resolve import open_checkpoint
-    from engine.checkpoint.survey import survey
+    from lockstep.engine.checkpoint.resolve import open_checkpoint
+    from lockstep.engine.checkpoint.survey import survey
 
     path = source.model_path
     if path is None:

@@ -1,6 +1,6 @@
 """Quantised weights to float32: what the blocks of each GGUF type mean."""
 
-from engine.checkpoint.dequantise.blocks import dequantise, steps
-from engine.checkpoint.dequantise.encodings import SUPPORTED
+from lockstep.engine.checkpoint.dequantise.blocks import dequantise, steps
+from lockstep.engine.checkpoint.dequantise.encodings import SUPPORTED
 
 __all__ = ["SUPPORTED", "dequantise", "steps"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.checkpoint.block_types import BlockType
-from engine.checkpoint.dequantise.encodings import ENCODINGS, FLOATS, SUPPORTED, Encoding
-from engine.checkpoint.dequantise.iq4 import WIDEST_GAP
+from lockstep.engine.checkpoint.block_types import BlockType
+from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS, FLOATS, SUPPORTED, Encoding
+from lockstep.engine.checkpoint.dequantise.iq4 import WIDEST_GAP
 
 #: Elements at a time: few enough that intermediate results stay in the cache, enough to hide the cost of a call.
 CHUNK = 1 << 20

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.checkpoint.dequantise import iq4, k_quants, legacy
-from engine.checkpoint.dequantise.bits import Scales
+from lockstep.engine.checkpoint.dequantise import iq4, k_quants, legacy
+from lockstep.engine.checkpoint.dequantise.bits import Scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.checkpoint.dequantise.bits import Scales, half
-from engine.checkpoint.dequantise.legacy import nibbles
+from lockstep.engine.checkpoint.dequantise.bits import Scales, half
+from lockstep.engine.checkpoint.dequantise.legacy import nibbles
 
 _VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 #: The largest distance between two of them.

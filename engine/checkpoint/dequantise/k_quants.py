@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.checkpoint.dequantise.bits import Scales, as_bytes, every_byte, half, planes, words
+from lockstep.engine.checkpoint.dequantise.bits import Scales, as_bytes, every_byte, half, planes, words
 
 
 def q2_codes(blocks: Tensor) -> Tensor:

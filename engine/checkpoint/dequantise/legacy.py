@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.checkpoint.dequantise.bits import Scales, half
+from lockstep.engine.checkpoint.dequantise.bits import Scales, half
 
 
 def scale(blocks: Tensor) -> Scales:

@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.errors import CheckpointError
-from engine.text import printable
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.text import printable
 
 #: Real heads are up to about 20 MiB (a vocabulary of 262,144 with merges).
 LONGEST_HEAD = 64 << 20

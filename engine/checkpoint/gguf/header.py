@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from engine.checkpoint.block_types import TYPES, BlockType
-from engine.checkpoint.gguf.cursor import Cursor
-from engine.checkpoint.gguf.metadata import MetadataArray, Scalar, read_value
-from engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
-from engine.errors import CheckpointError
-from engine.text import printable
+from lockstep.engine.checkpoint.block_types import TYPES, BlockType
+from lockstep.engine.checkpoint.gguf.cursor import Cursor
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar, read_value
+from lockstep.engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.text import printable
 
 MAGIC = b"GGUF"
 #: The formats before GGUF, as their first four bytes appear in a file.

@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from engine.checkpoint.gguf.header import GgufTensor
-from engine.checkpoint.gguf.metadata import MetadataArray, Scalar
-from engine.checkpoint.gguf.vocabulary import end_ids, token_id
-from engine.config import DType, Family, ModelConfig
-from engine.config.fields import Fields
-from engine.config.model import MOST_LAYERS
-from engine.config.rope_scaling import DEFAULT_THETA, RopeScaling
-from engine.errors import ConfigError
-from engine.text import printable
+from lockstep.engine.checkpoint.gguf.header import GgufTensor
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
+from lockstep.engine.checkpoint.gguf.vocabulary import end_ids, token_id
+from lockstep.engine.config import DType, Family, ModelConfig
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.model import MOST_LAYERS
+from lockstep.engine.config.rope_scaling import DEFAULT_THETA, RopeScaling
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.text import printable
 
 Metadata = Mapping[str, Scalar | MetadataArray]
 Tensors = Mapping[str, GgufTensor]

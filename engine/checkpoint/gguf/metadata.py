@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.checkpoint.gguf.cursor import Cursor
-from engine.text import printable
+from lockstep.engine.checkpoint.gguf.cursor import Cursor
+from lockstep.engine.text import printable
 
 Scalar = int | float | bool | str
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from engine.config import ModelConfig
-from engine.parallel.shards import Span
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel.shards import Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)

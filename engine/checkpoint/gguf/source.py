@@ -12,17 +12,17 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
-from engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
-from engine.checkpoint.gguf.header import GgufHeader, GgufTensor
-from engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
-from engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations
-from engine.checkpoint.gguf.split import read_split
-from engine.checkpoint.source import TensorInfo
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.parallel.shards import Span
-from engine.text import printable
+from lockstep.engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
+from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
+from lockstep.engine.checkpoint.gguf.header import GgufHeader, GgufTensor
+from lockstep.engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
+from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations
+from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.checkpoint.source import TensorInfo
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
+from lockstep.engine.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def decode(raw: torch.Tensor, type: BlockType) -> torch.Tensor:
     plain = PLAIN.get(type.name)
     if plain is None:
         # Imported here: it loads torch, and most who open a checkpoint read headers only.
-        from engine.checkpoint.dequantise import dequantise
+        from lockstep.engine.checkpoint.dequantise import dequantise
 
         return dequantise(raw, type)
     dtype: torch.dtype = getattr(torch, plain)

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint.gguf.header import GgufHeader, read_gguf_header
-from engine.errors import CheckpointError
+from lockstep.engine.checkpoint.gguf.header import GgufHeader, read_gguf_header
+from lockstep.engine.errors import CheckpointError
 
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 

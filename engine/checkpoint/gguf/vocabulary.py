@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.checkpoint.gguf.metadata import MetadataArray
-from engine.config.fields import Fields
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
+from lockstep.engine.config.fields import Fields
 
 TOKENS = "tokenizer.ggml.tokens"
 #: What llama.cpp assumes of a SentencePiece vocabulary that does not say.

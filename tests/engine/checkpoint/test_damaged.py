@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.files import INDEX
-from engine.checkpoint.header import read_header
-from engine.checkpoint.resolve import open_checkpoint
-from engine.errors import CheckpointError, ConfigError
+from lockstep.engine.checkpoint.files import INDEX
+from lockstep.engine.checkpoint.header import read_header
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.errors import CheckpointError, ConfigError
 from tests.checkpoints import tiny_checkpoint
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.load import rank0_shards, shards_of
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import Source
-from engine.checkpoint.verify import verify
-from engine.config import DType, ModelConfig
-from engine.errors import CheckpointError
-from engine.parallel import shards
-from engine.parallel.shards import Shard, Span
+from lockstep.engine.checkpoint.load import rank0_shards, shards_of
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import DType, ModelConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Shard, Span
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model, tiny_variant
 
 Tensors = dict[str, torch.Tensor]

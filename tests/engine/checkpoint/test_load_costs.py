@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.checkpoint import safetensors
-from engine.checkpoint.resolve import open_checkpoint
-from engine.parallel import shards
+from lockstep.engine.checkpoint import safetensors
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.parallel import shards
 from tests.checkpoints import tiny_checkpoint
 
 #: Both scripts run in a process of their own, as rank 0, with arguments PATH and a list of [tp, mode].
@@ -22,10 +22,10 @@ LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from engine.parallel import shards
-from engine.checkpoint import safetensors
-from engine.checkpoint.load import rank0_shards, shards_of
-from engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.parallel import shards
+from lockstep.engine.checkpoint import safetensors
+from lockstep.engine.checkpoint.load import rank0_shards, shards_of
+from lockstep.engine.checkpoint.resolve import open_checkpoint
 
 torch.set_num_threads(1)
 model, source = open_checkpoint(Path(sys.argv[1]))

@@ -10,11 +10,11 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from engine.checkpoint.resolve import open_checkpoint, resolve
-from engine.errors import CheckpointError
+from lockstep.engine.checkpoint.resolve import open_checkpoint, resolve
+from lockstep.engine.errors import CheckpointError
+from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
-from workbench.models.opening import open_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.safetensors import SafetensorsSource
-from engine.errors import CheckpointError
-from engine.parallel.shards import Span
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.safetensors import SafetensorsSource
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
 from tests.checkpoints import tiny_checkpoint
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import survey as survey_module
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.statistics import Tally, modified_z_scores
-from engine.checkpoint.survey import TensorSurvey, survey
-from engine.parallel import shards
+from lockstep.engine.checkpoint import survey as survey_module
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.statistics import Tally, modified_z_scores
+from lockstep.engine.checkpoint.survey import TensorSurvey, survey
+from lockstep.engine.parallel import shards
 from tests.checkpoints import tiny_checkpoint
 
 BIAS = "model.layers.1.self_attn.k_proj.bias"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.verify import verify
-from engine.errors import CheckpointError
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.errors import CheckpointError
 from tests.checkpoints import tiny_checkpoint, with_head
 from tests.engine.harness import model_config, reference_logits
 from tests.engine.test_invariance import logits, runner_with

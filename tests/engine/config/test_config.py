@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import ConfigError
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES, OWN, SIZES, VARIANTS, tiny_config
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

@@ -14,19 +14,19 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.checkpoint.block_types import TYPES
-from engine.checkpoint.dequantise.encodings import ENCODINGS
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
-from engine.faults.fault import Fault
-from engine.faults.quantisation import WITH_NIBBLES, WITH_OFFSET
-from engine.faults.resolve import resolve
-from engine.ranks.messages import RebindRules
-from engine.rules import CORRECT, Rules
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.checkpoint.block_types import TYPES
+from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.quantisation import WITH_NIBBLES, WITH_OFFSET
+from lockstep.engine.faults.resolve import resolve
+from lockstep.engine.ranks.messages import RebindRules
+from lockstep.engine.rules import CORRECT, Rules
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint, tiny_config
 from tests.engine.harness import Engine, local_runner, model_config
 from tests.gguf_twins import gguf_twin

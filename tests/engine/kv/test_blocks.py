@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.errors import RequestError
-from engine.kv.blocks import BlockManager
+from lockstep.engine.errors import RequestError
+from lockstep.engine.kv.blocks import BlockManager
 
 
 class Blocks(RuleBasedStateMachine):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import RequestError
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.run.sequences import StepResult
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.errors import RequestError
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.run.sequences import StepResult
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner
 

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from engine.config import ModelConfig
-from engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from engine.layers.weight import Store
-from engine.layers.wiring import Wiring
-from engine.parallel import shards
-from engine.parallel.comm import Comm
-from engine.rules import CORRECT
-from engine.rules.defaults import additive_bias, share_kv_heads, silu_and_mul, within_window
-from engine.rules.norm import rms_norm
-from engine.taps.names import tap_specs
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.weight import Store
+from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import CORRECT
+from lockstep.engine.rules.defaults import additive_bias, share_kv_heads, silu_and_mul, within_window
+from lockstep.engine.rules.norm import rms_norm
+from lockstep.engine.taps.names import tap_specs
 from tests.checkpoints import tiny_config
 
 STORE = Store(torch.float32, torch.device("cpu"), CORRECT, kept=False)

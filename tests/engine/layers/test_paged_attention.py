@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers import paged_attention
-from engine.rules import CORRECT
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.layers import paged_attention
+from lockstep.engine.rules import CORRECT
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 
 PROMPTS = ([3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [9, 9, 8], [100, 2, 45, 61, 13, 7, 7])
@@ -176,5 +176,5 @@ def test_on_the_gpu_a_ragged_batch_gets_what_sdpa_gives(
 
 def test_a_rank_on_the_cpu_does_not_load_torch_dynamo() -> None:
     """It would double the time that every rank takes to start."""
-    code = "import engine.ranks.commands, sys; assert 'torch._dynamo' not in sys.modules"
+    code = "import lockstep.engine.ranks.commands, sys; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.checkpoint.block_types import TYPES
-from engine.checkpoint.gguf.source import Blocks
-from engine.errors import CheckpointError
-from engine.layers import weight
-from engine.layers.weight import Store
-from engine.parallel.shards import Span
-from engine.rules import CORRECT
+from lockstep.engine.checkpoint.block_types import TYPES
+from lockstep.engine.checkpoint.gguf.source import Blocks
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.layers import weight
+from lockstep.engine.layers.weight import Store
+from lockstep.engine.parallel.shards import Span
+from lockstep.engine.rules import CORRECT
 
 ROWS, COLUMNS = 4100, 96
 

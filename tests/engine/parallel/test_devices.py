@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.errors import ConfigError
-from engine.parallel.devices import rank_device
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.parallel.devices import rank_device
 
 
 @pytest.fixture

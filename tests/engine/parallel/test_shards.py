@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, ModelConfig, check_fit
-from engine.errors import ConfigError
-from engine.parallel import shards
-from engine.parallel.shards import Span
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Span
 
 DEGREES = (1, 2, 3, 4, 6, 8, 12, 16)
 

@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, RankTimeout
-from engine.parallel.operations import Operation, OpKind
-from engine.ranks import accepting, joining
-from engine.ranks.accepting import MOST_STRANGERS, accept_ranks
-from engine.ranks.environment import rank_environment
-from engine.ranks.joining import (
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import ConfigError, RankTimeout
+from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.ranks import accepting, joining
+from lockstep.engine.ranks.accepting import MOST_STRANGERS, accept_ranks
+from lockstep.engine.ranks.environment import rank_environment
+from lockstep.engine.ranks.joining import (
     KEY_VARIABLE,
     PAUSES,
     PauseWish,
@@ -26,13 +26,13 @@ from engine.ranks.joining import (
     join,
     shared_secret,
 )
-from engine.ranks.messages import COMMANDS, AddSequence, Leave, Ping
-from engine.ranks.progress import ProgressBoard
-from engine.ranks.remote import RemoteRank
-from engine.ranks.reports import CommandFailure
-from engine.ranks.sealing import Seals
-from engine.ranks.vitals import Vitals
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage
+from lockstep.engine.ranks.messages import COMMANDS, AddSequence, Leave, Ping
+from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.remote import RemoteRank
+from lockstep.engine.ranks.reports import CommandFailure
+from lockstep.engine.ranks.sealing import Seals
+from lockstep.engine.ranks.vitals import Vitals
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
 SECRET = "5a1c0f9e" * 8
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import Engine, EngineConfig
-from engine.errors import RankError
-from engine.ranks import wire
-from engine.ranks.messages import Ping, StagePatch
-from engine.run.memory import report_bytes
+from lockstep.engine import Engine, EngineConfig
+from lockstep.engine.errors import RankError
+from lockstep.engine.ranks import wire
+from lockstep.engine.ranks.messages import Ping, StagePatch
+from lockstep.engine.run.memory import report_bytes
 from tests.engine.small_frames_rank import MOST
 
 PROMPT = [random.Random(0).randrange(131) for _ in range(200)]

@@ -17,15 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import RankTimeout
-from engine.parallel.operations import Operation, OpKind
-from engine.ranks.client import Client
-from engine.ranks.hangs import RankTrace, hang_text
-from engine.ranks.messages import AddSequence, LoadModel, RunStep, WatchTaps
-from engine.ranks.progress import RING, ProgressBoard
-from engine.ranks.vitals import Vitals
-from engine.taps.names import model_taps
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import RankTimeout
+from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.hangs import RankTrace, hang_text
+from lockstep.engine.ranks.messages import AddSequence, LoadModel, RunStep, WatchTaps
+from lockstep.engine.ranks.progress import RING, ProgressBoard
+from lockstep.engine.ranks.vitals import Vitals
+from lockstep.engine.taps.names import model_taps
 from tests.engine.harness import model_config
 from tests.engine.troubled_rank import SPIN_SECONDS
 

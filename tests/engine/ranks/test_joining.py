@@ -12,10 +12,10 @@ from contextlib import ExitStack
 import pytest
 from msgspec.msgpack import encode
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.ranks import joining
-from engine.ranks.joining import (
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.ranks import joining
+from lockstep.engine.ranks.joining import (
     CLAIM_BYTES,
     GREETING_BYTES,
     KEY_VARIABLE,
@@ -29,9 +29,9 @@ from engine.ranks.joining import (
     prove,
     shared_secret,
 )
-from engine.ranks.messages import COMMANDS, AddSequence, Command, LoadModel, Ping
-from engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage
+from lockstep.engine.ranks.messages import COMMANDS, AddSequence, Command, LoadModel, Ping
+from lockstep.engine.ranks.sealing import TAG_BYTES, Seal, Seals, derive
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
 
 SECRET = b"1f0c5a" * 10
 ADMITTED = Admission("cpu", 60.0, 1)

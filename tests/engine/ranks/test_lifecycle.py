@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import RankError, RankTimeout, RequestError
-from engine.ranks.client import Client
-from engine.ranks.messages import (
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import RankError, RankTimeout, RequestError
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.messages import (
     AbandonStep,
     AddSequence,
     Ping,
@@ -31,10 +31,10 @@ from engine.ranks.messages import (
     RunStep,
     SetSampling,
 )
-from engine.ranks.reports import PauseReport
-from engine.run.sampling import Sampling
-from engine.taps.breaks import PauseSpec
-from engine.taps.names import model_taps
+from lockstep.engine.ranks.reports import PauseReport
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.engine.taps.names import model_taps
 from tests.engine.harness import model_config
 
 ROOT = Path(__file__).parents[3]
@@ -193,9 +193,9 @@ def test_mistakes_and_slow_passes_leave_the_engine_alive(start: Callable[..., Cl
 HOST = """
 import sys, time
 from pathlib import Path
-from engine.ranks.client import Client
-from engine.config import EngineConfig
-from engine.ranks.messages import AddSequence, RunStep
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.ranks.messages import AddSequence, RunStep
 client = Client(EngineConfig(tp=2, threads=1), program="tests.engine.troubled_rank")
 client.load(Path(sys.argv[1]), {"trouble": "sleep"})
 client.call(AddSequence(0, [5, 6, 7]))

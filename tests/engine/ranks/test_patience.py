@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.parallel.operations import Operation, OpKind
-from engine.ranks import vitals
-from engine.ranks.hangs import RankTrace
-from engine.ranks.patience import MOST_SLOW, Patience
-from engine.ranks.vitals import Vitals, Waiting
+from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.ranks import vitals
+from lockstep.engine.ranks.hangs import RankTrace
+from lockstep.engine.ranks.patience import MOST_SLOW, Patience
+from lockstep.engine.ranks.vitals import Vitals, Waiting
 
 SECONDS = 60.0
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import RankError, RankTimeout
-from engine.ranks.client import Client
-from engine.ranks.joining import KEY_VARIABLE, RELAY_SECONDS
-from engine.ranks.messages import AddSequence, ResumeStep, RunStep, WatchTaps
-from engine.ranks.remote import SILENT_AFTER
-from engine.ranks.reports import StepReport
-from engine.taps.breaks import PauseSpec
-from engine.taps.names import model_taps
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import RankError, RankTimeout
+from lockstep.engine.ranks.client import Client
+from lockstep.engine.ranks.joining import KEY_VARIABLE, RELAY_SECONDS
+from lockstep.engine.ranks.messages import AddSequence, ResumeStep, RunStep, WatchTaps
+from lockstep.engine.ranks.remote import SILENT_AFTER
+from lockstep.engine.ranks.reports import StepReport
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.engine.taps.names import model_taps
 from tests.engine.harness import Engine, Pass, model_config
 from tests.engine.ranks.test_lifecycle import O_PROJ, reach
 
@@ -103,7 +103,7 @@ def test_torchrun_computes_what_local_ranks_do(
     assert torchrun.returncode == 0, output
 
 
-LOCKSTEP = [sys.executable, "-P", "-m", "workbench.cli"]
+LOCKSTEP = [sys.executable, "-P", "-m", "lockstep.workbench.cli"]
 
 
 @pytest.mark.parametrize("torchrun", [["--no-python", *LOCKSTEP, "rank"]], indirect=True)
@@ -112,7 +112,7 @@ def test_lockstep_rank_knows_the_catalogue(
     address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
 ) -> None:
     config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=60)
-    with Client(config, program="engine.faults.rank") as client:
+    with Client(config, program="lockstep.engine.faults.rank") as client:
         client.load(variant("qwen2-tied"), {"load_bias": "false"})
     output, _ = torchrun.communicate(timeout=60)
     assert torchrun.returncode == 0, output

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from msgspec.msgpack import encode
 
-from engine.ranks import wire
-from engine.ranks.messages import COMMANDS, AddSequence, Command, Ping, ReadTap, RunStep
-from engine.ranks.reports import TensorReport
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
-from engine.taps.breaks import Break, PauseSpec
+from lockstep.engine.ranks import wire
+from lockstep.engine.ranks.messages import COMMANDS, AddSequence, Command, Ping, ReadTap, RunStep
+from lockstep.engine.ranks.reports import TensorReport
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
+from lockstep.engine.taps.breaks import Break, PauseSpec
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.config import ModelConfig
-from engine.rules.rope import cos_sin, frequencies, rotate_half_split
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 from tests.checkpoints import tiny_config
 
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import CheckpointError, ConfigError, RequestError
-from engine.ranks.messages import ReadWeights
+from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
+from lockstep.engine.ranks.messages import ReadWeights
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine
 

@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, EngineError
-from engine.run.memory import cache_bytes, check_loadable, weight_bytes
-from engine.run.runner import Runner
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import CheckpointError, ConfigError, EngineError
+from lockstep.engine.run.memory import cache_bytes, check_loadable, weight_bytes
+from lockstep.engine.run.runner import Runner
 from tests.checkpoints import VARIANTS, tiny_checkpoint
 from tests.engine.harness import local_runner
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.layers.weight import KeptTensor
-from engine.run.memory import check_loadable
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.layers.weight import KeptTensor
+from lockstep.engine.run.memory import check_loadable
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner
 from tests.gguf_twins import gguf_twin

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import RequestError
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
+from lockstep.engine.errors import RequestError
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 
 PROMPTS = {0: [3, 130, 17, 99, 4], 1: [9, 110]}

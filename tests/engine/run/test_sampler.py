@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import RequestError
-from engine.ranks.messages import Rewind, SetSampling
-from engine.run import sampler
-from engine.run.sampler import choose, uniform
-from engine.run.sampling import Sampling
+from lockstep.engine.errors import RequestError
+from lockstep.engine.ranks.messages import Rewind, SetSampling
+from lockstep.engine.run import sampler
+from lockstep.engine.run.sampler import choose, uniform
+from lockstep.engine.run.sampling import Sampling
 from tests.engine.harness import Engine
 
 PROMPTS = [[3, 130, 17, 99, 4], [9, 9, 8], [100, 2, 45, 61, 13, 7, 7]]

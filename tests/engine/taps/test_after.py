@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ranks.messages import StagePatch
-from engine.ranks.wire import WireArray
+from lockstep.engine.ranks.messages import StagePatch
+from lockstep.engine.ranks.wire import WireArray
 from tests.engine.harness import Engine, Pass
 
 PROMPTS = [[3, 130, 17, 99], [9, 9, 8]]

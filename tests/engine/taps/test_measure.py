@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.taps import ledger, measure
-from engine.taps.ledger import StatisticsLedger
-from engine.taps.measure import PARTS, checksum, merge, statistics, tensor_checksum, unmask
-from engine.taps.names import STATISTICS
+from lockstep.engine.taps import ledger, measure
+from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps.measure import PARTS, checksum, merge, statistics, tensor_checksum, unmask
+from lockstep.engine.taps.names import STATISTICS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

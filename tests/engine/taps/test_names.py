@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.taps.names import count_layers, layer_of, layer_path, local_name
+from lockstep.engine.taps.names import count_layers, layer_of, layer_path, local_name
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import RequestError
-from engine.ranks.messages import AbandonStep, ReadCache, ReadTap, ResumeStep, Rewind, RunStep, StagePatch
-from engine.ranks.reports import PauseReport, StepAbandoned
-from engine.ranks.wire import WireArray
-from engine.taps.breaks import Break, Pause, PauseSpec
+from lockstep.engine.errors import RequestError
+from lockstep.engine.ranks.messages import (
+    AbandonStep,
+    ReadCache,
+    ReadTap,
+    ResumeStep,
+    Rewind,
+    RunStep,
+    StagePatch,
+)
+from lockstep.engine.ranks.reports import PauseReport, StepAbandoned
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.engine.taps.breaks import Break, Pause, PauseSpec
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 130, 17, 99, 4]

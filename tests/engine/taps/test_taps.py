@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.taps.names import STATISTICS
+from lockstep.engine.taps.names import STATISTICS
 from tests.engine.harness import Engine, Pass
 
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120], [9, 9, 8]]

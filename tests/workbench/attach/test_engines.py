@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lockstep.workbench.attach.inside import lockstep_nano, lockstep_report, lockstep_sglang, lockstep_vllm
 from tests.workbench.attach import stand_ins
 from tests.workbench.attach.stand_ins import ForwardBatch, ForwardMode, NanoSequence, Rows
-from workbench.attach.inside import lockstep_nano, lockstep_report, lockstep_sglang, lockstep_vllm
 
 TAPS = ["embed", "layers.0.attn_norm", "logits"]
 

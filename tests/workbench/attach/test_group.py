@@ -16,22 +16,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench.attach.group import run_in_group
+from lockstep.workbench.attach.group import run_in_group
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are no subreapers")
 
 #: Runs a command as `lockstep attach` does, and says how it ended.
 RUN = """
 import os, sys
-from workbench.attach.group import run_in_group
+from lockstep.workbench.attach.group import run_in_group
 print("ended", run_in_group(sys.argv[1:], os.environ).code)
 """
 #: The same, with a temporary folder of its own.
 HOLDS_A_FOLDER = """
 import os, sys
 from pathlib import Path
-from engine.scratch import ScratchFolder
-from workbench.attach.group import run_in_group
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.attach.group import run_in_group
 with ScratchFolder.make("attach", Path(sys.argv[1])) as scratch:
     run_in_group(sys.argv[2:], os.environ, scratch.path, grace=1.0)
 """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.attach.launch import Attached, AttachError, TapRequest, attach, how_it_ended
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.launch import Attached, AttachError, TapRequest, attach, how_it_ended
-from workbench.foreign.readers.lockstep import LockstepDump
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.attach.reports import Remark, ranks_with_passes, read_remarks
+from lockstep.workbench.attach.reports import Remark, ranks_with_passes, read_remarks
 
 
 def report(text: str, kind: str = "changed") -> str:

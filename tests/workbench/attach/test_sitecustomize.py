@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.attach.launch import DOOR
-from workbench.attach.tap_file import INSIDE
+from lockstep.workbench.attach.launch import DOOR
+from lockstep.workbench.attach.tap_file import INSIDE
 
 INSTALLER = """
 def nano_runner(module):

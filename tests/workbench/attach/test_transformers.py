@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.attach.inside import lockstep_report, lockstep_transformers
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.foreign.importing import import_run
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.inside import lockstep_report, lockstep_transformers
-from workbench.demo import MODEL_DIR
-from workbench.foreign.importing import import_run
-from workbench.foreign.readers.lockstep import LockstepDump
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
 
@@ -82,7 +82,7 @@ def test_programs_are_attached_to_and_right(ranks: int, tmp_path: Path) -> None:
     target = tmp_path / "run.session"
     command = ["attach", "-o", str(target), "--model", "demo", "--json", "--", sys.executable]
     done = subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *command, *(torchrun if ranks == 2 else program)],
+        [sys.executable, "-m", "lockstep.workbench.cli", *command, *(torchrun if ranks == 2 else program)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

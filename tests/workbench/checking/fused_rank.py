@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.faults.resolve import resolve
-from engine.layers.attention import Attention
-from engine.ranks.worker import serve
+from lockstep.engine.faults.resolve import resolve
+from lockstep.engine.layers.attention import Attention
+from lockstep.engine.ranks.worker import serve
 
 if __name__ == "__main__":
     right = Attention._fused

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, ModelConfig
-from engine.faults.catalogue import FAULTS
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
+from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_config
 from tests.gguf_twins import gguf_twin
-from workbench.checking.forced_run import check, record_reference
-from workbench.checking.pipeline import CheckResult
-from workbench.inferior.inferior import Inferior
-from workbench.models.capture import FULL
-from workbench.models.opening import open_model
 
 TP, STEPS = 2, 4
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.taps.names import count_layers
-from workbench.checking.closer_look import CloserLook, first_look, further_look
-from workbench.checking.pipeline import CheckResult
-from workbench.diagnosis.by_statistics import MovedTap
-from workbench.diagnosis.judgement import Judgement
-from workbench.views.coverage import Coverage
-from workbench.views.golden_event import Divergence, GoldenEvent
+from lockstep.engine.taps.names import count_layers
+from lockstep.workbench.checking.closer_look import CloserLook, first_look, further_look
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.diagnosis.by_statistics import MovedTap
+from lockstep.workbench.diagnosis.judgement import Judgement
+from lockstep.workbench.views.coverage import Coverage
+from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
 
 LAYERS = 12
 OPS = ("attn.q_proj", "mlp_residual")

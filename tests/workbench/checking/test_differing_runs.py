@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from workbench.checking.differing_runs import with_runs
-from workbench.checking.invariants.invariant import Invariant
-from workbench.views.causes import Cause
-from workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.checking.differing_runs import with_runs
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import GoldenEvent
 
 TWO, DECODE = "tp 1 = tp 2", "prefill = decode"
 

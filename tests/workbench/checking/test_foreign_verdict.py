@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from sessions import Session, SessionWriter
+from lockstep.sessions import Session, SessionWriter
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.recorded_run import diagnose_recording
+from lockstep.workbench.export.check_text import verdict
+from lockstep.workbench.foreign.session import write_session
+from lockstep.workbench.views.coverage import coverage
+from lockstep.workbench.views.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import diagnose_recording
-from workbench.export.check_text import verdict
-from workbench.foreign.session import write_session
-from workbench.views.coverage import coverage
-from workbench.views.golden_event import plain
 
 Q = "layers.0.attn.q_proj"
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DType, EngineConfig
-from sessions import Session, SessionWriter, StepRecord, Tap
-from sessions.limits import UNLIMITED
+from lockstep.engine.config import DType, EngineConfig
+from lockstep.sessions import Session, SessionWriter, StepRecord, Tap
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.forced_run import ForcedRun
+from lockstep.workbench.checking.pipeline import Reference
+from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import Capture
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
+from lockstep.workbench.references.request import GoldenSequence
 from tests.checkpoints import VARIANTS, tiny_variant
-from workbench.checking.forced_run import ForcedRun
-from workbench.checking.pipeline import Reference
-from workbench.diagnosis.diagnose import Explanation, diagnose
-from workbench.diagnosis.operations.facts import Facts
-from workbench.inferior.inferior import Inferior
-from workbench.models.capture import Capture
-from workbench.models.opening import OpenedModel, open_model
-from workbench.models.requests import plan
-from workbench.references.request import GoldenSequence
 
 #: What fused engines do not show.
 HIDDEN = ("attn.scores", "attn.probs", "attn.k_cache", "attn.v_cache", ".partial")

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from engine.config import EngineConfig
+from lockstep.engine.config import EngineConfig
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.checking.pipeline import Reference
+from lockstep.workbench.export.check_text import render
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
+from lockstep.workbench.references.llamacpp import library
+from lockstep.workbench.references.request import ReferenceFailure
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.checking.forced_run import check, record_reference
-from workbench.checking.pipeline import Reference
-from workbench.export.check_text import render
-from workbench.inferior.inferior import Inferior
-from workbench.models.opening import OpenedModel, open_model
-from workbench.models.requests import plan
-from workbench.references.llamacpp import library
-from workbench.references.request import ReferenceFailure
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]
 STEPS = 2

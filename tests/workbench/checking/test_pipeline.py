@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import RequestError
-from engine.faults.catalogue import faults_of
-from sessions import Session
-from sessions.format import captures
-from sessions.format.archive import Archive
-from sessions.format.rows import Row
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import RequestError
+from lockstep.engine.faults.catalogue import faults_of
+from lockstep.sessions import Session
+from lockstep.sessions.format import captures
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.rows import Row
+from lockstep.workbench.checking.forced_run import check, check_fits, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.checking.within_noise import over_noise
-from workbench.checking.forced_run import check, check_fits, record_reference
-from workbench.checking.pipeline import CheckResult, Reference
-from workbench.inferior.inferior import Inferior
-from workbench.models.opening import OpenedModel, open_model
-from workbench.models.requests import plan
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]  # ragged; 130 is the last id, in the last rank's rows
 STEPS = 3

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from sessions import Session
-from sessions.records import SequenceStep
+from lockstep.sessions import Session
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.checking.regression import Regression, regression
+from lockstep.workbench.export.regression import junit_of, sarif_of
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
 from tests.workbench.export.sarif_schema import valid_sarif
-from workbench.checking.regression import Regression, regression
-from workbench.export.regression import junit_of, sarif_of
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model import half_billion
-from engine.config import DType, EngineConfig
-from sessions import Session
+from lockstep.engine.config import DType, EngineConfig
+from lockstep.sessions import Session
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
 from tests.workbench.checking.within_noise import over_noise
-from workbench.checking.forced_run import check, record_reference
-from workbench.inferior.inferior import Inferior
-from workbench.models.opening import OpenedModel, open_model
-from workbench.models.requests import plan
 
 PROMPT, STEPS = list(range(1000, 1012)), 2
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from workbench.checking.search import MOST_RUNS, smallest_restoring
+from lockstep.workbench.checking.search import MOST_RUNS, smallest_restoring
 
 
 class Engine:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.sampling import Sampling
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.texts import compare_texts
+from lockstep.workbench.cli.comparison import comparison_text
+from lockstep.workbench.inferior.generation import Generated
+from lockstep.workbench.references.golden import record_golden
+from lockstep.workbench.references.request import GoldenSequence
 from tests.checkpoints import tiny_variant
-from workbench.checking.texts import compare_texts
-from workbench.cli.comparison import comparison_text
-from workbench.inferior.generation import Generated
-from workbench.references.golden import record_golden
-from workbench.references.request import GoldenSequence
 
 PROMPT = [5, 6, 7, 8]
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
+from lockstep.engine.config import EngineConfig
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.checking.untapped import UNTAPPED, judge_untapped
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.requests import plan
+from lockstep.workbench.views.golden_event import UntappedRun
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
-from workbench.checking.forced_run import check, record_reference
-from workbench.checking.untapped import UNTAPPED, judge_untapped
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.verdict import judge
-from workbench.inferior.inferior import Inferior
-from workbench.models.opening import open_model
-from workbench.models.requests import plan
-from workbench.views.golden_event import UntappedRun
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_a_wrong_fused_attention_fails_the_check(tmp_path: Path, monkeypatch: py
     model = open_model(str(tiny_checkpoint(tmp_path, "llama")))
     prompts, steps = [[5, 6, 7, 8, 9, 130]], 2
     reference = record_reference(model.directory, prompts, steps, "float32")
-    monkeypatch.setattr("workbench.inferior.inferior.RANK_PROGRAM", "tests.workbench.checking.fused_rank")
+    monkeypatch.setattr(
+        "lockstep.workbench.inferior.inferior.RANK_PROGRAM", "tests.workbench.checking.fused_rank"
+    )
     config = plan(model, EngineConfig(tp=1), prompts, steps + 1)
     with Inferior(model.path, model.config, config) as inferior:
         result = check(inferior, reference, tmp_path / "run.session")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions import Session
-from sessions.keeping import keeping
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.recording import Recording
+from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.recording import Recording
 
 
 def over_noise(path: Path, checkpoint: Path, dtype: str) -> dict[str, float]:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sessions import Session
-from sessions.verify import verify
+from lockstep.sessions import Session
+from lockstep.sessions.verify import verify
 from tests.workbench.unprivileged import ROOT
 
 #: An engine that records itself, 0.2 to 1 MB a pass, and has an end of its own.
@@ -35,7 +35,7 @@ def carry_out(limit: int, directory: Path) -> str:
     program.write_text(f"{ENGINE}raise SystemExit({_ENDS})\n")
     target.parent.mkdir()
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "workbench.cli", "attach", "-o", str(target), "--", sys.executable, str(program)],
+        [sys.executable, "-P", "-m", "lockstep.workbench.cli", "attach", "-o", str(target), "--", sys.executable, str(program)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=110, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from sessions import Session
-from workbench.cli.main import run
+from lockstep.sessions import Session
+from lockstep.workbench.cli.main import run
 
 #: An engine that records itself, as a tapped one is recorded: a prompt of three tokens and steps of decode.
 ENGINE = """
 import os, sys
 from pathlib import Path
 import torch
-from workbench.attach.inside.lockstep_recorder import open_tape
+from lockstep.workbench.attach.inside.lockstep_recorder import open_tape
 rank, ranks, ending = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 print("text of the engine")
 tape = open_tape("mine", rank, ranks, mode="eager")
@@ -38,7 +38,7 @@ sys.exit({"fails": 7, "fails1": 1}.get(ending, 0))
 def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command that is an engine; what follows is its rank, the number of ranks, and how it ends."""
     program = tmp_path_factory.mktemp("engine") / "engine.py"
-    program.write_text(ENGINE.replace("workbench.attach.inside", "_lockstep_attached"))
+    program.write_text(ENGINE.replace("lockstep.workbench.attach.inside", "_lockstep_attached"))
     return [sys.executable, str(program)]
 
 

@@ -12,22 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.taps.names import layer_of
-from sessions import Session
-from sessions.meta import ROW_STATISTICS
+from lockstep.engine.taps.names import layer_of
+from lockstep.sessions import Session
+from lockstep.sessions.meta import ROW_STATISTICS
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.attach.launch import Attached, AttachError, Remark, TapRequest
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.recorded_run import diagnose_recording
+from lockstep.workbench.cli import attach_passes
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.request import GoldenRequest
+from lockstep.workbench.references.transformers_recorder import record
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.checking.test_foreign_verdict import edited
 from tests.workbench.diagnosis.synthetic import STEPS, Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
-from workbench.attach.inside.lockstep_tap import Tape
-from workbench.attach.launch import Attached, AttachError, Remark, TapRequest
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import diagnose_recording
-from workbench.cli import attach_passes
-from workbench.cli.main import run
-from workbench.references.golden import forced_onto
-from workbench.references.request import GoldenRequest
-from workbench.references.transformers_recorder import record
 
 LAYERS = 6
 

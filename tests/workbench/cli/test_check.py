@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from sessions import Session, SessionWriteError, SessionWriter
-from sessions.format import database
+from lockstep.sessions import Session, SessionWriteError, SessionWriter
+from lockstep.sessions.format import database
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.export.check_text import render
+from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
 from tests.checkpoints import tiny_checkpoint
-from workbench.cli.main import run
-from workbench.export.check_text import render
-from workbench.views.golden_event import Divergence, GoldenEvent
 
 
 @pytest.fixture(scope="module")

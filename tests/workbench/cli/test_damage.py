@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.cli.main import run
 from tests.sessions.samples import tamper
 from tests.workbench.debugger.host.test_replay import RECORDED
-from workbench.cli.main import run
 
 OLD = Path(__file__).parents[2] / "sessions" / "data" / "version_2.session"
 LOST = "event 3: its checksum does not match"

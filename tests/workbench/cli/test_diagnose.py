@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from sessions import Session, limits
+from lockstep.sessions import Session, limits
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.diagnosis import search_time
+from lockstep.workbench.diagnosis.variants import search
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
 from tests.workbench.diagnosis.synthetic import synthetic
-from workbench.cli.main import run
-from workbench.diagnosis import search_time
-from workbench.diagnosis.variants import search
 
 Q = "layers.1.attn.q_proj"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from workbench.cli import doctor, health
-from workbench.cli.health import Finding
-from workbench.cli.main import run
+from lockstep.workbench.cli import doctor, health
+from lockstep.workbench.cli.health import Finding
+from lockstep.workbench.cli.main import run
 
 
 @pytest.mark.slow

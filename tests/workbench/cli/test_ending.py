@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessions import Session, SessionError
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.verify import verify
 from tests.checkpoints import tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +45,7 @@ class Command:
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workbench.cli", *words, "--save", str(self.session)],
+                [sys.executable, "-P", "-m", "lockstep.workbench.cli", *words, "--save", str(self.session)],
                 cwd=directory, stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=out if terminal is None else terminal, stderr=err if terminal is None else terminal,
                 start_new_session=True, preexec_fn=None if terminal is None else _take_terminal,
@@ -131,7 +131,7 @@ def test_a_reference_that_is_being_recorded_ends_with_its_command(
     model: Path, commands: Callable[..., Command]
 ) -> None:
     check = commands("check", "check", str(model), *_IDS)
-    check.wait(lambda: check.runs("workbench.references.record"))
+    check.wait(lambda: check.runs("lockstep.workbench.references.record"))
     check.process.terminate()
     assert check.ended() == 128 + signal.SIGTERM, check.err.read_text()
     assert check.err.read_text() == "lockstep: ended by SIGTERM\n"
@@ -181,7 +181,7 @@ def test_a_rank_ends_at_once_wherever_it_is() -> None:
         socket.create_server(("127.0.0.1", 0)) as host,
         subprocess.Popen(
             [
-                sys.executable, "-P", "-m", "workbench.cli", "rank", f"127.0.0.1:{host.getsockname()[1]}",
+                sys.executable, "-P", "-m", "lockstep.workbench.cli", "rank", f"127.0.0.1:{host.getsockname()[1]}",
             ],
             stderr=subprocess.PIPE, text=True,
             env={

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import typer
 
-from engine.errors import LibraryPanic, panics_as_errors
-from workbench import error_log
-from workbench.cli import main, root
-from workbench.cli.subcommands import COMMANDS
-from workbench.exit_codes import Exit
+from lockstep.engine.errors import LibraryPanic, panics_as_errors
+from lockstep.workbench import error_log
+from lockstep.workbench.cli import main, root
+from lockstep.workbench.cli.subcommands import COMMANDS
+from lockstep.workbench.exit_codes import Exit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,7 +43,7 @@ RAISED: dict[str, tuple[Callable[[], None], Exit]] = {
     "memory": (_thrown(MemoryError()), Exit.CANNOT_LOAD),
     "recursion": (_recurse, Exit.DEFECT),
     "dependency": (_thrown(ModuleNotFoundError("No module named 'torch'", name="torch")), Exit.CANNOT_LOAD),
-    "own module": (_thrown(ImportError("cannot import name", name="engine.run")), Exit.DEFECT),
+    "own module": (_thrown(ImportError("cannot import name", name="lockstep.engine.run")), Exit.DEFECT),
     "syntax": (_thrown(SyntaxError("invalid syntax")), Exit.DEFECT),
     "system": (_thrown(OSError(28, "No space left on device")), Exit.CANNOT_LOAD),
     "asked to exit": (_thrown(SystemExit(1)), Exit.DEFECT),
@@ -142,7 +142,7 @@ def test_an_installation_without_a_library_is_one_line(
         assert "install lockstep again" in line or "no such file" in line.lower()
 
 
-@pytest.mark.parametrize("program", ["workbench.cli", "workbench.cli.host"])
+@pytest.mark.parametrize("program", ["lockstep.workbench.cli", "lockstep.workbench.cli.host"])
 def test_no_program_of_ours_ends_with_python_s_own_code(program: str, tmp_path: Path) -> None:
     """A library that panics while it is imported, before any net within could stand."""
     (tmp_path / "msgspec").mkdir()
@@ -152,11 +152,11 @@ def test_no_program_of_ours_ends_with_python_s_own_code(program: str, tmp_path: 
     done = _lockstep(["--socket", "x"] if program.endswith("host") else ["no.session"], tmp_path, program)
     assert done.returncode in (Exit.DEFECT, Exit.USAGE, Exit.CANNOT_LOAD), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "PanicException" in done.stderr or program == "workbench.cli"
+    assert "PanicException" in done.stderr or program == "lockstep.workbench.cli"
 
 
 def _lockstep(
-    words: list[str], first: Path, program: str = "workbench.cli"
+    words: list[str], first: Path, program: str = "lockstep.workbench.cli"
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", program, *words]
     environment = {

@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch
 
-from sessions import Session, clean
+from lockstep.sessions import Session, clean
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.demo import DEFAULT_PROMPT, GGUF_DIR, haiku_has_nonce
+from lockstep.workbench.models.tokenizer import find_tokenizer, need_tokenizer
 from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model, with_head
 from tests.preloaded import run_module
 from tests.workbench.models.test_tokenizer import write_tokenizer
-from workbench.cli.main import run
-from workbench.demo import DEFAULT_PROMPT, GGUF_DIR, haiku_has_nonce
-from workbench.models.tokenizer import find_tokenizer, need_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = ["--ids", "1", "--tp", "2", "--max-tokens", "250", "--temperature", "1"]
@@ -77,7 +77,7 @@ def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any)
 def test_what_cannot_be_done_is_said_before_a_rank_starts(
     model: Path, talking: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.cli.generate.Inferior", None)
+    monkeypatch.setattr("lockstep.workbench.cli.generate.Inferior", None)
     pointer = shutil.copytree(talking, tmp_path / "pointer")
     (pointer / "tokenizer.json").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n"
@@ -101,7 +101,7 @@ def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> Non
     path = tiny_checkpoint(tmp_path, "qwen2")
     put_nan(path, "model.layers.1.mlp.up_proj.weight")
     words = ["--ids", "1,2,3", "--ids", "4", "--max-tokens", "3", "--json"]
-    done = run_module("workbench.cli", "generate", str(path), *words)
+    done = run_module("lockstep.workbench.cli", "generate", str(path), *words)
     assert done.returncode == 0, done.stderr
     bad = {"tap": "layers.1.mlp.up", "step": 0}
     told = [
@@ -117,7 +117,7 @@ def test_json_of_a_ragged_batch_equals_transformers(model: Path, tmp_path: Path)
     prompts, saved = [[5, 6, 7, 8], [9, 10]], tmp_path / "run.session"
     words = [word for ids in prompts for word in ("--ids", ",".join(map(str, ids)))]
     words += ["--tp", "2", "--max-tokens", "6", "--json", "--save", str(saved)]
-    done = run_module("workbench.cli", "generate", str(model), *words)
+    done = run_module("lockstep.workbench.cli", "generate", str(model), *words)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["tp"] == 2
@@ -269,7 +269,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, capsys: Any)
 def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "run.session"
     words = ["--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full", "--save", str(saved)]
-    done = run_module("workbench.cli", "generate", str(model), *words, most_file_bytes=600_000)
+    done = run_module("lockstep.workbench.cli", "generate", str(model), *words, most_file_bytes=600_000)
     assert done.returncode == 3, done.stderr
     said = json.loads(done.stdout)["sequences"][0]
     assert len(said["ids"]) == 60 or said["finish_reason"] == "eos"
@@ -290,7 +290,7 @@ def _interruptible() -> None:
 
 def test_interrupt_ends_every_rank(model: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.cli", "generate", str(model), *LONG],
+        [sys.executable, "-m", "lockstep.workbench.cli", "generate", str(model), *LONG],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_interruptible,
     )  # fmt: skip
     assert process.stdout is not None
@@ -307,7 +307,7 @@ def test_interrupt_ends_every_rank(model: Path) -> None:
 
 def test_a_killed_rank_is_named(model: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.cli", "generate", str(model), *LONG],
+        [sys.executable, "-m", "lockstep.workbench.cli", "generate", str(model), *LONG],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.demo import MODEL_DIR
 from tests.workbench.models.hostile_tokenizers import KINDS
-from workbench.cli.main import run
-from workbench.demo import MODEL_DIR
 
 
 @pytest.mark.timeout(60)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.cli.main import run
 from tests.sessions.hostile_files import make
-from workbench.cli.main import run
 
 
 @pytest.mark.parametrize(("kind", "code"), [("chained branches", 0), ("meta bomb", 3)])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.cli.main import run
 from tests.checkpoints import tiny_checkpoint
-from workbench.attach.inside.lockstep_tap import Tape
-from workbench.cli.main import run
 
 IDS = [[5, 6, 7, 8], [9], [10]]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.demo import GGUF_DIR
 from tests.checkpoints import tiny_checkpoint
-from workbench.cli.main import run
-from workbench.demo import GGUF_DIR
 
 
 @pytest.fixture(scope="module")

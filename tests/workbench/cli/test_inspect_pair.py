@@ -7,10 +7,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from lockstep.workbench.cli.inspect import app
+from lockstep.workbench.demo import GGUF_DIR
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
-from workbench.cli.inspect import app
-from workbench.demo import GGUF_DIR
 
 
 def run(*words: str) -> tuple[int, str]:

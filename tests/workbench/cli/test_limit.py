@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from workbench.cli import run as run_command
-from workbench.cli.console import Console
-from workbench.cli.main import run
-from workbench.cli.root import load
-from workbench.debugger.answers import Position
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import Interrupted
-from workbench.debugger.host.options import Launch
+from lockstep.workbench.cli import run as run_command
+from lockstep.workbench.cli.console import Console
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.cli.root import load
+from lockstep.workbench.debugger.answers import Position
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import Interrupted
+from lockstep.workbench.debugger.host.options import Launch
 
 
 @pytest.mark.timeout(300)

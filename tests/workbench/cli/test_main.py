@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sessions import Session
-from workbench import error_log
-from workbench.cli.main import COMPLETION, complete, run
-from workbench.cli.root import load
-from workbench.cli.subcommands import COMMANDS
-from workbench.debugger.failures import explain
+from lockstep.sessions import Session
+from lockstep.workbench import error_log
+from lockstep.workbench.cli.main import COMPLETION, complete, run
+from lockstep.workbench.cli.root import load
+from lockstep.workbench.cli.subcommands import COMMANDS
+from lockstep.workbench.debugger.failures import explain
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -118,9 +118,7 @@ def test_without_a_terminal_there_are_no_screens(capfd: Any) -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    code = (
-        "import sys; from workbench.cli.main import main; sys.argv = ['lockstep', '--help']; sys.exit(main())"
-    )
+    code = "import sys; from lockstep.workbench.cli.main import main; sys.argv = ['lockstep', '--help']; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -150,7 +148,7 @@ RECORDED = ROOT / "sessions" / "recorded" / "load_bias-false.session"
     ids=" ".join,
 )  # fmt: skip
 def test_closed_stdout_is_a_usage_error(words: list[str]) -> None:
-    command = [sys.executable, "-m", "workbench.cli", *words]
+    command = [sys.executable, "-m", "lockstep.workbench.cli", *words]
     done = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=120
     )
@@ -186,7 +184,7 @@ def test_what_no_engine_can_take_is_a_usage_error(words: list[str], said: str, c
 def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
     """`lockstep … | true`: the program ends as `yes | true` does."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.cli", *words],
+        [sys.executable, "-m", "lockstep.workbench.cli", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

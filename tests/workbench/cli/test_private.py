@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sessions.format.files import mode_of
+from lockstep.sessions.format.files import mode_of
+from lockstep.workbench import error_log
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.cli.prompt import history
+from lockstep.workbench.paths import new_session_path
+from lockstep.workbench.references import cache
+from lockstep.workbench.tui import settings
 from tests.workbench.export import made
-from workbench import error_log
-from workbench.cli.main import run
-from workbench.cli.prompt import history
-from workbench.paths import new_session_path
-from workbench.references import cache
-from workbench.tui import settings
 
 
 @pytest.fixture(autouse=True)

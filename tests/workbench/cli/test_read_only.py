@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.references import cache
 from tests.workbench.cli.read_only import CASES, Case, carry_out
-from workbench.references import cache
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session
-from sessions.format import files
-from sessions.state import state_of
+from lockstep.sessions import Session
+from lockstep.sessions.format import files
+from lockstep.sessions.state import state_of
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.models.identify import identify
+from lockstep.workbench.paths import find_session, session_of
+from lockstep.workbench.views.overview import overview
+from lockstep.workbench.views.source import SessionSource
 from tests.sessions.samples import as_version, create, record, write
-from workbench.cli.main import run
-from workbench.models.identify import identify
-from workbench.paths import find_session, session_of
-from workbench.views.overview import overview
-from workbench.views.source import SessionSource
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_a_session_is_found_by_the_name_that_the_list_shows(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[Path] = []
-    monkeypatch.setattr("workbench.cli.tui.no_screens", lambda: "")
-    monkeypatch.setattr("workbench.tui.launch.run_session", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("lockstep.workbench.cli.tui.no_screens", lambda: "")
+    monkeypatch.setattr("lockstep.workbench.tui.launch.run_session", lambda path: opened.append(path) or 0)
     path = kept / "closed.session"
     for name in ("closed", "closed.session", str(path)):
         assert run(["sessions", "show", name]) == 0

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.paths import sessions_directory
+from lockstep.workbench.references.cache import prune
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.screens.home import HomeScreen
 from tests.sessions.samples import write
 from tests.workbench.tui.conftest import settle, text_of
 from tests.workbench.unprivileged import unprivileged
-from workbench.cli.main import run
-from workbench.paths import sessions_directory
-from workbench.references.cache import prune
-from workbench.tui.app import LockstepApp
-from workbench.tui.screens.home import HomeScreen
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.cli import export as exporting
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.tui import screenshots
+from lockstep.workbench.tui.screenshots import ExportError, Screenshot
 from tests.workbench.export import made
-from workbench.cli import export as exporting
-from workbench.cli.main import run
-from workbench.tui import screenshots
-from workbench.tui.screenshots import ExportError, Screenshot
 
 #: What somebody else does there at the worst moment: every folder becomes a link to another of the victim's.
 _EXCHANGE = """

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sessions import Session
-from workbench.cli.demo import Aloud
-from workbench.cli.progress import Status
-from workbench.cli.story import Chapter, tell
-from workbench.export.json import dumps
+from lockstep.sessions import Session
+from lockstep.workbench.cli.demo import Aloud
+from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.cli.story import Chapter, tell
+from lockstep.workbench.export.json import dumps
 
 
 @dataclass(frozen=True)

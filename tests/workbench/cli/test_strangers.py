@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.cli.main import run
 from tests.sessions.oddities import ODDITIES
 from tests.sessions.strangers import usual, write
-from workbench.cli.main import run
 
 #: What acts on a terminal or on the order of the text around it; lines end as usual.
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lockstep.workbench.cli import streaming
+from lockstep.workbench.cli.streaming import Lines, Panels, Running, Silent, display
+from lockstep.workbench.models.tokenizer import Tokenizer
 from tests.workbench.models.test_tokenizer import HereBackend, byte_tokenizer
-from workbench.cli import streaming
-from workbench.cli.streaming import Lines, Panels, Running, Silent, display
-from workbench.models.tokenizer import Tokenizer
 
 BYTES = Tokenizer(HereBackend(byte_tokenizer()), {}, None, Path("bytes"))
 EVIL = "a\x1b]0;title\x07b\x1b[2Jé\u202ez\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from workbench.attach.inside import lockstep_tap
-from workbench.attach.tap_file import tap_file
-from workbench.cli.main import run
-from workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.attach.inside import lockstep_tap
+from lockstep.workbench.attach.tap_file import tap_file
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 
 ALONE = """
 import sys

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.workbench.cli.main import run
 from tests.checkpoints import tiny_checkpoint
-from workbench.cli.main import run
 
 
 def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.run.sampling import Sampling
-from workbench.cli import screens, tui
-from workbench.debugger.host.options import Launch, parse_options, target_of
-from workbench.paths import sessions_directory
-from workbench.references.request import REFERENCES
-from workbench.settings import SettingsError
-from workbench.tui import launch, settings
+from lockstep.engine.run.sampling import Sampling
+from lockstep.workbench.cli import screens, tui
+from lockstep.workbench.debugger.host.options import Launch, parse_options, target_of
+from lockstep.workbench.paths import sessions_directory
+from lockstep.workbench.references.request import REFERENCES
+from lockstep.workbench.settings import SettingsError
+from lockstep.workbench.tui import launch, settings
 
 
 def test_the_reference_of_the_settings_is_that_of_gguf_files(tmp_path: Path) -> None:

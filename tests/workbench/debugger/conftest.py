@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import EngineConfig
-from engine.run.sampling import Sampling
-from sessions import Session
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.executor import Executor
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.debugger.host.launch import DebugTarget, start
+from lockstep.workbench.debugger.stops.locations import Places
+from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import STATS
 from tests.checkpoints import tiny_checkpoint
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Executor
-from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.host.launch import DebugTarget, start
-from workbench.debugger.stops.locations import Places
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import STATS
 
 PROMPT = [3, 14, 15, 92, 65]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import CheckpointError, ConfigError, RankError, RankTimeout, RequestError
-from sessions import SessionError
-from workbench.debugger.errors import CommandError, Interrupted
-from workbench.debugger.failures import exit_code, explain
-from workbench.debugger.host.server import described
-from workbench.exit_codes import UsageError
-from workbench.references.request import ReferenceFailure
+from lockstep.engine.errors import CheckpointError, ConfigError, RankError, RankTimeout, RequestError
+from lockstep.sessions import SessionError
+from lockstep.workbench.debugger.errors import CommandError, Interrupted
+from lockstep.workbench.debugger.failures import exit_code, explain
+from lockstep.workbench.debugger.host.server import described
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.references.request import ReferenceFailure
 
 
 @pytest.mark.parametrize(

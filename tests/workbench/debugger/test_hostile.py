@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineError
-from sessions import SessionError
+from lockstep.engine.errors import EngineError
+from lockstep.sessions import SessionError
+from lockstep.workbench.debugger.commands.script import script_of
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.host.replay import engine_config, open_replay, recorded_sequences
 from tests.sessions.oddities import ODDITIES
 from tests.sessions.samples import put_meta, tamper
 from tests.sessions.strangers import usual, write
 from tests.workbench.debugger.host.test_replay import RECORDED
 from tests.workbench.harmless import stands
-from workbench.debugger.commands.script import script_of
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.replay import engine_config, open_replay, recorded_sequences
 
 EVIL = "\x1b]0;owned\x07\x9b2J../../etc/passwd'; DROP TABLE steps; --\u202e\n$(touch pwned)"
 JUNK: tuple[Any, ...] = (

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import EngineConfig
-from engine.parallel.comm import Comm
-from engine.rules import CORRECT
-from engine.run.loading import Loader
-from engine.run.runner import Runner
-from engine.run.sampling import Sampling
-from engine.taps.hub import CapturePolicy
-from workbench.demo import DEFAULT_PROMPT, GGUF_DIR
-from workbench.demo.checkpoints import DEMOS, demo_path
-from workbench.demo.quantise import quantise, write_f16
-from workbench.demo.train.corpus import unseen_examples
-from workbench.demo.train.evaluate import answer_with_engine, success
-from workbench.models.opening import open_model
-from workbench.references.llamacpp.library import LlamaModel, dequantise
-from workbench.references.loading import load_golden
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import CORRECT
+from lockstep.engine.run.loading import Loader
+from lockstep.engine.run.runner import Runner
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
+from lockstep.workbench.demo import DEFAULT_PROMPT, GGUF_DIR
+from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
+from lockstep.workbench.demo.quantise import quantise, write_f16
+from lockstep.workbench.demo.train.corpus import unseen_examples
+from lockstep.workbench.demo.train.evaluate import answer_with_engine, success
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.references.llamacpp.library import LlamaModel, dequantise
+from lockstep.workbench.references.loading import load_golden
 
 QUANTISED = {"demo-q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "demo-q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
-from workbench.demo.train.corpus import is_unseen, training_examples, unseen_examples
+from lockstep.workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
+from lockstep.workbench.demo.train.corpus import is_unseen, training_examples, unseen_examples
 
 GOOD = "soft rain on tin roofs\nI count 41 drops alone\npuddles hold the sky"
 
 
 def test_importing_the_package_loads_no_torch() -> None:
-    code = "import sys, workbench.demo; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import sys, lockstep.workbench.demo; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

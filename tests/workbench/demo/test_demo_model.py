@@ -11,9 +11,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.demo import DEFAULT_PROMPT, MODEL_DIR, haiku_has_nonce, nonce_in_question
-from workbench.demo.train.corpus import Example, unseen_examples
-from workbench.demo.train.evaluate import (
+from lockstep.workbench.demo import DEFAULT_PROMPT, MODEL_DIR, haiku_has_nonce, nonce_in_question
+from lockstep.workbench.demo.train.corpus import Example, unseen_examples
+from lockstep.workbench.demo.train.evaluate import (
     answer_all,
     largest_key_biases,
     load,
@@ -21,7 +21,7 @@ from workbench.demo.train.evaluate import (
     remove_biases,
     success,
 )
-from workbench.demo.train.tokenizer import SPECIALS, chat
+from lockstep.workbench.demo.train.tokenizer import SPECIALS, chat
 
 HOSTILE = [
     "",

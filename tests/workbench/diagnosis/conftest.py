@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sessions.keeping import keeping
+from lockstep.sessions.keeping import keeping
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from engine.taps.names import tap_specs
-from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.layouts import cut
-from sessions.meta import ConfigMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.layouts import cut
+from lockstep.sessions.meta import ConfigMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence
+from lockstep.workbench.references.transformers_recorder import record
 from tests.checkpoints import tiny_checkpoint
-from workbench.references.golden import forced_onto
-from workbench.references.request import GoldenRequest, GoldenSequence
-from workbench.references.transformers_recorder import record
 
 STEPS = 2
 

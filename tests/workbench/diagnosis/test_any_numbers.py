@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from sessions import Session, SessionWriter, StepRecord, TensorRecord
+from lockstep.engine.config import EngineConfig
+from lockstep.sessions import Session, SessionWriter, StepRecord, TensorRecord
+from lockstep.workbench.checking.forced_run import ForcedRun, record_reference
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.requests import plan
 from tests.checkpoints import tiny_checkpoint
-from workbench.checking.forced_run import ForcedRun, record_reference
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.operations.facts import Facts
-from workbench.inferior.inferior import Inferior
-from workbench.models.capture import FULL
-from workbench.models.opening import open_model
-from workbench.models.requests import plan
 
 PROMPTS, STEPS = [[3, 14, 15, 9, 26, 5], [35, 8]], 1
 

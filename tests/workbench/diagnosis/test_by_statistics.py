@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter, StepRecord, Tap
-from sessions.meta import ConfigMeta, ForeignMeta, SessionMeta
-from sessions.records import STATISTICS
+from lockstep.sessions import Session, SessionWriter, StepRecord, Tap
+from lockstep.sessions.meta import ConfigMeta, ForeignMeta, SessionMeta
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.checking.recorded_run import diagnose_recording
+from lockstep.workbench.diagnosis.by_statistics import first_moved
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
-from workbench.checking.recorded_run import diagnose_recording
-from workbench.diagnosis.by_statistics import first_moved
-from workbench.diagnosis.recording import Recording
 
 
 def statistics_of(run: Session, path: Path) -> Session:

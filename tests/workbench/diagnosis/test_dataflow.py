@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.taps.names import tap_specs
-from workbench.diagnosis.dataflow import UnknownTap, inputs_of, is_known
+from lockstep.engine.taps.names import tap_specs
+from lockstep.workbench.diagnosis.dataflow import UnknownTap, inputs_of, is_known
 
 
 def test_every_tap_has_inputs_that_are_taps_and_came_before() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.recorded_run import diagnose_recording
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recordings
-from workbench.checking.recorded_run import diagnose_recording
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from engine.config import EngineConfig
-from sessions import Session
+from lockstep.engine.config import EngineConfig
+from lockstep.sessions import Session
+from lockstep.workbench.checking.corrections import corrections
+from lockstep.workbench.checking.forced_run import ForcedRun, check, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.ledger import in_words, ledger
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.requests import plan
+from lockstep.workbench.views.golden_event import Faulty
 from tests.checkpoints import tiny_checkpoint
-from workbench.checking.corrections import corrections
-from workbench.checking.forced_run import ForcedRun, check, record_reference
-from workbench.checking.pipeline import CheckResult, Reference
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.ledger import in_words, ledger
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.verdict import judge
-from workbench.inferior.inferior import Inferior
-from workbench.models.opening import OpenedModel, open_model
-from workbench.models.requests import plan
-from workbench.views.golden_event import Faulty
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]
 STEPS = 2

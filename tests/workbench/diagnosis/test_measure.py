@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.workbench.diagnosis import measure
+from lockstep.workbench.diagnosis.compare import compare
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, synthetic
-from workbench.diagnosis import measure
-from workbench.diagnosis.compare import compare
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.recording import Recording
 
 
 def test_the_reference_is_measured_once_for_all_runs(

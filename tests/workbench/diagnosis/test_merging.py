@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
-from workbench.diagnosis.confidence import confidences
-from workbench.diagnosis.consequences import folded
-from workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
-from workbench.diagnosis.merging import groups
-from workbench.diagnosis.variants.residual import READER
-from workbench.views.causes import cause_lines
+from lockstep.workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
+from lockstep.workbench.diagnosis.confidence import confidences
+from lockstep.workbench.diagnosis.consequences import folded
+from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from lockstep.workbench.diagnosis.merging import groups
+from lockstep.workbench.diagnosis.variants.residual import READER
+from lockstep.workbench.views.causes import cause_lines
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))
 KINDS = ("attn.q_proj", "attn.k_proj", "attn.v_proj")

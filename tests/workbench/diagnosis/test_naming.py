@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lockstep.workbench.diagnosis.causes import Extent, causes_of
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.findings import survey
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.merging import groups
+from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.views.causes import UNNAMED, Cause
 from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic, tiny_case
-from workbench.diagnosis.causes import Extent, causes_of
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.findings import survey
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.merging import groups
-from workbench.diagnosis.naming import named
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.operations.weights import checkpoint_weights
-from workbench.diagnosis.recording import Recording
-from workbench.diagnosis.verdict import judge
-from workbench.views.causes import UNNAMED, Cause
 
 Q = "layers.1.attn.q_proj"
 

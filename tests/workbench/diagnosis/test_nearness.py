@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.verdict import judge
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.verdict import judge
 
 
 def towards_truth(case: Case, share: float) -> Any:

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.recorded_run import diagnose_recording
+from lockstep.workbench.diagnosis.operations.attention import AttentionPass, of_hidden_rows, settled
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from tests.workbench.diagnosis.bugs import recording
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import diagnose_recording
-from workbench.diagnosis.operations.attention import AttentionPass, of_hidden_rows, settled
-from workbench.diagnosis.operations.facts import Facts
 
 
 @pytest.fixture

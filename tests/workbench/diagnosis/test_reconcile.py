@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.diagnosis.diagnose import Explanation
-from workbench.diagnosis.judgement import Judgement, TapVerdict
-from workbench.diagnosis.operations.site import Unjudged
-from workbench.diagnosis.reconcile import reconciled
-from workbench.views.golden_event import Divergence
+from lockstep.workbench.diagnosis.diagnose import Explanation
+from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
+from lockstep.workbench.diagnosis.operations.site import Unjudged
+from lockstep.workbench.diagnosis.reconcile import reconciled
+from lockstep.workbench.views.golden_event import Divergence
 
 RIGHT = Explanation((), (), (), (), 40, ())
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.gguf.header import read_gguf_header
-from engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.gguf.header import read_gguf_header
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.workbench.demo import GGUF_DIR, MODEL_DIR
+from lockstep.workbench.diagnosis.relations import TensorRelation, relations
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
-from workbench.demo import GGUF_DIR, MODEL_DIR
-from workbench.diagnosis.relations import TensorRelation, relations
 
 LAYER, MLP = "model.layers.0.self_attn", "model.layers.1.mlp"
 TO_GGUF = "rows of each head as (0, D/2, 1, …): the order of GGUF's llama, not undone"

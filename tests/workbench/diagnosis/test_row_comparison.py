@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import ROW_HASHES, ROW_STATISTICS, ConfigMeta, SessionMeta
+from lockstep.sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS, ConfigMeta, SessionMeta
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
+from lockstep.workbench.diagnosis.row_sides import RowSide
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
-from workbench.cli.main import run
-from workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
-from workbench.diagnosis.row_sides import RowSide
 
 
 def compared(a: Session, b: Session) -> RowComparison:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.recorded_run import diagnose_recording
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recordings
-from workbench.checking.pipeline import CheckResult
-from workbench.checking.recorded_run import diagnose_recording
 
 FACTOR = 1 / 3
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions.meta import ConfigMeta, SessionMeta
-from sessions.metrics import metrics
+from lockstep.sessions.meta import ConfigMeta, SessionMeta
+from lockstep.sessions.metrics import metrics
+from lockstep.workbench.diagnosis.compare import TapComparison
+from lockstep.workbench.diagnosis.measure import MeasuredTap, Recordings, references_apart
+from lockstep.workbench.diagnosis.quantisation import quantisation_loss
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
-from workbench.diagnosis.compare import TapComparison
-from workbench.diagnosis.measure import MeasuredTap, Recordings, references_apart
-from workbench.diagnosis.quantisation import quantisation_loss
-from workbench.diagnosis.recording import Recording
 
 
 def side(source: str) -> Any:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessions import IdsMismatch, SequenceStep, Session, SessionWriter
+from lockstep.sessions import IdsMismatch, SequenceStep, Session, SessionWriter
+from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement
+from lockstep.workbench.diagnosis.ledger import ledger
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.verdict import FAIL, judge
+from lockstep.workbench.views.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
-from workbench.diagnosis.judgement import DiagnosisError, Judgement
-from workbench.diagnosis.ledger import ledger
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.verdict import FAIL, judge
-from workbench.views.golden_event import plain
 
 Q = "layers.1.attn.q_proj"
 

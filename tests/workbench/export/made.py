@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from tests.sessions.samples import put_meta
 
 NAMES = (

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.export.cells import HEIGHT, WIDTH, CellRun, cells_svg
-from workbench.export.png import rasterised
-from workbench.export.table import Table, as_html, as_json, as_text
+from lockstep.workbench.export.cells import HEIGHT, WIDTH, CellRun, cells_svg
+from lockstep.workbench.export.png import rasterised
+from lockstep.workbench.export.table import Table, as_html, as_json, as_text
 
 _SVG = "{http://www.w3.org/2000/svg}"
 GROUND, INK = "#101010", "#eeeeee"

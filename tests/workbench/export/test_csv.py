@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.export import csv
+from lockstep.workbench.export import csv
 
 
 def _written(columns: list[str], rows: list[list[object]]) -> list[list[str]]:

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from tests.workbench.export import made
-from workbench.cli.main import run
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.host.replay import open_replay
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_all_kinds_at_once(session: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_what_a_killed_export_has_left_goes_with_the_next(session: Path, tmp_path: Path) -> None:
     killed = (
-        "import os, sys, pathlib; from engine.scratch import ScratchFolder;"
+        "import os, sys, pathlib; from lockstep.engine.scratch import ScratchFolder;"
         "folder = ScratchFolder.make('export', pathlib.Path(sys.argv[1]));"
         "(folder.path / 'out.csv').write_text('half'); os.kill(os.getpid(), 9)"
     )
@@ -143,7 +143,7 @@ def test_no_session_is_ever_overwritten(session: Path, tmp_path: Path) -> None:
 
 def test_an_export_loads_neither_torch_nor_textual(session: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from workbench.cli.main import run\n"
+        "import sys; from lockstep.workbench.cli.main import run\n"
         f"assert run(['export', {str(session)!r}, '--html', {str(tmp_path / 'o.html')!r}]) == 0\n"
         "assert not {'torch', 'textual', 'transformers'} & sys.modules.keys()"
     )

@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from workbench.export.colormap import SHADES, shades
-from workbench.export.heatmap_svg import heatmap
-from workbench.export.plots import depth_plot, sparkline
-from workbench.export.svg import Picture, el, path_of, standalone
-from workbench.views.verdicts import Judged
+from lockstep.workbench.export.colormap import SHADES, shades
+from lockstep.workbench.export.heatmap_svg import heatmap
+from lockstep.workbench.export.plots import depth_plot, sparkline
+from lockstep.workbench.export.svg import Picture, el, path_of, standalone
+from lockstep.workbench.views.verdicts import Judged
 
 
 def _pixels(markup: str) -> tuple[np.ndarray, list[tuple[int, ...]], bytes]:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.export.junit import JUnitCase, junit
+from lockstep.workbench.export.junit import JUnitCase, junit
 
 
 def test_counts_and_kinds() -> None:

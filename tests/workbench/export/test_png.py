@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from workbench.export.png import data_uri, indexed_png
+from lockstep.workbench.export.png import data_uri, indexed_png
 
 PALETTE = ["#000000", "#ff8000", "#12ab34"]
 

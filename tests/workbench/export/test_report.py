@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.faults.catalogue import FAULTS
-from sessions import Session, SessionWriter, Verdict
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions import Session, SessionWriter, Verdict
+from lockstep.workbench.export.palette import DARK, LIGHT
+from lockstep.workbench.export.report import render
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.story import tell
 from tests.workbench.export import made
-from workbench.export.palette import DARK, LIGHT
-from workbench.export.report import render
-from workbench.views.request import Request
-from workbench.views.story import tell
 
 
 class Page(HTMLParser):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from lockstep.workbench.export.sarif import SarifResult, sarif
 from tests.workbench.export.sarif_schema import valid_sarif
-from workbench.export.sarif import SarifResult, sarif
 
 
 @pytest.mark.parametrize("level", ["none", "note", "warning", "error"])

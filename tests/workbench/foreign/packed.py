@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.taps.names import local_name, tap_specs
-from sessions import Session
-from sessions.layouts import cut
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignFacts, ForeignPass, ForeignTensor
+from lockstep.engine.taps.names import local_name, tap_specs
+from lockstep.sessions import Session
+from lockstep.sessions.layouts import cut
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import ForeignFacts, ForeignPass, ForeignTensor
 
 #: Taps that an engine with a fused attention has not.
 FUSED = ("attn.scores", "attn.probs", "attn.k_cache", "attn.v_cache")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.config.engine import MOST_RANKS
-from sessions.format.read_rows import MAX_RANKS
+from lockstep.engine.config.engine import MOST_RANKS
+from lockstep.sessions.format.read_rows import MAX_RANKS
 
 ROOT = Path(__file__).resolve().parents[3]
 

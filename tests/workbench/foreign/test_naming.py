@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.foreign.heads import PassHead
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.rows import PADDING, PROFILING, REJECTED, REPEATED, UNFINISHED, planned
+from lockstep.workbench.foreign.heads import PassHead
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.rows import PADDING, PROFILING, REJECTED, REPEATED, UNFINISHED, planned
 
 #: A row: sequence and position; None is padding.
 At = tuple[int, int] | None

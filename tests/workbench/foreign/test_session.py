@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
+from lockstep.workbench.foreign.session import write_session
+from lockstep.workbench.views.sentinels import desync
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
-from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from workbench.foreign.session import write_session
-from workbench.views.sentinels import desync
 
 
 @pytest.fixture(scope="module")

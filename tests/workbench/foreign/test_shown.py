@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sessions import Session, SessionWriter, Verdict
+from lockstep.sessions import Session, SessionWriter, Verdict
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.foreign.importing import import_run
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.tui.screens.status import status_facts
+from lockstep.workbench.views.branches import branch_lines
+from lockstep.workbench.views.golden_event import KIND, GoldenEvent, plain
+from lockstep.workbench.views.overview import overview, present
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 from tests.workbench.foreign.readers.tape_dump import dump
-from workbench.cli.main import run
-from workbench.foreign.importing import import_run
-from workbench.foreign.readers.lockstep import LockstepDump
-from workbench.tui.screens.status import status_facts
-from workbench.views.branches import branch_lines
-from workbench.views.golden_event import KIND, GoldenEvent, plain
-from workbench.views.overview import overview, present
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_sessions_show_names_the_engine(session: Path, capsys: pytest.CaptureFix
 def test_no_list_calls_its_rules_correct(
     session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.cli.sessions.sessions_directory", lambda: session.parent)
+    monkeypatch.setattr("lockstep.workbench.cli.sessions.sessions_directory", lambda: session.parent)
     replay = ["replay", str(session), "--batch", "--ex", "where", "--ex", "branches"]
     for words in (["sessions", "list"], ["sessions", "show", str(session)], replay):
         assert run(words) == 0

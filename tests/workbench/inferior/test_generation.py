@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import RankError
-from engine.run.sampling import Sampling
-from sessions import Session
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import RankError
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session
+from lockstep.workbench.inferior.generation import NonFiniteTap, add_prompts, run_to_end
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import NOTHING, STATS, Capture
+from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import put_nan, tiny_checkpoint
-from workbench.inferior.generation import NonFiniteTap, add_prompts, run_to_end
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import NOTHING, STATS, Capture
-from workbench.models.opening import open_model
 
 
 @pytest.mark.parametrize("capture", [NOTHING, STATS], ids=["off", "stats"])

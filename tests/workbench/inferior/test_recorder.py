@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriteError
-from sessions.errors import RecordingLost
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriteError
+from lockstep.sessions.errors import RecordingLost
+from lockstep.sessions.verify import verify
+from lockstep.workbench.inferior import backlog
+from lockstep.workbench.inferior.recorder import StepRecorder
+from lockstep.workbench.models.capture import FULL
 from tests.sessions.samples import create, record
-from workbench.inferior import backlog
-from workbench.inferior.recorder import StepRecorder
-from workbench.models.capture import FULL
 
 STEPS = 60
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions import Session, SessionMeta, SessionWriter
-from sessions.records import SequenceStep, StepRecord, Tap
-from workbench.inferior.token_recorder import TokenRecorder
+from lockstep.sessions import Session, SessionMeta, SessionWriter
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap
+from lockstep.workbench.inferior.token_recorder import TokenRecorder
 
 
 def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> None:

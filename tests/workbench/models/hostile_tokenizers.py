@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import LARGEST_JSON
+from lockstep.engine.checkpoint.files import LARGEST_JSON
 
 #: A tokenizer of single letters, into which each kind puts something.
 _LETTERS = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz Ġ!?.,0123456789")}
@@ -94,8 +94,8 @@ SLOW = (
 
 def use(folder: Path, length: int = 3_000) -> str:
     """Load the tokenizer of `folder`, encode a text of that length and decode it again; returns the error, if any."""
-    from engine.errors import CheckpointError, ConfigError, RequestError
-    from workbench.models.tokenizer import find_tokenizer, need_tokenizer
+    from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
+    from lockstep.workbench.models.tokenizer import find_tokenizer, need_tokenizer
 
     try:
         tokenizer = need_tokenizer(find_tokenizer(folder), folder)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import RequestError
-from engine.taps.names import tap_specs
-from workbench.models.capture import FULL, LAST, STATS, parse_capture
+from lockstep.engine.errors import RequestError
+from lockstep.engine.taps.names import tap_specs
+from lockstep.workbench.models.capture import FULL, LAST, STATS, parse_capture
 
 SPECS = tap_specs(num_layers=2, qk_norm=False, kv_replicas=1)
 

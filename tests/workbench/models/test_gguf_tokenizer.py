@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError, RequestError
+from lockstep.engine.errors import ConfigError, RequestError
+from lockstep.workbench.demo import GGUF_DIR, MODEL_DIR
+from lockstep.workbench.models.gguf_tokenizer import CUTS
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.requests import prompt_ids
+from lockstep.workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin, tokenizer_keys, write_keys
-from workbench.demo import GGUF_DIR, MODEL_DIR
-from workbench.models.gguf_tokenizer import CUTS
-from workbench.models.opening import open_model
-from workbench.models.requests import prompt_ids
-from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer
 
 DATA = Path(__file__).parents[4] / "shared/data"
 STORIES, QWEN = DATA / "stories260K/stories260K.gguf", DATA / "qwen2.5-0.5b-instruct"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from engine.taps.names import tap_specs
-from workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
+from lockstep.engine.taps.names import tap_specs
+from lockstep.workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
 
 
 def interleaved(rows: np.ndarray) -> np.ndarray:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CheckpointError
-from workbench.demo import GGUF_DIR
-from workbench.models.identify import identify
-from workbench.models.opening import open_model
+from lockstep.engine.errors import CheckpointError
+from lockstep.workbench.demo import GGUF_DIR
+from lockstep.workbench.models.identify import identify
+from lockstep.workbench.models.opening import open_model
 
 DEMO = "demo-q8_0.gguf"
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import ConfigError, EngineError, RequestError
-from workbench.debugger.host.options import Launch, target_of
-from workbench.demo import DEFAULT_PROMPT
-from workbench.models import requests
-from workbench.models.capture import STATS
-from workbench.models.opening import DEMO, OpenedModel, open_model
+from lockstep.engine.errors import ConfigError, EngineError, RequestError
+from lockstep.workbench.debugger.host.options import Launch, target_of
+from lockstep.workbench.demo import DEFAULT_PROMPT
+from lockstep.workbench.models import requests
+from lockstep.workbench.models.capture import STATS
+from lockstep.workbench.models.opening import DEMO, OpenedModel, open_model
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from engine.errors import CheckpointError, ConfigError, RequestError
-from workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
+from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
+from lockstep.workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
 
 QWEN = Path(__file__).resolve().parents[4] / "shared" / "data" / "qwen2.5-0.5b-instruct"
 
@@ -181,7 +181,9 @@ def test_a_template_that_fails_says_at_what(tmp_path: Path, template: str, why: 
 def test_a_template_that_takes_all_memory_or_time_is_ended(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.models.chat_template.SECONDS", 0.25)  # of the parent: the child has 5 s
+    monkeypatch.setattr(
+        "lockstep.workbench.models.chat_template.SECONDS", 0.25
+    )  # of the parent: the child has 5 s
     tokenizer = need_tokenizer(find_tokenizer(write_tokenizer(tmp_path, chat_template=template)), tmp_path)
     with pytest.raises(CheckpointError, match="chat template failed: "):
         tokenizer.render([{"role": "user", "content": "hi"}])

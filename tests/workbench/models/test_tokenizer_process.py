@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.errors import CheckpointError
+from lockstep.engine.errors import CheckpointError
+from lockstep.workbench.models.tokenizer import Tokenizer, find_tokenizer, need_tokenizer
+from lockstep.workbench.models.tokenizer_messages import MEMORY, SECONDS
+from lockstep.workbench.models.tokenizer_process import TokenizerProcess
 from tests.workbench.models.hostile_tokenizers import KINDS, SLOW, use
 from tests.workbench.models.test_tokenizer import write_tokenizer
-from workbench.models.tokenizer import Tokenizer, find_tokenizer, need_tokenizer
-from workbench.models.tokenizer_messages import MEMORY, SECONDS
-from workbench.models.tokenizer_process import TokenizerProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -99,7 +99,7 @@ def test_one_process_for_those_who_ask_for_the_same_files_and_none_when_nobody_d
 def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     code = (
-        "import sys, time; from pathlib import Path; from workbench.models.tokenizer import find_tokenizer\n"
+        "import sys, time; from pathlib import Path; from lockstep.workbench.models.tokenizer import find_tokenizer\n"
         "kept = find_tokenizer(Path(sys.argv[1])); print(kept._backend._process.pid, flush=True); time.sleep(600)"
     )
     starter = subprocess.Popen(
@@ -118,7 +118,7 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
 def test_its_starter_loads_no_tokenizers(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from workbench.models.tokenizer import find_tokenizer\n"
+        "import sys; from pathlib import Path; from lockstep.workbench.models.tokenizer import find_tokenizer\n"
         "assert find_tokenizer(Path(sys.argv[1])).encode('a'); sys.exit(2 * ('tokenizers' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=False).returncode == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 import gguf
 import torch
 
+from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.references.loading import load_golden
 
 
 def test_a_split_model_is_loaded_from_all_its_files(tmp_path: Path) -> None:

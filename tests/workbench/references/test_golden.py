@@ -18,14 +18,14 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import scratch
-from engine.errors import CheckpointError
-from sessions import Session
+from lockstep.engine import scratch
+from lockstep.engine.errors import CheckpointError
+from lockstep.sessions import Session
+from lockstep.workbench.references import cache, golden, recorder_process
+from lockstep.workbench.references.golden import forced_onto, record_golden, record_pair
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.references import cache, golden, recorder_process
-from workbench.references.golden import forced_onto, record_golden, record_pair
-from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 
 PROMPT = GoldenSequence((3, 4, 5))
 
@@ -155,7 +155,9 @@ def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache:
         )  # fmt: skip
     assert counted == [(0, 8)], "of a prefill and three steps, twice; the recorder was ended before the first"
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
-    assert not [one for one in psutil.Process().children() if "workbench.references.record" in one.cmdline()]
+    assert not [
+        one for one in psutil.Process().children() if "lockstep.workbench.references.record" in one.cmdline()
+    ]
 
 
 @pytest.mark.usefixtures("fresh_processes")
@@ -176,8 +178,8 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
 def test_the_front_stays_light() -> None:
     """Asking for a reference imports neither torch nor transformers."""
     code = (
-        "import sys, workbench.references.golden, workbench.diagnosis.verdict, workbench.diagnosis.naming,"
-        " workbench.diagnosis.operations.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
+        "import sys, lockstep.workbench.references.golden, lockstep.workbench.diagnosis.verdict, lockstep.workbench.diagnosis.naming,"
+        " lockstep.workbench.diagnosis.operations.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
         " sys.exit(', '.join(heavy) or None)"
     )
     root = str(Path(golden.__file__).parents[2])
@@ -241,8 +243,8 @@ def test_no_session_under_that_name_is_no_hit_and_set_aside() -> None:
 
 _STARTER = """
 import sys
-from workbench.references.golden import record_golden
-from workbench.references.request import GoldenSequence
+from lockstep.workbench.references.golden import record_golden
+from lockstep.workbench.references.request import GoldenSequence
 record_golden(sys.argv[1], [GoldenSequence((3, 4, 5))], 1, "float32", threads=1)
 """
 

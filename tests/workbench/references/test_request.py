@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.references.request import (
+from lockstep.workbench.references.request import (
     DTYPES,
     GoldenRequest,
     GoldenSequence,

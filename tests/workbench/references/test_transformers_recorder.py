@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engine.taps.names import tap_specs
-from sessions import Session
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import Session
+from lockstep.workbench.references import attention
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+from lockstep.workbench.references.steps import TOP_K
+from lockstep.workbench.references.transformers_recorder import record
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_variant
-from workbench.references import attention
-from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
-from workbench.references.steps import TOP_K
-from workbench.references.transformers_recorder import record
 
 PROMPT = tuple(range(3, 17))
 STEPS = 2

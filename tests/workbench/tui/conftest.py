@@ -11,13 +11,13 @@ from textual import _wait, events
 from textual.pilot import Pilot
 from textual.worker import WorkerCancelled
 
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.drivers.replay import ReplayDriver
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.routes import Route
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.settings import UserSettings
 from tests.workbench.tui.synthetic import build
-from workbench.tui.app import LockstepApp
-from workbench.tui.drivers.replay import ReplayDriver
-from workbench.tui.reader import Reader
-from workbench.tui.routes import Route
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.settings import UserSettings
 
 # How long a pilot sleeps at a time until the process is idle: `settle` waits for what is under way, not for a clock.
 _wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 1 / 100, 1 / 400

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.taps.names import layer_of, local_name, tap_specs
-from sessions import SessionWriter
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.engine.taps.names import layer_of, local_name, tap_specs
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
 from tests.workbench.tui.synthetic import TEXTS
 
 ODD = ("nan", "inf", "one token", "empty branch")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.taps.names import tap_specs
-from sessions import SessionWriter
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
 
 #: Token texts, hostile ones among them: an escape sequence, markup, right-to-left, combining, wide.
 TEXTS = {

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.records import SequenceStep, StepInFlight
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.records import SequenceStep, StepInFlight
+from lockstep.workbench.tui.panes.attention import AttentionPane
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.multiples import Multiples
+from lockstep.workbench.views.numbers import number
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import PROMPT, TEXTS, build
-from workbench.tui.panes.attention import AttentionPane
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.multiples import Multiples
-from workbench.views.numbers import number
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

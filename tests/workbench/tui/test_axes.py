@@ -15,13 +15,13 @@ from rich.segment import Segment
 from textual.app import App, ComposeResult
 from textual.strip import Strip
 
-from workbench.export.colormap import SHADES, shades
-from workbench.export.pooling import pool
-from workbench.tui.theme import _PAINTS, DARK, LIGHT
-from workbench.tui.widgets.axes import Axes, column_labels, row_labels, scale_line
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.export.colormap import SHADES, shades
+from lockstep.workbench.export.pooling import pool
+from lockstep.workbench.tui.theme import _PAINTS, DARK, LIGHT
+from lockstep.workbench.tui.widgets.axes import Axes, column_labels, row_labels, scale_line
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.shading import Matrix
 
 WORDS = ("write", " a", " haiku", " about", " rain", "雨の音", ":", "⏎")
 

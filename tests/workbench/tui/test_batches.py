@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from sessions import SequenceStep, SessionWriter, StepRecord, Tap
-from sessions.meta import SessionMeta
+from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, Tap
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.tui import routes
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.drivers.live import LiveDriver
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
-from workbench.tui import routes
-from workbench.tui.app import LockstepApp
-from workbench.tui.drivers.live import LiveDriver
-from workbench.tui.screens.workbench import WorkbenchScreen
 
 PROMPTS = ("1,5,9,12", "7,8", "30")
 

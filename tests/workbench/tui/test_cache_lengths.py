@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sessions.format import codec
+from lockstep.sessions.format import codec
+from lockstep.workbench.tui.panes.cache_lengths import layered, length_lines
+from lockstep.workbench.views.kv_cache import CachedSequence
 from tests.sessions.samples import tamper
 from tests.workbench.tui.conftest import Bench, press, text_of
 from tests.workbench.tui.synthetic import build
-from workbench.tui.panes.cache_lengths import layered, length_lines
-from workbench.views.kv_cache import CachedSequence
 
 
 def _lines(lengths: Sequence[Sequence[int]], width: int = 76) -> list[str]:

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.format import codec
-from sessions.records import SequenceStep, StepInFlight, TensorRecord
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.format import codec
+from lockstep.sessions.records import SequenceStep, StepInFlight, TensorRecord
+from lockstep.workbench.tui.panes.cache import CachePane
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.views.numbers import number
 from tests.sessions.samples import tamper
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import HEAD_DIM, LAYERS, RANKS, build
-from workbench.tui.panes.cache import CachePane
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.views.numbers import number
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

@@ -9,14 +9,14 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
+from lockstep.workbench.export.pooling import pool
+from lockstep.workbench.tui.navigator import updated
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.command_line import CommandLine
+from lockstep.workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui.widgets.multiples import Multiples, Tiles
+from lockstep.workbench.views.where import Where
 from tests.workbench.tui.conftest import Bench, press, settle
-from workbench.export.pooling import pool
-from workbench.tui.navigator import updated
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.grid import Grid
-from workbench.tui.widgets.multiples import Multiples, Tiles
-from workbench.views.where import Where
 
 
 def _screen(pilot: Pilot[int]) -> WorkbenchScreen:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.tui.drivers.port import CommandStage
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
-from workbench.tui.drivers.port import CommandStage
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench import error_log
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.launch import _run, run_session
+from lockstep.workbench.tui.panes.attention import AttentionPane
+from lockstep.workbench.tui.panes.operations import OperationsPane
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.status_line import StatusLine
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
-from workbench import error_log
-from workbench.tui.app import LockstepApp
-from workbench.tui.launch import _run, run_session
-from workbench.tui.panes.attention import AttentionPane
-from workbench.tui.panes.operations import OperationsPane
-from workbench.tui.reader import Reader
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.status_line import StatusLine
-from workbench.tui.widgets.token_strip import TokenStrip
 
 #: What a stranger's value may be that an exception quotes.
 EVIL = "[/bold] [link=http://evil.example]x \x1b[31mred \u202e"

@@ -11,7 +11,7 @@ import pytest
 #: Frees 8 MiB, which raises glibc's bound, then tells by how much a block of 1 MiB adds to the mapped bytes.
 PROGRAM = """
 import ctypes
-from workbench.tui.heap import map_large_arrays
+from lockstep.workbench.tui.heap import map_large_arrays
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
 libc = ctypes.CDLL(None)

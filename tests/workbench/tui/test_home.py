@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.tui import routes, settings
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.screens.home import HomeScreen
+from lockstep.workbench.tui.screens.machine import machine_lines
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from tests.workbench.tui.conftest import press, settle, text_of
-from workbench.tui import routes, settings
-from workbench.tui.app import LockstepApp
-from workbench.tui.screens.home import HomeScreen
-from workbench.tui.screens.machine import machine_lines
-from workbench.tui.screens.workbench import WorkbenchScreen
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,12 @@ def _loaded(statement: str, names: tuple[str, ...]) -> str:
 @pytest.mark.parametrize(
     "module",
     [
-        "workbench.tui.launch",
-        "workbench.tui.screens.home",
-        "workbench.tui.screens.workbench",
-        "workbench.tui.drivers.live",
-        "workbench.tui.drivers.replay",
-        "workbench.tui.web",
+        "lockstep.workbench.tui.launch",
+        "lockstep.workbench.tui.screens.home",
+        "lockstep.workbench.tui.screens.workbench",
+        "lockstep.workbench.tui.drivers.live",
+        "lockstep.workbench.tui.drivers.replay",
+        "lockstep.workbench.tui.web",
     ],
 )
 def test_no_screen_loads_torch(module: str) -> None:
@@ -32,18 +32,18 @@ def test_no_screen_loads_torch(module: str) -> None:
 
 
 def test_the_first_paint_waits_for_nothing_but_textual() -> None:
-    light = "import workbench.cli.main, workbench.tui.launch, workbench.tui.screens.home, workbench.tui.screens.opening"
+    light = "import lockstep.workbench.cli.main, lockstep.workbench.tui.launch, lockstep.workbench.tui.screens.home, lockstep.workbench.tui.screens.opening"
     assert _loaded(light, (*_HEAVY, "numpy", "sqlite3", "tokenizers", "typer", "click")) == ""
 
 
 def test_the_first_picture_of_a_session_waits_for_one_pane() -> None:
     """The others are imported once it stands; a debugger and its commands on a thread of their own."""
-    opened = "import workbench.tui.screens.workbench, workbench.tui.reader, workbench.tui.drivers.replay"
+    opened = "import lockstep.workbench.tui.screens.workbench, lockstep.workbench.tui.reader, lockstep.workbench.tui.drivers.replay"
     names = ("attention", "cache", "golden", "journal", "logits", "sentinels", "tensor", "weights")
-    panes = tuple(f"workbench.tui.panes.{name}" for name in names)
+    panes = tuple(f"lockstep.workbench.tui.panes.{name}" for name in names)
     rest = (
-        "workbench.tui.split.maps", "workbench.tui.screens.split", "workbench.tui.screens.toggles",
-        "workbench.tui.drivers.recorded", "workbench.debugger.core.debugger", "engine.faults.catalogue",
-        "engine.checkpoint.survey", "workbench.export.png", "resvg_py",
+        "lockstep.workbench.tui.split.maps", "lockstep.workbench.tui.screens.split", "lockstep.workbench.tui.screens.toggles",
+        "lockstep.workbench.tui.drivers.recorded", "lockstep.workbench.debugger.core.debugger", "lockstep.engine.faults.catalogue",
+        "lockstep.engine.checkpoint.survey", "lockstep.workbench.export.png", "resvg_py",
     )  # fmt: skip
     assert _loaded(opened, (*_HEAVY, *panes, *rest, "typer")) == ""

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from textual import events
 
+from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
+from lockstep.workbench.debugger.core.registry import Command, commands, parse_line
+from lockstep.workbench.tui import keys, settings
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.view_actions import ViewActions
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from tests.workbench.tui.conftest import Bench, enter, press, replaying, settle, text_of
-from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
-from workbench.debugger.core.registry import Command, commands, parse_line
-from workbench.tui import keys, settings
-from workbench.tui.app import LockstepApp
-from workbench.tui.reader import Reader
-from workbench.tui.screens.view_actions import ViewActions
-from workbench.tui.screens.workbench import WorkbenchScreen
 
 _SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
 

@@ -15,24 +15,24 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from engine.faults.catalogue import FAULTS
-from sessions.records import STATISTICS
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.debugger.host import client
+from lockstep.workbench.tui import routes
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.drivers.live import LiveDriver
+from lockstep.workbench.tui.panes.tensor import TensorPane
+from lockstep.workbench.tui.screens.starting import StartingScreen
+from lockstep.workbench.tui.screens.toggles import TogglesScreen
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.settings import UserSettings, load
+from lockstep.workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.views.attention import attention
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.operations import operations
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of, until
-from workbench.debugger.host import client
-from workbench.tui import routes
-from workbench.tui.app import LockstepApp
-from workbench.tui.drivers.live import LiveDriver
-from workbench.tui.panes.tensor import TensorPane
-from workbench.tui.screens.starting import StartingScreen
-from workbench.tui.screens.toggles import TogglesScreen
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.settings import UserSettings, load
-from workbench.tui.widgets.grid import Grid
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.views.attention import attention
-from workbench.views.numbers import number
-from workbench.views.operations import operations
 
 
 @pytest.fixture(scope="module")

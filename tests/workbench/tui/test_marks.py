@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 
-from engine.taps.names import layer_of, local_name
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.grid import Grid
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.grid import Grid
 
 
 def _list(pilot: Pilot[int]) -> list[str]:

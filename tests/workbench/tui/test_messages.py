@@ -13,19 +13,19 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-import workbench.tui
-from engine.faults.catalogue import FAULTS
+import lockstep.workbench.tui
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.workbench.debugger.commands import all as _all  # noqa: F401 - fills the registry
+from lockstep.workbench.debugger.core.registry import commands
+from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.screens.output import OutputScreen
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui.widgets.message_line import MessageLine
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.text_block import TextBlock, cut, folded
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.odd import build_odd
-from workbench.debugger.commands import all as _all  # noqa: F401 - fills the registry
-from workbench.debugger.core.registry import commands
-from workbench.tui.panes.titles import TITLES
-from workbench.tui.screens.output import OutputScreen
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.grid import Grid
-from workbench.tui.widgets.message_line import MessageLine
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.text_block import TextBlock, cut, folded
 
 WORDS = st.text(st.sampled_from("abc de雨f.:/"), min_size=0, max_size=200)
 
@@ -176,7 +176,7 @@ def _is_whole(pilot: Pilot[int]) -> None:
 
 def test_no_message_goes_another_way() -> None:
     """What is said is said by `tell`, `notify`, `empty` or a sheet, and none of them is given a text that was cut."""
-    root = Path(workbench.tui.__file__).parent
+    root = Path(lockstep.workbench.tui.__file__).parent
     ways = {"tell", "_tell", "notify", "empty", "_notify"}
     for file in sorted(root.rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.tui.navigator import clamped, next_rank, next_stop, same_operation
-from workbench.views.where import Where
+from lockstep.workbench.tui.navigator import clamped, next_rank, next_stop, same_operation
+from lockstep.workbench.views.where import Where
 
 _TAPS = ("embed", "layers.0.attn_norm", "layers.0.mlp", "layers.1.attn_norm", "layers.1.mlp", "logits")
 

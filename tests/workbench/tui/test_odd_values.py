@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.views.where import Where
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.odd import ODD, build_odd
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.views.where import Where
 
 
 @pytest.mark.parametrize("kind", ODD)

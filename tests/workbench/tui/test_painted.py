@@ -10,12 +10,12 @@ from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from workbench.tui.app import LockstepApp
-from workbench.tui.theme import THEMES
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.theme import THEMES
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.text_block import TextBlock
 
 COLUMNS = (GridColumn("name", 30), GridColumn("value", 6, right=True, drop=1), GridColumn("told", 20, drop=2))
 

@@ -6,12 +6,12 @@ from textual.command import CommandPalette, Hit
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from engine.faults.catalogue import FAULTS
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.workbench.debugger.commands import all as _all  # noqa: F401  fills the registry
+from lockstep.workbench.debugger.core.registry import commands
+from lockstep.workbench.tui.palette import PaletteEntries
+from lockstep.workbench.tui.widgets.command_line import CommandLine
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
-from workbench.debugger.commands import all as _all  # noqa: F401  fills the registry
-from workbench.debugger.core.registry import commands
-from workbench.tui.palette import PaletteEntries
-from workbench.tui.widgets.command_line import CommandLine
 
 
 async def _found(pilot: Pilot[int], query: str) -> list[str]:

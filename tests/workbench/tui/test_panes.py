@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from textual.widgets import Static
 
-from sessions import SessionWriter
-from sessions.meta import WeightShare
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.meta import WeightShare
+from lockstep.workbench.tui import settings
+from lockstep.workbench.tui.panes import pane_classes
+from lockstep.workbench.tui.panes.sentinels import history_cells
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.command_line import CommandLine
+from lockstep.workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
-from workbench.tui import settings
-from workbench.tui.panes import pane_classes
-from workbench.tui.panes.sentinels import history_cells
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.grid import Grid
-from workbench.tui.widgets.token_strip import TokenStrip
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 

@@ -8,13 +8,13 @@ import pytest
 from textual import events
 from textual.widgets import Input
 
+from lockstep.workbench.models.identify import Found
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.pasting import PasteParser
+from lockstep.workbench.tui.screens.home import HomeScreen
+from lockstep.workbench.tui.screens.model_form import ModelForm
+from lockstep.workbench.tui.widgets.field import Field
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
-from workbench.models.identify import Found
-from workbench.tui.app import LockstepApp
-from workbench.tui.pasting import PasteParser
-from workbench.tui.screens.home import HomeScreen
-from workbench.tui.screens.model_form import ModelForm
-from workbench.tui.widgets.field import Field
 
 HOSTILE = "\x1b[31mred\x1b[0m\x1bn\x03 q\r\nsecond\tline " * 1000  # 30 kB
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from lockstep.workbench.tui.app import LockstepApp
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.settings import UserSettings
 from tests.workbench.tui.conftest import press, replaying, settle
-from workbench.tui.app import LockstepApp
-from workbench.tui.reader import Reader
-from workbench.tui.settings import UserSettings
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 DARK, LIGHT = "lockstep-dark", "lockstep-light"

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import SessionMeta
+from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.tui.screens.side_chooser import SideChooser
+from lockstep.workbench.tui.screens.split import SplitScreen
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.split.maps import SideMaps
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.views.sides import GOLDEN
 from tests.workbench.tui.conftest import Bench, enter, press, text_of
 from tests.workbench.tui.synthetic import build
-from workbench.tui.screens.side_chooser import SideChooser
-from workbench.tui.screens.split import SplitScreen
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.split.maps import SideMaps
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.views.sides import GOLDEN
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from sessions import SessionError
+from lockstep.sessions import SessionError
+from lockstep.workbench.tui.panes.base import Pane
 from tests.sessions.oddities import ODDITIES
 from tests.sessions.strangers import usual, write
 from tests.workbench.tui.conftest import Bench, press, settle
-from workbench.tui.panes.base import Pane
 
 #: Through every pane with its modes, the tensor screens, branches, ranks, layers and stops.
 KEYS = (

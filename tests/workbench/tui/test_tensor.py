@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from engine.taps.names import tap_specs
-from sessions import SessionWriter
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from lockstep.workbench.tui.panes.tensor import TensorPane
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import TEXTS
-from workbench.tui.panes.tensor import TensorPane
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.heatmap import Heatmap
 
 HEADS, HEAD_DIM, PROMPT = 8, 32, [1, 2, 3, 4]
 STEPS, RANKS, LAYERS = 3, 2, 2

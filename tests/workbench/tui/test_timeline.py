@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap
-from sessions.meta import SessionMeta
+from lockstep.sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
+from lockstep.workbench.tui.widgets.step_timeline import StepTimeline
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
-from workbench.tui.screens.workbench import WorkbenchScreen
-from workbench.tui.widgets.step_timeline import StepTimeline
 
 #: Probabilities of the emitted tokens, by sequence: NaN at step 3 of the second.
 CHANCES = {0: [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], 1: [0.2, 0.2, 0.2, float("nan"), 0.2, 0.2]}

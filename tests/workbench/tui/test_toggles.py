@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from engine.faults.catalogue import FAULTS
-from sessions.meta import ModelMeta
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.tui.screens.toggles import TogglesScreen, filtered_rows, toggle_rows
+from lockstep.workbench.tui.widgets.grid import Grid
 from tests.workbench.tui.conftest import Bench, press, text_of
-from workbench.tui.screens.toggles import TogglesScreen, filtered_rows, toggle_rows
-from workbench.tui.widgets.grid import Grid
 
 
 def test_each_group_has_one_heading_and_no_fault_is_missing() -> None:

@@ -17,8 +17,8 @@ pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
 
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402 - an extra
 
-from workbench import error_log  # noqa: E402 - as above
-from workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
+from lockstep.workbench import error_log  # noqa: E402 - as above
+from lockstep.workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
 
 #: Says that it is ready, and ends with the first message, which is that it is to quit.
 _SCREENS = "printf '__GANGLION__\\n'; head -c 1 > /dev/null"
@@ -189,7 +189,7 @@ async def test_a_process_that_hears_nothing_is_ended_with_its_socket(
     client: Any, server: OwnersServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("workbench.tui.web_server._GRACE", 0.2)
+    monkeypatch.setattr("lockstep.workbench.tui.web_server._GRACE", 0.2)
     server.command = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; printf '__GANGLION__\\n'; exec sleep 600"
     await _come_in(client, server)
     visit = await client.ws_connect(f"{server.path}ws")

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
-from workbench.debugger.host.options import parse_options, target_of
-from workbench.debugger.stops.breakpoints import SENTINELS
-from workbench.export.pooling import ABSENT, FINITE, NAN, pool
-from workbench.models.identify import completions, identify
-from workbench.tui import routes, settings
-from workbench.tui.screens import commands
-from workbench.tui.screens.starting import StartingScreen
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.plot import bars, curve, greatest, squeeze
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.sparkline import sparkline
-from workbench.tui.widgets.token_strip import StripLine, TokenStrip
-from workbench.views.token_line import TokenCell, TokenRow
+from lockstep.workbench.debugger.host.options import parse_options, target_of
+from lockstep.workbench.debugger.stops.breakpoints import SENTINELS
+from lockstep.workbench.export.pooling import ABSENT, FINITE, NAN, pool
+from lockstep.workbench.models.identify import completions, identify
+from lockstep.workbench.tui import routes, settings
+from lockstep.workbench.tui.screens import commands
+from lockstep.workbench.tui.screens.starting import StartingScreen
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.plot import bars, curve, greatest, squeeze
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.sparkline import sparkline
+from lockstep.workbench.tui.widgets.token_strip import StripLine, TokenStrip
+from lockstep.workbench.views.token_line import TokenCell, TokenRow
 
 
 @given(st.text(max_size=30), st.integers(1, 30), st.booleans())

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from workbench.views.attention import row_figures
+from lockstep.workbench.views.attention import row_figures
 
 
 def test_hidden_keys_count_as_nothing() -> None:

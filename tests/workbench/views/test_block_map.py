@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap
-from workbench.views.block_map import pool_of
-from workbench.views.source import SessionSource
-from workbench.views.token_texts import TokenTexts
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap
+from lockstep.workbench.views.block_map import pool_of
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.views.where import Where
 
 
 @pytest.mark.parametrize(

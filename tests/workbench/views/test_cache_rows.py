@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
-from workbench.views.cache_rows import cache_rows
-from workbench.views.kv_cache import cache
-from workbench.views.source import SessionSource
-from workbench.views.token_texts import TokenTexts
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord
+from lockstep.workbench.views.cache_rows import cache_rows
+from lockstep.workbench.views.kv_cache import cache
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.views.where import Where
 
 TAP = "layers.0.attn.k_cache"
 RANDOM = np.random.default_rng(3)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import SequenceStep, Session, SessionError
-from sessions.format import codec
-from sessions.records import MAX_LAYERS
-from sessions.verify import verify
+from lockstep.sessions import SequenceStep, Session, SessionError
+from lockstep.sessions.format import codec
+from lockstep.sessions.records import MAX_LAYERS
+from lockstep.sessions.verify import verify
+from lockstep.workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs
 from tests.sessions.samples import create, record, sequence, tamper, write
-from workbench.views.cached_lengths import in_words, odd_lengths, rows_of, runs
 
 R0 = " on rank 0"
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"

@@ -9,17 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from sessions.records import STATISTICS, SequenceStep, StepInFlight, StepRecord, Tap
-from workbench.tui.panes.followed import history_lines, move
-from workbench.views.candidate_history import candidate_history
-from workbench.views.candidates import candidates, emitted_probability, first_difference, margin, probability
-from workbench.views.logits import logits
-from workbench.views.source import SessionSource
-from workbench.views.token_line import TokenCell, TokenLine, TokenLines, TokenRow, compare
-from workbench.views.token_texts import TokenTexts
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepInFlight, StepRecord, Tap
+from lockstep.workbench.tui.panes.followed import history_lines, move
+from lockstep.workbench.views.candidate_history import candidate_history
+from lockstep.workbench.views.candidates import (
+    candidates,
+    emitted_probability,
+    first_difference,
+    margin,
+    probability,
+)
+from lockstep.workbench.views.logits import logits
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_line import TokenCell, TokenLine, TokenLines, TokenRow, compare
+from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.views.where import Where
 
 TEXTS = TokenTexts({1: "a", 2: "b"})
 

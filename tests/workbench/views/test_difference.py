@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.views.difference import hidden_by_one, hides, less
+from lockstep.workbench.views.difference import hidden_by_one, hides, less
 
 INF, NAN = np.inf, np.nan
 SCORES, PROBS, OTHER = "layers.0.attn.scores", "layers.3.attn.probs", "layers.0.attn.q_proj"

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from workbench.views.causes import Cause
-from workbench.views.golden_event import (
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.golden_event import (
     KIND,
     Divergence,
     GoldenEvent,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.faults.catalogue import FAULTS, parse_rule
-from workbench.views.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
+from lockstep.engine.faults.catalogue import FAULTS, parse_rule
+from lockstep.workbench.views.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
 
 
 @pytest.mark.parametrize("fault", sorted(set(KNOWN_FAULTS.values())))

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from sessions.records import JSON, SequenceStep, StepRecord, Tap
-from workbench.views.lens import KIND, LensEvent, LensRow, lens, recorded_lens
-from workbench.views.source import SessionSource
-from workbench.views.token_texts import TokenTexts
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import JSON, SequenceStep, StepRecord, Tap
+from lockstep.workbench.views.lens import KIND, LensEvent, LensRow, lens, recorded_lens
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.views.where import Where
 
 ROW = LensRow("layers.0.mlp_residual", (4, 9), (2.0, None), 2.5, 0.7)
 EVENT = LensEvent(0, (ROW,), (ROW,))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import ConfigMeta, ForeignMeta, SessionMeta
-from workbench.views.overview import overview
-from workbench.views.source import SessionSource
-from workbench.views.token_texts import TokenTexts
+from lockstep.sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import ConfigMeta, ForeignMeta, SessionMeta
+from lockstep.workbench.views.overview import overview
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_texts import TokenTexts
 
 ABSENT = {"layers.0.attn.probs": "not in the dump\x1b[31m"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sessions.meta import SessionMeta, WeightShare
-from workbench.views.rank_weights import rank_shares, shape_text
+from lockstep.sessions.meta import SessionMeta, WeightShare
+from lockstep.workbench.views.rank_weights import rank_shares, shape_text
 
 NAME = "model.layers.0.self_attn.q_proj.bias"
 

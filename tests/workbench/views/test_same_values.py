@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockstep.workbench.debugger.answers import TableResult
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.workbench.views.attention import attention
+from lockstep.workbench.views.kv_cache import cache
+from lockstep.workbench.views.lens import lens
+from lockstep.workbench.views.logits import logits
+from lockstep.workbench.views.numbers import cell
+from lockstep.workbench.views.overview import overview, present
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.sentinels import misaligned
+from lockstep.workbench.views.story import tell
+from lockstep.workbench.views.where import Where
 from tests.workbench.views.test_same_words import Told, told  # noqa: F401 - the fixture
-from workbench.debugger.answers import TableResult
-from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.views.attention import attention
-from workbench.views.kv_cache import cache
-from workbench.views.lens import lens
-from workbench.views.logits import logits
-from workbench.views.numbers import cell
-from workbench.views.overview import overview, present
-from workbench.views.request import Request
-from workbench.views.sentinels import misaligned
-from workbench.views.story import tell
-from workbench.views.where import Where
 
 
 def _places(told: Told) -> Iterator[Where]:  # noqa: F811

@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.faults.catalogue import FAULTS
-from sessions import STATISTICS, Session
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions import STATISTICS, Session
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.debugger.answers import Stop
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import NotCaptured
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.export.document import document
+from lockstep.workbench.export.json import dumps
+from lockstep.workbench.export.report import render
+from lockstep.workbench.views.branch_sentinel import BranchSentinel
+from lockstep.workbench.views.golden_event import last_golden_event
+from lockstep.workbench.views.journal import journal
+from lockstep.workbench.views.operations import operations
+from lockstep.workbench.views.overview import overview, present
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.sentinel_watch import SentinelWatch
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.step_verdicts import judged_step
+from lockstep.workbench.views.story import Story, tell
+from lockstep.workbench.views.token_line import TokenLine, TokenLines
+from lockstep.workbench.views.where import Where
 from tests.workbench.export import made
-from workbench.cli.main import run
-from workbench.debugger.answers import Stop
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import NotCaptured
-from workbench.debugger.host.replay import open_replay
-from workbench.export.document import document
-from workbench.export.json import dumps
-from workbench.export.report import render
-from workbench.views.branch_sentinel import BranchSentinel
-from workbench.views.golden_event import last_golden_event
-from workbench.views.journal import journal
-from workbench.views.operations import operations
-from workbench.views.overview import overview, present
-from workbench.views.request import Request
-from workbench.views.sentinel_watch import SentinelWatch
-from workbench.views.source import SessionSource
-from workbench.views.step_verdicts import judged_step
-from workbench.views.story import Story, tell
-from workbench.views.token_line import TokenLine, TokenLines
-from workbench.views.where import Where
 
 RECORDED = sorted((Path(__file__).parents[3] / "sessions" / "recorded").glob("*.session"))
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap
-from sessions.meta import SessionMeta
-from sessions.records import StepInFlight
+from lockstep.sessions import STATISTICS, SequenceStep, Session, SessionWriter, StepRecord, Tap
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import StepInFlight
+from lockstep.workbench.debugger.core import sentinels as catching
+from lockstep.workbench.debugger.core.timeline import open_timeline
+from lockstep.workbench.views import sentinels
+from lockstep.workbench.views.branch_sentinel import BranchSentinel
+from lockstep.workbench.views.operations import operations
+from lockstep.workbench.views.request import Request
+from lockstep.workbench.views.sentinel_watch import SentinelWatch
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.story import tell
+from lockstep.workbench.views.where import Where
 from tests.workbench.export import made
-from workbench.debugger.core import sentinels as catching
-from workbench.debugger.core.timeline import open_timeline
-from workbench.views import sentinels
-from workbench.views.branch_sentinel import BranchSentinel
-from workbench.views.operations import operations
-from workbench.views.request import Request
-from workbench.views.sentinel_watch import SentinelWatch
-from workbench.views.source import SessionSource
-from workbench.views.story import tell
-from workbench.views.where import Where
 
 
 def _watched(path: Path, branch: int = 0) -> dict[str, BranchSentinel]:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions import Session, SessionWriter
-from sessions.meta import SessionMeta
-from sessions.records import SequenceStep, StepRecord, Tap
-from workbench.views.operations import operations
-from workbench.views.series import history
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap
+from lockstep.workbench.views.operations import operations
+from lockstep.workbench.views.series import history
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 TAPS = [
     Tap(0, "embed", "replicate"),

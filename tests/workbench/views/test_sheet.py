@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.meta import ModelMeta
-from workbench.views.axes import Axis, by_head, parameter_axes, tap_axes
-from workbench.views.sheet import arrangements, fold, sheet
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.views.axes import Axis, by_head, parameter_axes, tap_axes
+from lockstep.workbench.views.sheet import arrangements, fold, sheet
 
 MODEL = ModelMeta(num_heads=4, num_kv_heads=2, head_dim=8)
 

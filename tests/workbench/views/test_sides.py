@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionError, SessionWriter
-from sessions.meta import ConfigMeta, SessionMeta
-from sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord, Verdict
-from workbench.views.compared_logits import compared_logits, divergence
-from workbench.views.compared_step import compared_step
-from workbench.views.compared_tensors import compared_attention, compared_tensor
-from workbench.views.sides import GOLDEN, SidesReader, other_sides, sides, usual_side
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.meta import ConfigMeta, SessionMeta
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.workbench.views.compared_logits import compared_logits, divergence
+from lockstep.workbench.views.compared_step import compared_step
+from lockstep.workbench.views.compared_tensors import compared_attention, compared_tensor
+from lockstep.workbench.views.sides import GOLDEN, SidesReader, other_sides, sides, usual_side
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 TAPS = ("embed", "layers.0.attn.q_proj", "layers.0.attn.probs", "logits")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import SessionWriter
-from sessions.session import Session
+from lockstep.sessions import SessionWriter
+from lockstep.sessions.session import Session
+from lockstep.workbench.views import source as sources
+from lockstep.workbench.views.attention import attention
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 from tests.workbench.tui.synthetic import HAIKU, HEADS, PROMPT, RANKS, build
-from workbench.views import source as sources
-from workbench.views.attention import attention
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
 
 TAP = "layers.1.attn.probs"
 

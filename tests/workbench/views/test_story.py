@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import RequestError
-from engine.faults.catalogue import FAULTS
-from sessions import STATISTICS, Session, SessionError
+from lockstep.engine.errors import RequestError
+from lockstep.engine.faults.catalogue import FAULTS
+from lockstep.sessions import STATISTICS, Session, SessionError
+from lockstep.workbench.views.attention import attention
+from lockstep.workbench.views.request import Limits, Request
+from lockstep.workbench.views.series import history
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.story import Story, tell
+from lockstep.workbench.views.where import Where
 from tests.sessions.samples import tamper
 from tests.workbench.export import made
-from workbench.views.attention import attention
-from workbench.views.request import Limits, Request
-from workbench.views.series import history
-from workbench.views.source import SessionSource
-from workbench.views.story import Story, tell
-from workbench.views.where import Where
 
 
 def _tell(path: Path, request: Request | None = None) -> Story:

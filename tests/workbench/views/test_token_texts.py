@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sessions.meta import ModelMeta, SessionMeta
-from workbench.demo import MODEL_DIR
-from workbench.models.tokenizer import find_tokenizer
-from workbench.views.token_texts import TokenTexts, checkpoint_path, token_label
+from lockstep.sessions.meta import ModelMeta, SessionMeta
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.models.tokenizer import find_tokenizer
+from lockstep.workbench.views.token_texts import TokenTexts, checkpoint_path, token_label
 
 DEMO = find_tokenizer(MODEL_DIR)
 

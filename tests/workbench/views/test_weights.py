@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.resolve import open_checkpoint
-from sessions import Session, SessionWriter
-from sessions.meta import ModelMeta, SessionMeta
-from sessions.records import Tap
-from workbench.demo import GGUF_DIR
-from workbench.views.source import SessionSource
-from workbench.views.tensor import tensor_figures
-from workbench.views.weight_tensor import weight_tensor
-from workbench.views.weight_values import _standing_out, parameter_values
-from workbench.views.weights import weights
-from workbench.views.where import Where
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.sessions import Session, SessionWriter
+from lockstep.sessions.meta import ModelMeta, SessionMeta
+from lockstep.sessions.records import Tap
+from lockstep.workbench.demo import GGUF_DIR
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.tensor import tensor_figures
+from lockstep.workbench.views.weight_tensor import weight_tensor
+from lockstep.workbench.views.weight_values import _standing_out, parameter_values
+from lockstep.workbench.views.weights import weights
+from lockstep.workbench.views.where import Where
 
 BIAS = "model.layers.0.self_attn.q_proj.bias"
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.config import ModelConfig
-from engine.config.rope_frequencies import frequencies
-from engine.ranks.reports import WeightsReport
-from engine.taps.names import STATISTICS, local_name
-from workbench.checking.invariants.invariant import Invariant
-from workbench.checking.invariants.runs import Run
-from workbench.views.numbers import number
-from workbench.views.plain_text import plural
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_frequencies import frequencies
+from lockstep.engine.ranks.reports import WeightsReport
+from lockstep.engine.taps.names import STATISTICS, local_name
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.checking.invariants.runs import Run
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.plain_text import plural
 
 Property = Callable[[Run, ModelConfig, float], Invariant]
 

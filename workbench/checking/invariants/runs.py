@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api import Engine, Pass
-from engine.taps.names import local_name
-from workbench.views.moved import ROUNDING
-from workbench.views.numbers import number
-from workbench.views.plain_text import plural
+from lockstep.engine.api import Engine, Pass
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.views.moved import ROUNDING
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.plain_text import plural
 
 Array = NDArray[np.float64]
 

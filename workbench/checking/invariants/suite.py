@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.api import Engine
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import EngineError
-from engine.ranks.messages import ReadWeights
-from workbench.checking.invariants.invariant import Invariant
-from workbench.checking.invariants.properties import PROPERTIES, finite, loaded
-from workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
-from workbench.inferior.inferior import RANK_PROGRAM
+from lockstep.engine.api import Engine
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import EngineError
+from lockstep.engine.ranks.messages import ReadWeights
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.checking.invariants.properties import PROPERTIES, finite, loaded
+from lockstep.workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
+from lockstep.workbench.inferior.inferior import RANK_PROGRAM
 
 #: Tokens of the long prompt, where the model's context has room for it.
 LONG = 256

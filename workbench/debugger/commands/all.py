@@ -1,6 +1,6 @@
 """Importing this module fills the registry."""
 
-from workbench.debugger.commands import (  # noqa: F401
+from lockstep.workbench.debugger.commands import (  # noqa: F401
     branches,
     breakpoints,
     capture,

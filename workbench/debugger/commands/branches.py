@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sessions.text import clean
-from workbench.debugger.answers import Message, Position, Result, TableResult
-from workbench.debugger.core.backwards import backward_to, land
-from workbench.debugger.core.comparing import run_ahead
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.core.settings import Checkpoint
-from workbench.debugger.errors import CommandError
-from workbench.views.branches import engine_name
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Message, Position, Result, TableResult
+from lockstep.workbench.debugger.core.backwards import backward_to, land
+from lockstep.workbench.debugger.core.comparing import run_ahead
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.core.settings import Checkpoint
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.views.branches import engine_name
 
 
 @command(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sessions.text import clean
-from workbench.debugger.answers import Message, Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.core.tensors import rank_of
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language import expressions
-from workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
-from workbench.views.plain_text import plural
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Message, Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.core.tensors import rank_of
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language import expressions
+from lockstep.workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
+from lockstep.workbench.views.plain_text import plural
 
 NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
 WHERE = Argument(

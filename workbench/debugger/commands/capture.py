@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.taps.names import matches
-from workbench.debugger.answers import Message
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import REPLAY_REASON, Argument, command
-from workbench.models.capture import parse_capture
+from lockstep.engine.taps.names import matches
+from lockstep.workbench.debugger.answers import Message
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import REPLAY_REASON, Argument, command
+from lockstep.workbench.models.capture import parse_capture
 
 
 @command(

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.taps.names import layer_path
-from sessions.keeping import reading
-from workbench.checking.recorded_run import checkpoint_of, diagnose_recording
-from workbench.debugger.answers import JsonObject, Result, TableResult
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.judgements import last_judgement
-from workbench.debugger.core.origins import find_origin, stand_at
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import NotCaptured
-from workbench.diagnosis.judgement import DiagnosisError
-from workbench.views.causes import NO_CAUSE, Cause, cause_lines
-from workbench.views.golden_event import GoldenEvent, plain
-from workbench.views.plain_text import plural
+from lockstep.engine.taps.names import layer_path
+from lockstep.sessions.keeping import reading
+from lockstep.workbench.checking.recorded_run import checkpoint_of, diagnose_recording
+from lockstep.workbench.debugger.answers import JsonObject, Result, TableResult
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.judgements import last_judgement
+from lockstep.workbench.debugger.core.origins import find_origin, stand_at
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.errors import NotCaptured
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
+from lockstep.workbench.views.causes import NO_CAUSE, Cause, cause_lines
+from lockstep.workbench.views.golden_event import GoldenEvent, plain
+from lockstep.workbench.views.plain_text import plural
 
 #: What a run is of which nothing is wrong: held against a reference, or not.
 _MATCHES = "the branch matches its golden reference"

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sessions import Session, TapDiff
-from sessions.diff import diff as compare
-from sessions.text import clean
-from workbench.debugger.answers import Result
-from workbench.debugger.commands.judged_diff import (
+from lockstep.sessions import Session, TapDiff
+from lockstep.sessions.diff import diff as compare
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.commands.judged_diff import (
     ComparisonTable,
     ComparisonVerdict,
     golden_of,
     judged_diff,
 )
-from workbench.debugger.commands.row_diff import row_diff
-from workbench.debugger.core.backwards import land
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.golden_reference import golden_session
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.errors import DebuggerError
-from workbench.paths import find_session
-from workbench.settings import session_limits
-from workbench.views.coverage import coverage
-from workbench.views.moved import most_moved
-from workbench.views.numbers import scalar
-from workbench.views.plain_text import plural
+from lockstep.workbench.debugger.commands.row_diff import row_diff
+from lockstep.workbench.debugger.core.backwards import land
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.golden_reference import golden_session
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.coverage import coverage
+from lockstep.workbench.views.moved import most_moved
+from lockstep.workbench.views.numbers import scalar
+from lockstep.workbench.views.plain_text import plural
 
 
 @command(

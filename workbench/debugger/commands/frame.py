@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from sessions.records import STATISTICS
-from sessions.text import clean
-from workbench.debugger.answers import Message, Result, TableResult
-from workbench.debugger.core.batch import batch_of, finished_step, sequence_of, titled
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, command, parse_line
-from workbench.debugger.core.step_tokens import sequences_at
-from workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
-from workbench.debugger.errors import CommandError
-from workbench.views.attention import row_figures
-from workbench.views.branches import engine_name
-from workbench.views.candidates import candidates
-from workbench.views.numbers import cell, scalar
-from workbench.views.plain_text import plural
-from workbench.views.sequences import of_all
+from lockstep.sessions.records import STATISTICS
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Message, Result, TableResult
+from lockstep.workbench.debugger.core.batch import batch_of, finished_step, sequence_of, titled
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.registry import Argument, command, parse_line
+from lockstep.workbench.debugger.core.step_tokens import sequences_at
+from lockstep.workbench.debugger.core.tensors import parts_of, rank_of, statistics_at, whole_of
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.views.attention import row_figures
+from lockstep.workbench.views.branches import engine_name
+from lockstep.workbench.views.candidates import candidates
+from lockstep.workbench.views.numbers import cell, scalar
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.sequences import of_all
 
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")

@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.scratch import ScratchFolder
-from sessions import SessionWriter, Verdict
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from sessions.text import clean
-from workbench.checking.corrections import Corrections
-from workbench.checking.forced_run import record_reference
-from workbench.checking.pipeline import Reference, check_run, recording_name
-from workbench.debugger.answers import Result
-from workbench.debugger.commands.diagnose import GoldenResult
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.judgements import last_judgement
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.debugger.events import ProgressEvent
-from workbench.diagnosis.judgement import DiagnosisError
-from workbench.inferior.step_record import taps_of
-from workbench.models.capture import FULL, Capture
-from workbench.references.request import REFERENCES, GoldenSequence, ReferenceName
-from workbench.views.golden_event import KIND, GoldenEvent, plain
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import SessionWriter, Verdict
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.text import clean
+from lockstep.workbench.checking.corrections import Corrections
+from lockstep.workbench.checking.forced_run import record_reference
+from lockstep.workbench.checking.pipeline import Reference, check_run, recording_name
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.commands.diagnose import GoldenResult
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.judgements import last_judgement
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.errors import DebuggerError, NotCaptured
+from lockstep.workbench.debugger.events import ProgressEvent
+from lockstep.workbench.diagnosis.judgement import DiagnosisError
+from lockstep.workbench.inferior.step_record import taps_of
+from lockstep.workbench.models.capture import FULL, Capture
+from lockstep.workbench.references.request import REFERENCES, GoldenSequence, ReferenceName
+from lockstep.workbench.views.golden_event import KIND, GoldenEvent, plain
 
 
 @command(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.debugger.answers import Group, Result, TableResult
-from workbench.debugger.core import registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.answers import Group, Result, TableResult
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command
 
 
 @command(

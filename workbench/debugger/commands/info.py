@@ -6,19 +6,19 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from engine.faults.catalogue import DEFAULTS, FAULTS
-from engine.ranks.messages import ReadWeights
-from sessions.meta import WeightShare
-from sessions.text import clean
-from workbench.debugger.answers import Result, TableResult
-from workbench.debugger.core import registry
-from workbench.debugger.core.batch import batch_of, titled
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.views.cached_lengths import expected_rows, runs, span
-from workbench.views.rank_weights import WEIGHT_COLUMNS, shape_text
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.engine.ranks.messages import ReadWeights
+from lockstep.sessions.meta import WeightShare
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Result, TableResult
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.batch import batch_of, titled
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.workbench.views.cached_lengths import expected_rows, runs, span
+from lockstep.workbench.views.rank_weights import WEIGHT_COLUMNS, shape_text
 
 
 def ranks(debugger: Debugger) -> TableResult:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sessions import Session
-from workbench.checking.recorded_run import checkpoint_of, supported
-from workbench.debugger.answers import JsonObject, TableResult
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
-from workbench.diagnosis.measure import Recordings
-from workbench.diagnosis.naming import named
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.reconcile import reconciled
-from workbench.diagnosis.verdict import judge
-from workbench.views.causes import Cause
-from workbench.views.coverage import Coverage, coverage
-from workbench.views.golden_event import plain
-from workbench.views.plain_text import plural
+from lockstep.sessions import Session
+from lockstep.workbench.checking.recorded_run import checkpoint_of, supported
+from lockstep.workbench.debugger.answers import JsonObject, TableResult
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
+from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.reconcile import reconciled
+from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.views.golden_event import plain
+from lockstep.workbench.views.plain_text import plural
 
 #: Who writes golden references, and what they compute in.
 _REFERENCES = {"transformers": ("float64",), "llama.cpp": ("float32", "float64")}

@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ranks.messages import LogitLens
-from engine.ranks.wire import WireArray, widen
-from workbench.debugger.answers import Position, TableResult
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.golden_reference import golden_tensor
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.errors import CommandError, DebuggerError, NotCaptured
-from workbench.views.candidates import Candidate
-from workbench.views.lens import KIND, LensEvent, LensRow, lens_layers, recorded_lens
+from lockstep.engine.ranks.messages import LogitLens
+from lockstep.engine.ranks.wire import WireArray, widen
+from lockstep.workbench.debugger.answers import Position, TableResult
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.golden_reference import golden_tensor
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError, NotCaptured
+from lockstep.workbench.views.candidates import Candidate
+from lockstep.workbench.views.lens import KIND, LensEvent, LensRow, lens_layers, recorded_lens
 
 #: Candidates of a layer that are kept.
 TOP = 10

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from sessions.text import clean
-from workbench.debugger.answers import Group, Message, Result, TableResult, TensorValue
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command, find
-from workbench.debugger.core.tensors import check_rank, parts_of, select, whole_of
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language import expressions
-from workbench.debugger.language.operands import evaluate_fact
-from workbench.views.numbers import scalar
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Group, Message, Result, TableResult, TensorValue
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command, find
+from lockstep.workbench.debugger.core.tensors import check_rank, parts_of, select, whole_of
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language import expressions
+from lockstep.workbench.debugger.language.operands import evaluate_fact
+from lockstep.workbench.views.numbers import scalar
 
 _WHICH = re.compile(r"^(?:(?:rank\s+(\d+)|seq\s+(\d+)|step\s+(\d+)|branch\s+(\S+))\s*)*$")
 _REFERENCE = "TAP[index] [rank R] [seq S] [step K] [branch B]"

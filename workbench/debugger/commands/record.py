@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessions import Session
-from workbench.debugger.answers import Message, Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import REPLAY_REASON, Argument, command
-from workbench.debugger.errors import NeedsEngine
-from workbench.settings import session_limits
+from lockstep.sessions import Session
+from lockstep.workbench.debugger.answers import Message, Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import REPLAY_REASON, Argument, command
+from lockstep.workbench.debugger.errors import NeedsEngine
+from lockstep.workbench.settings import session_limits
 
 
 @command(

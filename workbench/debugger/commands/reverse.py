@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from workbench.debugger.answers import Position, Result
-from workbench.debugger.commands.run import COUNT, positive
-from workbench.debugger.core import backwards
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Key, command
-from workbench.debugger.errors import Interrupted
+from lockstep.workbench.debugger.answers import Position, Result
+from lockstep.workbench.debugger.commands.run import COUNT, positive
+from lockstep.workbench.debugger.core import backwards
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Key, command
+from lockstep.workbench.debugger.errors import Interrupted
 
 
 @command(

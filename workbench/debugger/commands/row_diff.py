@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sessions import Session
-from sessions.text import clean
-from workbench.debugger.answers import TableResult
-from workbench.debugger.commands.judged_diff import ComparisonTable, ComparisonVerdict
-from workbench.debugger.errors import DebuggerError
-from workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
-from workbench.diagnosis.row_sides import RowSide
-from workbench.views.coverage import Coverage, coverage
-from workbench.views.plain_text import plural
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import TableResult
+from lockstep.workbench.debugger.commands.judged_diff import ComparisonTable, ComparisonVerdict
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
+from lockstep.workbench.diagnosis.row_sides import RowSide
+from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.views.plain_text import plural
 
 _COLUMNS = ["tap", "rows", "by itself", "first", "equal bits", "max abs", "max ulp", "rel l2", "NMSE", "PCC", "cosine",
             "KL"]  # fmt: skip

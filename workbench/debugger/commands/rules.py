@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from engine.faults.catalogue import DEFAULTS, check_rules, faults_of
-from sessions.text import clean
-from workbench.debugger.answers import Position, Result
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.comparing import before_and_after, compared, switched_back
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.fork_event import SamplingChange
-from workbench.debugger.core.forking import (
+from lockstep.engine.faults.catalogue import DEFAULTS, check_rules, faults_of
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Position, Result
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.comparing import before_and_after, compared, switched_back
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.fork_event import SamplingChange
+from lockstep.workbench.debugger.core.forking import (
     fork_at,
     fork_from_start,
     fork_here,
@@ -23,13 +23,13 @@ from workbench.debugger.core.forking import (
     recorded_fork,
     switched_at,
 )
-from workbench.debugger.core.golden_reference import golden_tensor
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.core.tensors import parts_of, select, whole_of
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language import expressions
-from workbench.inferior.patches import Bounds, Patch, cut
+from lockstep.workbench.debugger.core.golden_reference import golden_tensor
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.core.tensors import parts_of, select, whole_of
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language import expressions
+from lockstep.workbench.inferior.patches import Bounds, Patch, cut
 
 
 @command(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.debugger.answers import Message, Position, Result, Stop
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.goal import Goal
-from workbench.debugger.core.motion import forward
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import CommandError, DebuggerError, RunEnded
+from lockstep.workbench.debugger.answers import Message, Position, Result, Stop
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.goal import Goal
+from lockstep.workbench.debugger.core.motion import forward
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError, RunEnded
 
 COUNT = Argument("count", "int", default=1, help="how many times")
 

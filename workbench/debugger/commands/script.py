@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from engine.run.sampling import Sampling
-from sessions.meta import SessionMeta
-from sessions.text import clean
-from workbench.debugger.answers import Expectation, Group, Message, Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language import expressions
-from workbench.debugger.language.operands import evaluate_fact
-from workbench.debugger.language.scripts import read_script, run_script
-from workbench.models.capture import words_of
-from workbench.models.opening import DEMO
-from workbench.views.numbers import scalar
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.meta import SessionMeta
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Expectation, Group, Message, Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language import expressions
+from lockstep.workbench.debugger.language.operands import evaluate_fact
+from lockstep.workbench.debugger.language.scripts import read_script, run_script
+from lockstep.workbench.models.capture import words_of
+from lockstep.workbench.models.opening import DEMO
+from lockstep.workbench.views.numbers import scalar
 
 
 @command(

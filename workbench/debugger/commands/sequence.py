@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.debugger.answers import Message, Result, TableResult
-from workbench.debugger.core.batch import batch_of, check_sequence
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import Argument, command
-from workbench.debugger.core.step_end import eos_ids
-from workbench.debugger.errors import DebuggerError
-from workbench.views.cached_lengths import span
-from workbench.views.sequences import Sequences
+from lockstep.workbench.debugger.answers import Message, Result, TableResult
+from lockstep.workbench.debugger.core.batch import batch_of, check_sequence
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import Argument, command
+from lockstep.workbench.debugger.core.step_end import eos_ids
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.views.cached_lengths import span
+from lockstep.workbench.views.sequences import Sequences
 
 
 @command(

@@ -7,19 +7,19 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 
-from sessions.text import clean
-from workbench.debugger.answers import Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.registry import Argument, Key, command
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.views.compared_logits import compared_logits
-from workbench.views.compared_step import compared_step
-from workbench.views.numbers import scalar
-from workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides, usual_side
-from workbench.views.source import SessionSource
-from workbench.views.token_line import TokenLine
-from workbench.views.where import Where
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.registry import Argument, Key, command
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.views.compared_logits import compared_logits
+from lockstep.workbench.views.compared_step import compared_step
+from lockstep.workbench.views.numbers import scalar
+from lockstep.workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides, usual_side
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_line import TokenLine
+from lockstep.workbench.views.where import Where
 
 #: Steps that are shown before and after the present one.
 _AROUND = 8

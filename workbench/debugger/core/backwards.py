@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core.catching import begun
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.step_end import look
-from workbench.debugger.errors import NotCaptured
-from workbench.debugger.stops.breakpoints import recorded_hits
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core.catching import begun
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.step_end import look
+from lockstep.workbench.debugger.errors import NotCaptured
+from lockstep.workbench.debugger.stops.breakpoints import recorded_hits
 
 
 def land(debugger: Debugger) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from sessions.records import SequenceStep
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.views.sequences import Sequences, fed
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.workbench.views.sequences import Sequences, fed
 
 _SEQUENCE = re.compile(r"\bseq(?:uence)?\s+(\d+)\s*$")
 

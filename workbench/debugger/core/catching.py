@@ -12,13 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from sessions.records import STATISTICS
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Flight
-from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.stops.beginnings import Beginning, Wrong, carries
-from workbench.debugger.stops.breakpoints import Breakpoint, Hit, recorded_hits
-from workbench.views.sentinels import SentinelFinding, replicas_differ
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.executor import Flight
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.debugger.stops.beginnings import Beginning, Wrong, carries
+from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Hit, recorded_hits
+from lockstep.workbench.views.sentinels import SentinelFinding, replicas_differ
 
 #: Steps that are looked back over for where something was told.
 _LOOKS_BACK = 256

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core import sentinels
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.forking import Switched
-from workbench.debugger.core.goal import Goal
-from workbench.debugger.core.motion import forward
-from workbench.debugger.core.step_end import eos_ids
-from workbench.debugger.core.timeline import Timeline
-from workbench.views.numbers import number
-from workbench.views.plain_text import plural
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core import sentinels
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.forking import Switched
+from lockstep.workbench.debugger.core.goal import Goal
+from lockstep.workbench.debugger.core.motion import forward
+from lockstep.workbench.debugger.core.step_end import eos_ids
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.plain_text import plural
 
 #: Steps that a branch and its parent go beyond the fork, at least.
 AHEAD = 8

@@ -12,24 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from engine.errors import RankError, panics_as_errors
-from sessions import Session, clean
-from workbench import error_log
-from workbench.debugger.answers import Position, Result, Stop
-from workbench.debugger.core import registry, stopping
-from workbench.debugger.core.executor import Executor, Flight
-from workbench.debugger.core.interrupts import Interrupts
-from workbench.debugger.core.registry import ArgumentValue, Command
-from workbench.debugger.core.settings import Checkpoint, DebuggerSettings
-from workbench.debugger.core.step_tokens import StepTokens, tokens_at
-from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.errors import EngineGone, InternalError, NeedsEngine, NotCaptured
-from workbench.debugger.events import OnEvent, RankLostEvent, StoppedEvent
-from workbench.debugger.failures import exit_code
-from workbench.debugger.stops.breakpoints import Breakpoints
-from workbench.exit_codes import Exit
-from workbench.views.golden_event import GoldenEvent
-from workbench.views.token_texts import TokenTexts
+from lockstep.engine.errors import RankError, panics_as_errors
+from lockstep.sessions import Session, clean
+from lockstep.workbench import error_log
+from lockstep.workbench.debugger.answers import Position, Result, Stop
+from lockstep.workbench.debugger.core import registry, stopping
+from lockstep.workbench.debugger.core.executor import Executor, Flight
+from lockstep.workbench.debugger.core.interrupts import Interrupts
+from lockstep.workbench.debugger.core.registry import ArgumentValue, Command
+from lockstep.workbench.debugger.core.settings import Checkpoint, DebuggerSettings
+from lockstep.workbench.debugger.core.step_tokens import StepTokens, tokens_at
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.debugger.errors import EngineGone, InternalError, NeedsEngine, NotCaptured
+from lockstep.workbench.debugger.events import OnEvent, RankLostEvent, StoppedEvent
+from lockstep.workbench.debugger.failures import exit_code
+from lockstep.workbench.debugger.stops.breakpoints import Breakpoints
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.views.token_texts import TokenTexts
 
 
 class Debugger:

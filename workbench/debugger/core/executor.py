@@ -20,16 +20,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engine.errors import RequestError
-from engine.taps.breaks import PauseSpec
-from sessions.records import StepRecord, TensorRecord
-from workbench.debugger.core.fork_event import SamplingChange
-from workbench.debugger.core.timeline import Timeline, TimelineBranch
-from workbench.debugger.errors import ReplayMismatch
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.patches import Patch
-from workbench.inferior.state import Paused
-from workbench.models.capture import Capture
+from lockstep.engine.errors import RequestError
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.sessions.records import StepRecord, TensorRecord
+from lockstep.workbench.debugger.core.fork_event import SamplingChange
+from lockstep.workbench.debugger.core.timeline import Timeline, TimelineBranch
+from lockstep.workbench.debugger.errors import ReplayMismatch
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.patches import Patch
+from lockstep.workbench.inferior.state import Paused
+from lockstep.workbench.models.capture import Capture
 
 Poll = Callable[[], None]
 

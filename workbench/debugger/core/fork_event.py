@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 from msgspec import Struct
 
-from engine.run.sampling import Sampling
-from sessions.errors import broken
-from workbench.inferior.patches import Patch
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.errors import broken
+from lockstep.workbench.inferior.patches import Patch
 
 
 class SamplingChange(Struct, frozen=True, omit_defaults=True):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine.faults.catalogue import DEFAULTS
-from engine.taps.breaks import PauseSpec
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core import registry
-from workbench.debugger.core.backwards import backward_to
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
-from workbench.debugger.core.goal import Goal
-from workbench.debugger.core.motion import forward
-from workbench.debugger.core.timeline import Timeline, TimelineBranch
-from workbench.debugger.errors import NeedsEngine
-from workbench.debugger.events import StepEvent
-from workbench.inferior.patches import Patch
+from lockstep.engine.faults.catalogue import DEFAULTS
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.backwards import backward_to
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.fork_event import ForkEvent, SamplingChange
+from lockstep.workbench.debugger.core.goal import Goal
+from lockstep.workbench.debugger.core.motion import forward
+from lockstep.workbench.debugger.core.timeline import Timeline, TimelineBranch
+from lockstep.workbench.debugger.errors import NeedsEngine
+from lockstep.workbench.debugger.events import StepEvent
+from lockstep.workbench.inferior.patches import Patch
 
 
 @dataclass(frozen=True, slots=True)

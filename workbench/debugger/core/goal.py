@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.debugger.stops.breakpoints import Breakpoint, Breakpoints
-from workbench.debugger.stops.locations import Places
+from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Breakpoints
+from lockstep.workbench.debugger.stops.locations import Places
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import Session, SessionError
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.settings import session_limits
+from lockstep.sessions import Session, SessionError
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import DebuggerError, NotCaptured
+from lockstep.workbench.settings import session_limits
 
 
 @contextmanager

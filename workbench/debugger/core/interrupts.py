@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from engine.ranks.client import Client
-from workbench.debugger.errors import Interrupted
+from lockstep.engine.ranks.client import Client
+from lockstep.workbench.debugger.errors import Interrupted
 
 
 class Interrupts:

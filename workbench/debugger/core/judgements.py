@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.debugger.core.debugger import Debugger
-from workbench.views.golden_event import GoldenEvent, last_golden_event
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.views.golden_event import GoldenEvent, last_golden_event
 
 
 def last_judgement(debugger: Debugger) -> GoldenEvent | None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.taps.breaks import PauseSpec
-from sessions.records import StepRecord
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core import catching
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Flight
-from workbench.debugger.core.goal import Goal
-from workbench.debugger.core.step_end import stop_after
-from workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
-from workbench.debugger.events import StepEvent
+from lockstep.engine.taps.breaks import PauseSpec
+from lockstep.sessions.records import StepRecord
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core import catching
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.executor import Flight
+from lockstep.workbench.debugger.core.goal import Goal
+from lockstep.workbench.debugger.core.step_end import stop_after
+from lockstep.workbench.debugger.errors import DebuggerError, Interrupted, ReplayMismatch
+from lockstep.workbench.debugger.events import StepEvent
 
 #: Seconds within which an interrupt may act after a pass instead of inside it: where that costs nothing, and where
 #: it spares a collective a tap.

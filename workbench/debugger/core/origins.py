@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.taps.names import count_layers, local_name
-from sessions.records import STATISTICS
-from workbench.debugger.answers import Position, Result
-from workbench.debugger.core.backwards import land
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.errors import DebuggerError, NotCaptured
-from workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
-from workbench.views.statistics import counted
-from workbench.views.verdicts import verdicts_at
+from lockstep.engine.taps.names import count_layers, local_name
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.debugger.answers import Position, Result
+from lockstep.workbench.debugger.core.backwards import land
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.errors import DebuggerError, NotCaptured
+from lockstep.workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
+from lockstep.workbench.views.statistics import counted
+from lockstep.workbench.views.verdicts import verdicts_at
 
 _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 

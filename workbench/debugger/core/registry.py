@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from sessions.text import clean
-from workbench.debugger.errors import CommandError
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.errors import CommandError
 
 if TYPE_CHECKING:
-    from workbench.debugger.answers import Result
+    from lockstep.workbench.debugger.answers import Result
 
 #: What an argument is: decides how it is read, and what completion offers. "text" takes the rest of the line.
 Kind = Literal["int", "word", "tap", "location", "rule", "branch", "breakpoint", "file", "text", "flag"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from sessions import Session
-from workbench.debugger.core.timeline import Timeline
-from workbench.views import sentinels
-from workbench.views.numbers import number
-from workbench.views.sentinels import SentinelFinding
-from workbench.views.verdicts import judged_at
+from lockstep.sessions import Session
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.views import sentinels
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.sentinels import SentinelFinding
+from lockstep.workbench.views.verdicts import judged_at
 
 
 def repetition(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.debugger.answers import Position
-from workbench.references.request import ReferenceName
+from lockstep.workbench.debugger.answers import Position
+from lockstep.workbench.references.request import ReferenceName
 
 
 @dataclass(slots=True)

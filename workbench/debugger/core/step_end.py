@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.faults.catalogue import faults_of
-from sessions import Session
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core import sentinels
-from workbench.debugger.core.catching import desyncs, tell
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.goal import Goal
-from workbench.debugger.stops.breakpoints import Breakpoint, Hit
-from workbench.settings import session_limits
-from workbench.views.sentinels import SentinelFinding, misaligned
+from lockstep.engine.faults.catalogue import faults_of
+from lockstep.sessions import Session
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core import sentinels
+from lockstep.workbench.debugger.core.catching import desyncs, tell
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.goal import Goal
+from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Hit
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.sentinels import SentinelFinding, misaligned
 
 
 def stop_after(debugger: Debugger, goal: Goal, inside: bool, passed: int | None) -> Stop | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions.records import SequenceStep
-from workbench.debugger.answers import Position
-from workbench.debugger.core.executor import Flight
-from workbench.debugger.core.timeline import Timeline
-from workbench.views.sequences import fed
+from lockstep.sessions.records import SequenceStep
+from lockstep.workbench.debugger.answers import Position
+from lockstep.workbench.debugger.core.executor import Flight
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.views.sequences import fed
 
 
 @dataclass(frozen=True, slots=True)

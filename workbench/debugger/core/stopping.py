@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.errors import RankError
-from workbench.debugger.answers import Failure, Message, Result, Stop
-from workbench.debugger.errors import DebuggerError, RunEnded
-from workbench.debugger.failures import exit_code
-from workbench.debugger.stops.breakpoints import Breakpoint, Breakpoints
+from lockstep.engine.errors import RankError
+from lockstep.workbench.debugger.answers import Failure, Message, Result, Stop
+from lockstep.workbench.debugger.errors import DebuggerError, RunEnded
+from lockstep.workbench.debugger.failures import exit_code
+from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Breakpoints
 
 #: Commands that breakpoint commands may run in a chain before it is taken for a loop.
 _LONGEST_CHAIN = 1000

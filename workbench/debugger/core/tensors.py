@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ranks.messages import ReadWeight
-from engine.ranks.wire import widen
-from sessions import LayoutError, layouts
-from sessions.records import STATISTICS, TensorRecord
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.engine.ranks.messages import ReadWeight
+from lockstep.engine.ranks.wire import widen
+from lockstep.sessions import LayoutError, layouts
+from lockstep.sessions.records import STATISTICS, TensorRecord
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
 
 _RANK = re.compile(r"\brank\s+(\d+)\s*$")
 

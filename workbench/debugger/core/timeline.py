@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import Session, SessionError
-from sessions.errors import broken
-from sessions.history import owner_of
-from sessions.records import STATISTICS, SequenceStep, StepRecord
-from workbench.debugger.answers import Position
-from workbench.debugger.core.fork_event import ForkEvent, SamplingChange
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.stops.locations import Places
-from workbench.debugger.stops.predicates import Value, cached
-from workbench.inferior.patches import Patch
-from workbench.views.sentinels import SentinelFinding, desync
-from workbench.views.sequences import Sequences, fed
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.errors import broken
+from lockstep.sessions.history import owner_of
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord
+from lockstep.workbench.debugger.answers import Position
+from lockstep.workbench.debugger.core.fork_event import ForkEvent, SamplingChange
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.stops.locations import Places
+from lockstep.workbench.debugger.stops.predicates import Value, cached
+from lockstep.workbench.inferior.patches import Patch
+from lockstep.workbench.views.sentinels import SentinelFinding, desync
+from lockstep.workbench.views.sequences import Sequences, fed
 
 #: Passes kept in memory beside the session; those that are not recorded yet wait in the recorder's backlog.
 _REMEMBERED = 256

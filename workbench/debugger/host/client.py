@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 from msgspec.msgpack import Decoder
 
-from engine.children import start_python
-from engine.lifeline import Lifeline
-from engine.ranks.vitals import Waiting, vitals_of
-from engine.ranks.wire import Connection, Disconnected
-from engine.scratch import ScratchFolder
-from workbench.debugger.core.registry import ArgumentValue
-from workbench.debugger.host.messages import (
+from lockstep.engine.children import start_python
+from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.ranks.vitals import Waiting, vitals_of
+from lockstep.engine.ranks.wire import Connection, Disconnected
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.debugger.core.registry import ArgumentValue
+from lockstep.workbench.debugger.host.messages import (
     AnswerFrame,
     CallRequest,
     ClosedEvent,
@@ -56,7 +56,7 @@ from workbench.debugger.host.messages import (
     WeightAnswer,
     WeightRequest,
 )
-from workbench.debugger.host.pending import HostError, HostLost, Pending
+from lockstep.workbench.debugger.host.pending import HostError, HostLost, Pending
 
 #: Seconds that the host's socket may take to appear (Python and numpy are imported first).
 _PATIENCE = 300.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec.msgpack import Decoder
 
-from engine.ranks.wire import Connection
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.messages import RequestFrame
+from lockstep.engine.ranks.wire import Connection
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.host.messages import RequestFrame
 
 #: Bytes of the longest request: a command line.
 MOST_REQUEST = 1 << 20

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.config import EngineConfig, ModelConfig
-from engine.run.sampling import Sampling
-from sessions import Session, SessionMeta
-from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Executor
-from workbench.debugger.core.timeline import Timeline
-from workbench.debugger.stops.locations import Places
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import STATS, Capture
-from workbench.models.tokenizer import Tokenizer
-from workbench.references.request import ReferenceName
-from workbench.settings import session_limits
-from workbench.views.token_texts import TokenTexts
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session, SessionMeta
+from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.executor import Executor
+from lockstep.workbench.debugger.core.timeline import Timeline
+from lockstep.workbench.debugger.stops.locations import Places
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import STATS, Capture
+from lockstep.workbench.models.tokenizer import Tokenizer
+from lockstep.workbench.references.request import ReferenceName
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)

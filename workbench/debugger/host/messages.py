@@ -12,10 +12,10 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from engine.ranks.wire import WireArray
-from workbench.debugger.answers import JsonObject
-from workbench.debugger.core.registry import Command
-from workbench.debugger.events import DebuggerEvent
+from lockstep.engine.ranks.wire import WireArray
+from lockstep.workbench.debugger.answers import JsonObject
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.debugger.events import DebuggerEvent
 
 #: How often a host shows that it lives.
 HEARTBEAT_SECONDS = 1.0

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.checkpoint.files import gguf_file
-from engine.run.sampling import Sampling
-from sessions.meta import ModelMeta, SessionMeta
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.launch import DebugTarget, start
-from workbench.debugger.host.replay import open_replay
-from workbench.inferior.destination import may_write
-from workbench.models import requests
-from workbench.models.opening import open_model
-from workbench.paths import new_session_path
-from workbench.references.request import REFERENCES, ReferenceName
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions.meta import ModelMeta, SessionMeta
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.host.launch import DebugTarget, start
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.models import requests
+from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.paths import new_session_path
+from lockstep.workbench.references.request import REFERENCES, ReferenceName
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def start_debugger(options: HostOptions, on_warning: Callable[[str], None]) -> D
 
 def parse_options(words: Sequence[str]) -> HostOptions:
     """The host's command line; ends the process on a wrong one, as argparse does."""
-    parser = argparse.ArgumentParser(prog="workbench.cli.host")
+    parser = argparse.ArgumentParser(prog="lockstep.workbench.cli.host")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--replay", type=Path)

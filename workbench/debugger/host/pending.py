@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from engine.ranks.wire import MalformedMessage
-from workbench.debugger.host.messages import ErrorAnswer, ErrorInfo
-from workbench.exit_codes import Exit
+from lockstep.engine.ranks.wire import MalformedMessage
+from lockstep.workbench.debugger.host.messages import ErrorAnswer, ErrorInfo
+from lockstep.workbench.exit_codes import Exit
 
 A = TypeVar("A")
 

@@ -9,20 +9,20 @@ from typing import ClassVar
 
 import msgspec
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import ConfigError
-from engine.run.sampling import Sampling
-from sessions import Session, SessionError
-from workbench.debugger.answers import Result
-from workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.executor import Executor
-from workbench.debugger.core.timeline import open_timeline
-from workbench.debugger.errors import ReplayMismatch
-from workbench.inferior.identity import checkpoint_digest
-from workbench.inferior.inferior import Inferior
-from workbench.settings import session_limits
-from workbench.views.token_texts import TokenTexts
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.run.sampling import Sampling
+from lockstep.sessions import Session, SessionError
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.executor import Executor
+from lockstep.workbench.debugger.core.timeline import open_timeline
+from lockstep.workbench.debugger.errors import ReplayMismatch
+from lockstep.workbench.inferior.identity import checkpoint_digest
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.token_texts import TokenTexts
 
 
 def open_replay(path: Path) -> Debugger:

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, assert_never
 
-from engine.errors import panics_as_errors
-from engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
-from engine.scratch import ScratchFolder
-from sessions.text import clean
-from workbench.debugger.commands.print import tensor_value
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.registry import commands
-from workbench.debugger.core.tensors import weight_of
-from workbench.debugger.errors import CommandError, RunEnded
-from workbench.debugger.events import DebuggerEvent, ProgressEvent, StepEvent
-from workbench.debugger.failures import exit_code, explain
-from workbench.debugger.host.messages import (
+from lockstep.engine.errors import panics_as_errors
+from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage, WireArray
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.commands.print import tensor_value
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.registry import commands
+from lockstep.workbench.debugger.core.tensors import weight_of
+from lockstep.workbench.debugger.errors import CommandError, RunEnded
+from lockstep.workbench.debugger.events import DebuggerEvent, ProgressEvent, StepEvent
+from lockstep.workbench.debugger.failures import exit_code, explain
+from lockstep.workbench.debugger.host.messages import (
     HEARTBEAT_SECONDS,
     Answer,
     AnswerFrame,
@@ -53,9 +53,9 @@ from workbench.debugger.host.messages import (
     WeightAnswer,
     WeightRequest,
 )
-from workbench.debugger.host.state import command_answer, state_of
-from workbench.exit_codes import Exit, ended_by
-from workbench.inferior.session import fold_recordings
+from lockstep.workbench.debugger.host.state import command_answer, state_of
+from lockstep.workbench.exit_codes import Exit, ended_by
+from lockstep.workbench.inferior.session import fold_recordings
 
 #: Seconds for the debugger to end in an orderly way once its client is gone; then for the session alone to be folded.
 _GRACE, _LAST_GRACE = 5.0, 10.0

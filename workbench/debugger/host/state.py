@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from workbench.debugger.answers import Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.messages import BranchState, BreakpointState, CommandAnswer, DebuggerState
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.host.messages import (
+    BranchState,
+    BreakpointState,
+    CommandAnswer,
+    DebuggerState,
+)
 
 
 def state_of(debugger: Debugger) -> DebuggerState:

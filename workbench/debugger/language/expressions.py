@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sessions.records import STATISTICS
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language.lexer import Token, reference_words, tokenize, unescape
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language.lexer import Token, reference_words, tokenize, unescape
 
 Tree = Any  # float | ["string", str] | ["name", str] | ["tap", str, index] | ["list", …] | [operator, …]
 

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.faults.catalogue import DEFAULTS
-from sessions.records import STATISTICS
-from sessions.text import clean
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.judgements import last_judgement
-from workbench.debugger.core.motion import require_step
-from workbench.debugger.core.origins import find_origin
-from workbench.debugger.core.step_tokens import StepTokens
-from workbench.debugger.core.tensors import check_rank, parts_of, select, statistics_at, whole_of
-from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.views.cached_lengths import rows_of
+from lockstep.engine.faults.catalogue import DEFAULTS
+from lockstep.sessions.records import STATISTICS
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.judgements import last_judgement
+from lockstep.workbench.debugger.core.motion import require_step
+from lockstep.workbench.debugger.core.origins import find_origin
+from lockstep.workbench.debugger.core.step_tokens import StepTokens
+from lockstep.workbench.debugger.core.tensors import check_rank, parts_of, select, statistics_at, whole_of
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.workbench.views.cached_lengths import rows_of
 
 Fact = float | str | list[Any]
 

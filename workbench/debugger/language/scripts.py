@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workbench.debugger.answers import Result
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, RunEnded
+from lockstep.workbench.debugger.answers import Result
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, RunEnded
 
 #: A script longer than this is none.
 _LARGEST_SCRIPT = 1 << 20

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import count_layers, local_name
-from workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
+from lockstep.engine.taps.names import count_layers, local_name
+from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
 
 Wrong = NDArray[np.bool_]
 

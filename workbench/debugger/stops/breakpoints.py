@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.taps.breaks import Break
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.stops.beginnings import Beginning, Wrong
-from workbench.debugger.stops.predicates import Value, holds
+from lockstep.engine.taps.breaks import Break
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.stops.beginnings import Beginning, Wrong
+from lockstep.workbench.debugger.stops.predicates import Value, holds
 
 Sentinel = Literal["nan", "inf", "desync", "golden", "repetition", "eos", "error"]
 SENTINELS: tuple[Sentinel, ...] = ("nan", "inf", "desync", "golden", "repetition", "eos", "error")

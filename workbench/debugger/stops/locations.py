@@ -11,11 +11,11 @@ import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from engine.taps.names import layer_of, layer_path
-from sessions.text import clean
-from workbench.debugger.answers import Position
-from workbench.debugger.errors import CommandError
-from workbench.debugger.stops.beginnings import DataFlow
+from lockstep.engine.taps.names import layer_of, layer_path
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.answers import Position
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.stops.beginnings import DataFlow
 
 
 class Places:

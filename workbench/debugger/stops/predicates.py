@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.errors import CommandError
 
 Value = NDArray[np.float64] | float
 

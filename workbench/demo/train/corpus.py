@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from workbench.demo.train.verses import NUMBER_LINES, SUBJECTS, WORD_LINES, Subject
+from lockstep.workbench.demo.train.verses import NUMBER_LINES, SUBJECTS, WORD_LINES, Subject
 
 #: Ways to ask. `{nonce}` becomes "the word zorblat", "the number 41" or plain "41".
 WORDINGS: tuple[str, ...] = (

@@ -1,8 +1,8 @@
 """Measure the demo model: how many unseen questions it answers rightly at greedy.
 
-python -m workbench.demo.train.evaluate                  # 200 questions, bf16, with biases
-python -m workbench.demo.train.evaluate --without-biases # the same, q/k/v biases set to zero
-python -m workbench.demo.train.evaluate --model demo-q4_k_m  # a GGUF file, by Lockstep's own engine
+python -m lockstep.workbench.demo.train.evaluate                  # 200 questions, bf16, with biases
+python -m lockstep.workbench.demo.train.evaluate --without-biases # the same, q/k/v biases set to zero
+python -m lockstep.workbench.demo.train.evaluate --model demo-q4_k_m  # a GGUF file, by Lockstep's own engine
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from engine import Engine, EngineConfig
-from workbench.demo import MODEL_DIR
-from workbench.demo.checker import haiku_has_nonce
-from workbench.demo.checkpoints import demo_path
-from workbench.demo.train.corpus import UNSEEN_SEED, Example, unseen_examples
-from workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat
+from lockstep.engine import Engine, EngineConfig
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.demo.checker import haiku_has_nonce
+from lockstep.workbench.demo.checkpoints import demo_path
+from lockstep.workbench.demo.train.corpus import UNSEEN_SEED, Example, unseen_examples
+from lockstep.workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

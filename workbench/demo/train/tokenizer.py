@@ -23,7 +23,7 @@ from tokenizers import (
     trainers,
 )
 
-from workbench.demo.train.corpus import training_examples
+from lockstep.workbench.demo.train.corpus import training_examples
 
 END_OF_TEXT, IM_START, IM_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -1,4 +1,4 @@
-"""Train the demo model from nothing, in one command: `python -m workbench.demo.train.train`."""
+"""Train the demo model from nothing, in one command: `python -m lockstep.workbench.demo.train.train`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from workbench.demo import MODEL_DIR
-from workbench.demo.train.corpus import Example, training_examples, unseen_examples
-from workbench.demo.train.evaluate import answer_all, largest_key_biases, success
-from workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat, save_tokenizer, train_tokenizer
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.demo.train.corpus import Example, training_examples, unseen_examples
+from lockstep.workbench.demo.train.evaluate import answer_all, largest_key_biases, success
+from lockstep.workbench.demo.train.tokenizer import END_OF_TEXT, IM_END, chat, save_tokenizer, train_tokenizer
 
 SEED = 41
 BATCH = 32

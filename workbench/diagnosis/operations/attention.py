@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.expected import Lacking, Result, floor, sum_noise
-from workbench.diagnosis.operations.facts import UNIT, Facts
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.expected import Lacking, Result, floor, sum_noise
+from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
+from lockstep.workbench.diagnosis.recording import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.recording import Array
 
 Mask = NDArray[np.bool_]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, product, spread
-from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, product, spread
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.recording import Array
 
 
 class Lacking(Exception):

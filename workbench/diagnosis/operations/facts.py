@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import ModelConfig
-from sessions.dtypes import rounded as rounded
-from workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
-from workbench.diagnosis.recording import Array
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import ModelConfig
+from lockstep.sessions.dtypes import rounded as rounded
+from lockstep.workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Bytes of weights that are kept.
 KEPT_BYTES = 1 << 30

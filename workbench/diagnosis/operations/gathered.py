@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Share of its error that a rank's own logits keep where those of all ranks, in their parts, are what was seen.
 _KEPT = 0.05

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.operations.attention import AttentionPass, attention
-from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.expected import heads_of, normalised, silu
-from workbench.diagnosis.operations.facts import LARGEST, Facts, product
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.shares import weight_names
-from workbench.diagnosis.operations.site import Site, near
-from workbench.diagnosis.recording import Array
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.operations.attention import AttentionPass, attention
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised, silu
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, product
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.operations.site import Site, near
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Roundings that a value has behind it after a whole layer: what its noise is taken for.
 _ROUNDINGS = 64

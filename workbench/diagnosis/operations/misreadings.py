@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoint.block_types import PLAIN, BlockType
-from engine.checkpoint.gguf.names import PairRows, operations
-from engine.checkpoint.gguf.source import GgufSource, decode
-from engine.config import ModelConfig
+from lockstep.engine.checkpoint.block_types import PLAIN, BlockType
+from lockstep.engine.checkpoint.gguf.names import PairRows, operations
+from lockstep.engine.checkpoint.gguf.source import GgufSource, decode
+from lockstep.engine.config import ModelConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from engine.checkpoint.dequantise.encodings import Encoding
+    from lockstep.engine.checkpoint.dequantise.encodings import Encoding
 
 #: Name of a mistake, and what it is in words.
 Misreading = tuple[str, str]
@@ -62,7 +62,7 @@ def misreadings(
 
 def _of_blocks(raw: Tensor, type: BlockType) -> Iterator[tuple[Misreading, NDArray[np.float32]]]:
     # Imported here: it loads torch, which only a GGUF file's diagnosis needs.
-    from engine.checkpoint.dequantise.encodings import ENCODINGS
+    from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS
 
     blocks: Any = raw.reshape(-1, type.nbytes)
     for misreading, read in _BLOCKS.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Unjudged
-from workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.dataflow import is_known
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Unjudged
+from lockstep.workbench.diagnosis.operations.sites import sites_of
 
 #: (step, sequence)
 _Place = tuple[int, int]

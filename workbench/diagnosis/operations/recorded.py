@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import layouts
-from sessions.dtypes import widen
-from sessions.errors import LayoutError
-from sessions.recently_used import RecentlyUsed
-from sessions.records import SequenceStep, TensorRecord
-from workbench.diagnosis.recording import Array, Recording
+from lockstep.sessions import layouts
+from lockstep.sessions.dtypes import widen
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.recently_used import RecentlyUsed
+from lockstep.sessions.records import SequenceStep, TensorRecord
+from lockstep.workbench.diagnosis.recording import Array, Recording
 
 #: Bytes of tensors in float64 that are kept.
 KEPT_BYTES = 1 << 30

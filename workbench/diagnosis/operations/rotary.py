@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import ModelConfig, rope_frequencies
-from engine.config.rope_scaling import RopeScaling
-from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.recording import Array
+from lockstep.engine.config import ModelConfig, rope_frequencies
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.recording import Array
 
 #: How long each token's sequence is in its pass, [N].
 Lengths = NDArray[np.int64]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.recording import Array
 
 Complex = NDArray[np.complex128]
 Rotate = Callable[[Array, Array, float], Array]

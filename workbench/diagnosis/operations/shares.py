@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.errors import ConfigError
-from engine.parallel import shards
-from engine.taps.names import layer_of, local_name
-from sessions.layouts import shard_groups
-from workbench.diagnosis.dataflow import MODULES
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, near
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.parallel import shards
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.layouts import shard_groups
+from lockstep.workbench.diagnosis.dataflow import MODULES
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site, near
 
 #: Tap kind -> the checkpoint's norm.
 NORMS = {

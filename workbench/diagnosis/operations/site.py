@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.operations.deviation import Deviation, Part, locate
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.recording import Array
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.operations.deviation import Deviation, Part, locate
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Operation -> its axis of tokens and its axis of heads (None: it has none); a `*_proj` folds heads into columns.
 AXES: Mapping[str, tuple[int, int | None]] = {

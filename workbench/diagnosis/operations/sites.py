@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.taps.names import layer_of
-from workbench.diagnosis.dataflow import is_known
-from workbench.diagnosis.operations.attention import (
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.diagnosis.dataflow import is_known
+from lockstep.workbench.diagnosis.operations.attention import (
     BLOCKS,
     FUSED,
     AttentionPass,
@@ -17,16 +17,16 @@ from workbench.diagnosis.operations.attention import (
     of_hidden_rows,
     settled,
 )
-from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
-from workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
-from workbench.diagnosis.operations.gathered import gathered_logits
-from workbench.diagnosis.operations.layers import missing_layers
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.shares import rank_spans, weight_names
-from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
+from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
+from lockstep.workbench.diagnosis.operations.layers import missing_layers
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
+from lockstep.workbench.diagnosis.recording import Array
 
 
 def sites(taps: RecordedTaps, facts: Facts) -> Iterator[Site | Unjudged]:

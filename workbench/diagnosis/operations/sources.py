@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.taps.names import layer_of, local_name
-from workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
-from workbench.diagnosis.operations.facts import UNIT, Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.shares import BEFORE
-from workbench.diagnosis.operations.site import near
-from workbench.diagnosis.recording import Array
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
+from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.shares import BEFORE
+from lockstep.workbench.diagnosis.operations.site import near
+from lockstep.workbench.diagnosis.recording import Array
 
 _Inputs = Mapping[str, tuple[str, ...]]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checkpoint.files import gguf_file
-from engine.checkpoint.gguf.source import GgufSource
-from engine.checkpoint.header import read_header
-from engine.checkpoint.resolve import open_checkpoint
-from sessions.dtypes import widen
-from workbench.diagnosis.operations.misreadings import Misreading, misreadings
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.gguf.source import GgufSource
+from lockstep.engine.checkpoint.header import read_header
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.sessions.dtypes import widen
+from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misreadings
 
 #: How the file's dtypes lie in numpy, which has no bfloat16.
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}

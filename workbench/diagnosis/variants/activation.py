@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import silu
-from workbench.diagnosis.operations.facts import rounded
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import (
+from lockstep.workbench.diagnosis.operations.expected import silu
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import (
     Mask,
     factor,
     named,
@@ -20,7 +20,7 @@ from workbench.diagnosis.variants.fits import (
     simple,
     wrong_rows,
 )
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def _sigmoid(x: Array) -> Array:

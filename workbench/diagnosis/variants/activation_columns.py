@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.expected import silu
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import wrong_rows
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.expected import silu
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import wrong_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Columns that are looked for at once.
 _CHUNK = 512

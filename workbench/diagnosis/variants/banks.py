@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
-from workbench.diagnosis.variants.activation import activations
-from workbench.diagnosis.variants.activation_columns import other_columns
-from workbench.diagnosis.variants.activation_cuts import dropped, wrapped_index
-from workbench.diagnosis.variants.attention.coarse_attention import coarse_probabilities, coarse_products
-from workbench.diagnosis.variants.attention.combined_scores import combined_scores
-from workbench.diagnosis.variants.attention.context import contexts
-from workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
-from workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
-from workbench.diagnosis.variants.attention.mask import irregular_masks, masks
-from workbench.diagnosis.variants.attention.merged_heads import merged_heads
-from workbench.diagnosis.variants.attention.padded_keys import padded_keys
-from workbench.diagnosis.variants.attention.score_biases import score_biases
-from workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
-from workbench.diagnosis.variants.attention.scores import scores
-from workbench.diagnosis.variants.attention.softmax import softmaxes
-from workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
-from workbench.diagnosis.variants.attention.softmax_functions import other_functions
-from workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
-from workbench.diagnosis.variants.branch_norms import branch_norms
-from workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
-from workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
-from workbench.diagnosis.variants.caches.caches import caches
-from workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
-from workbench.diagnosis.variants.caches.index_maps import index_maps
-from workbench.diagnosis.variants.caches.offsets import cached_offsets
-from workbench.diagnosis.variants.caches.stored_stages import stored_stages
-from workbench.diagnosis.variants.grids import on_a_grid
-from workbench.diagnosis.variants.layers import repeated, skipped
-from workbench.diagnosis.variants.linear import (
+from lockstep.workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
+from lockstep.workbench.diagnosis.variants.activation import activations
+from lockstep.workbench.diagnosis.variants.activation_columns import other_columns
+from lockstep.workbench.diagnosis.variants.activation_cuts import dropped, wrapped_index
+from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
+    coarse_probabilities,
+    coarse_products,
+)
+from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
+from lockstep.workbench.diagnosis.variants.attention.context import contexts
+from lockstep.workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
+from lockstep.workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
+from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
+from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_heads
+from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
+from lockstep.workbench.diagnosis.variants.attention.score_biases import score_biases
+from lockstep.workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
+from lockstep.workbench.diagnosis.variants.attention.scores import scores
+from lockstep.workbench.diagnosis.variants.attention.softmax import softmaxes
+from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
+from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
+from lockstep.workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
+from lockstep.workbench.diagnosis.variants.branch_norms import branch_norms
+from lockstep.workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
+from lockstep.workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
+from lockstep.workbench.diagnosis.variants.caches.caches import caches
+from lockstep.workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
+from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
+from lockstep.workbench.diagnosis.variants.caches.offsets import cached_offsets
+from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
+from lockstep.workbench.diagnosis.variants.grids import on_a_grid
+from lockstep.workbench.diagnosis.variants.layers import repeated, skipped
+from lockstep.workbench.diagnosis.variants.linear import (
     block_terms,
     buffers,
     collectives,
@@ -49,19 +52,22 @@ from workbench.diagnosis.variants.linear import (
     unknown,
     unloaded,
 )
-from workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
-from workbench.diagnosis.variants.moved_tokens import token_moved
-from workbench.diagnosis.variants.norms import norms, unknown_norms
-from workbench.diagnosis.variants.overflow import not_finite, overflows
-from workbench.diagnosis.variants.residual import residuals
-from workbench.diagnosis.variants.rotation.changing_bases import changing_bases
-from workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
-from workbench.diagnosis.variants.rotation.pair_groups import pair_groups
-from workbench.diagnosis.variants.rotation.rope_frequencies import fitted_frequencies, other_frequencies
-from workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
-from workbench.diagnosis.variants.rotation.rotation import rotations
-from workbench.diagnosis.variants.table_rows import other_numbers
-from workbench.diagnosis.variants.variant import Bank
+from lockstep.workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
+from lockstep.workbench.diagnosis.variants.moved_tokens import token_moved
+from lockstep.workbench.diagnosis.variants.norms import norms, unknown_norms
+from lockstep.workbench.diagnosis.variants.overflow import not_finite, overflows
+from lockstep.workbench.diagnosis.variants.residual import residuals
+from lockstep.workbench.diagnosis.variants.rotation.changing_bases import changing_bases
+from lockstep.workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
+from lockstep.workbench.diagnosis.variants.rotation.pair_groups import pair_groups
+from lockstep.workbench.diagnosis.variants.rotation.rope_frequencies import (
+    fitted_frequencies,
+    other_frequencies,
+)
+from lockstep.workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
+from lockstep.workbench.diagnosis.variants.rotation.rotation import rotations
+from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
+from lockstep.workbench.diagnosis.variants.variant import Bank
 
 #: Operation -> banks that are always tried.
 BANKS: Mapping[str, tuple[Bank, ...]] = {

@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.deviation import WRONG, Part
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.deviation import WRONG, Part
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: What is written to the cache of keys, and of values.
 WRITTEN = {"k": "attn.k_rope", "v": "attn.v_proj"}

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import normalised
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask, factor, wrong_rows
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.expected import normalised
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, factor, wrong_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Epsilons beside the model's own that post-norms are written with.
 EPSILONS = (1e-5, 1e-6, 0.0)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.parallel import shards
-from workbench.diagnosis.operations.expected import normalised
-from workbench.diagnosis.operations.shares import EMBEDDING, HEAD
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import factor, named, simple
-from workbench.diagnosis.variants.linear.linear import meaning
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.expected import normalised
+from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import factor, named, simple
+from lockstep.workbench.diagnosis.variants.linear.linear import meaning
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def _table(site: Site) -> NDArray[np.floating] | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 Mask = NDArray[np.bool_]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask, coefficients, named, simple
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, coefficients, named, simple
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Tokens of a context that llama.cpp and others look back to.
 LOOK_BACK = (64, 128, 256)

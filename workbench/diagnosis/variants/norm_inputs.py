@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.diagnosis.operations.expected import normalised
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask, apart
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.expected import normalised
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, apart
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def input_variants(site: Site, weight: Array, eps: float, wrong: Mask) -> Iterator[Variant]:

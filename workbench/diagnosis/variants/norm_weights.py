@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.shares import whose
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask, apart, factor
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.shares import whose
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, apart, factor
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _BLOCK = ("input_layernorm", "post_attention_layernorm")
 _HEADS = ("self_attn.q_norm", "self_attn.k_norm")

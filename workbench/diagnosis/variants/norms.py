@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import normalised
-from workbench.diagnosis.operations.facts import rounded
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import (
+from lockstep.workbench.diagnosis.operations.expected import normalised
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import (
     Mask,
     apart,
     differing_replica,
@@ -21,9 +21,9 @@ from workbench.diagnosis.variants.fits import (
     simple,
     wrong_rows,
 )
-from workbench.diagnosis.variants.norm_inputs import input_variants
-from workbench.diagnosis.variants.norm_weights import fitted_weight, weight_variants
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.norm_inputs import input_variants
+from lockstep.workbench.diagnosis.variants.norm_weights import fitted_weight, weight_variants
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Epsilons that engines have built in.
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 0.0, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)

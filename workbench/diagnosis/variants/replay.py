@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.variant import PARTLY
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.variant import PARTLY
 
 #: Columns by which a candidate is tried before all of it is computed.
 SAMPLE = 12

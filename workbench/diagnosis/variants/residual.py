@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import rounded
-from workbench.diagnosis.operations.layers import normalise
-from workbench.diagnosis.operations.shares import weight_names
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import (
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.operations.layers import normalise
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import (
     Mask,
     apart,
     coefficients,
@@ -22,7 +22,7 @@ from workbench.diagnosis.variants.fits import (
     simple,
     wrong_rows,
 )
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: How it is the output of the sum's own reader that goes on in its place: a norm that writes into its input does so.
 READER = "reader"

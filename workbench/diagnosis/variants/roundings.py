@@ -9,8 +9,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.facts import rounded
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.recording import Array
 
 Matrix = NDArray[np.floating]
 #: A matrix rounded; None where its shape does not allow it, or nothing changes.

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sessions.limits import LimitExceeded
-from workbench.diagnosis.operations.attention import FUSED
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.search_time import SearchEnded, SearchTime
-from workbench.diagnosis.variants.banks import stages
-from workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
+from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench.diagnosis.operations.attention import FUSED
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
+from lockstep.workbench.diagnosis.variants.banks import stages
+from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
 
 @dataclass(slots=True)

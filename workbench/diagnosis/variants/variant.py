@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.diagnosis.operations.deviation import WRONG, WRONG_SINGLE, Deviation, Mask, Part, distance
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.operations.deviation import (
+    WRONG,
+    WRONG_SINGLE,
+    Deviation,
+    Mask,
+    Part,
+    distance,
+)
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Share of the error's norm that a variant may leave where that is more than the noise's own.
 UNEXPLAINED = 0.1

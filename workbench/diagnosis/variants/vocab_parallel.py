@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.parallel import shards
-from workbench.diagnosis.operations.shares import EMBEDDING
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import nearest_rows
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.shares import EMBEDDING
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import nearest_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Ids = NDArray[np.int64]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from engine.text import printable
-from workbench.foreign.passes import ForeignDumpError
+from lockstep.engine.text import printable
+from lockstep.workbench.foreign.passes import ForeignDumpError
 
 _AXIS = re.compile(r"(?P<name>1|[A-Za-z_]\w*|\([\w*]+\))(?:\[(?P<cuts>[^\]]+)\])?", re.ASCII)
 _ROWS = ("t", "b", "s")

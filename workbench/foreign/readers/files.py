@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plain_files import PlainFileError, open_plain
-from engine.text import printable
-from workbench.foreign.passes import ForeignDumpError
+from lockstep.engine.plain_files import PlainFileError, open_plain
+from lockstep.engine.text import printable
+from lockstep.workbench.foreign.passes import ForeignDumpError
 
 MAX_FILES = 1 << 20
 MAX_JSON = 256 << 20

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import local_name
-from sessions.meta import ModelMeta
-from sessions.records import STATISTICS
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
-from workbench.foreign.readers.files import children, plain_size, shown
-from workbench.models.llamacpp_taps import TapNames
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions.meta import ModelMeta
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
+from lockstep.workbench.foreign.readers.files import children, plain_size, shown
+from lockstep.workbench.models.llamacpp_taps import TapNames
 
 _TOKENS = "-tokens.bin"
 _HEADER = re.compile(

@@ -21,16 +21,22 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.files import gguf_file
-from engine.checkpoint.resolve import open_checkpoint
-from engine.errors import CheckpointError, ConfigError
-from engine.taps.names import local_name
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignRun, ForeignTensor
-from workbench.foreign.readers.files import children, load_array, numbered, shown
-from workbench.foreign.readers.llama_debug import open_llama_debug
-from workbench.foreign.readers.pass_rows import whole_numbers
-from workbench.models.llamacpp_taps import Shape, TapNames, arrange
+from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.taps.names import local_name
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import (
+    ForeignDumpError,
+    ForeignFacts,
+    ForeignPass,
+    ForeignRun,
+    ForeignTensor,
+)
+from lockstep.workbench.foreign.readers.files import children, load_array, numbered, shown
+from lockstep.workbench.foreign.readers.llama_debug import open_llama_debug
+from lockstep.workbench.foreign.readers.pass_rows import whole_numbers
+from lockstep.workbench.models.llamacpp_taps import Shape, TapNames, arrange
 
 _PASS = re.compile(r"pass(\d{1,9})", re.ASCII)
 _TENSOR = re.compile(r"(?P<number>\d{1,9})\.(?P<operation>[A-Z0-9_]+)\.(?P<name>.+)\.npy", re.ASCII)

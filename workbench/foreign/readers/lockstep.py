@@ -18,12 +18,12 @@ from typing import Annotated, BinaryIO, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.config.engine import MOST_RANKS
-from engine.text import printable
-from sessions.meta import HUGGING_FACE, Count, ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
-from workbench.foreign.readers.files import numbered, opened, shown
-from workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
+from lockstep.engine.config.engine import MOST_RANKS
+from lockstep.engine.text import printable
+from lockstep.sessions.meta import HUGGING_FACE, Count, ModelMeta
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass
+from lockstep.workbench.foreign.readers.files import numbered, opened, shown
+from lockstep.workbench.foreign.readers.lockstep_pass import PassTensors, TapeLine, Text
 
 VERSION = 1
 LONGEST_FACTS = 4 << 20

@@ -12,16 +12,16 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from engine.checkpoint.header import TensorEntry, header_of
-from engine.errors import CheckpointError
-from engine.text import printable
-from sessions.dtypes import STORED_AS
-from sessions.errors import LayoutError
-from sessions.layouts import parse
-from sessions.meta import Count
-from sessions.records import STATISTICS
-from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from workbench.foreign.readers.files import opened, within
+from lockstep.engine.checkpoint.header import TensorEntry, header_of
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.text import printable
+from lockstep.sessions.dtypes import STORED_AS
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.layouts import parse
+from lockstep.sessions.meta import Count
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
+from lockstep.workbench.foreign.readers.files import opened, within
 
 Text = Annotated[str, Meta(max_length=1000)]
 Whole = Annotated[int, Meta(ge=-(2**31), lt=2**31)]  # padding may have ids and positions below zero

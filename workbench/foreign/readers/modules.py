@@ -29,10 +29,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_taps
-from engine.text import printable
-from sessions.meta import ModelMeta
-from workbench.foreign.readers.shape import Sizes
+from lockstep.engine.taps.names import layer_taps
+from lockstep.engine.text import printable
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.readers.shape import Sizes
 
 Array = NDArray[Any]
 

@@ -15,14 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor, checked_ranks
-from workbench.foreign.readers.files import children, numbered, read_json, shown
-from workbench.foreign.readers.modules import ModuleNames, Named, in_layer
-from workbench.foreign.readers.msprobe_entries import Call, Measured
-from workbench.foreign.readers.msprobe_rows import IDS_FILE, read_ids, rows_of_pass
-from workbench.foreign.readers.pass_rows import PassRows
-from workbench.foreign.readers.shape import read_model
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import (
+    ForeignDumpError,
+    ForeignFacts,
+    ForeignPass,
+    ForeignTensor,
+    checked_ranks,
+)
+from lockstep.workbench.foreign.readers.files import children, numbered, read_json, shown
+from lockstep.workbench.foreign.readers.modules import ModuleNames, Named, in_layer
+from lockstep.workbench.foreign.readers.msprobe_entries import Call, Measured
+from lockstep.workbench.foreign.readers.msprobe_rows import IDS_FILE, read_ids, rows_of_pass
+from lockstep.workbench.foreign.readers.pass_rows import PassRows
+from lockstep.workbench.foreign.readers.shape import read_model
 
 _STEP = re.compile(r"step(\d{1,9})", re.ASCII)
 _RANK = re.compile(r"rank(\d{0,5})|proc\d+", re.ASCII)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions.records import STATISTICS
-from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from workbench.foreign.readers.files import Numbers, load_array, shown, within
-from workbench.foreign.readers.modules import Named
-from workbench.foreign.readers.pass_rows import PassRows
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
+from lockstep.workbench.foreign.readers.files import Numbers, load_array, shown, within
+from lockstep.workbench.foreign.readers.modules import Named
+from lockstep.workbench.foreign.readers.pass_rows import PassRows
 
 #: Lists and dictionaries inside each other that are followed.
 _DEPTH = 16

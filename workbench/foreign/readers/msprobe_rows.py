@@ -16,11 +16,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sessions.meta import TokenId
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.files import read_json, shown
-from workbench.foreign.readers.msprobe_entries import Call, Measured
-from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
+from lockstep.sessions.meta import TokenId
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.files import read_json, shown
+from lockstep.workbench.foreign.readers.msprobe_entries import Call, Measured
+from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 
 IDS_FILE = "ids.json"
 _FORM = '{"passes": [[ids of the first pass], [of the next], …]}'

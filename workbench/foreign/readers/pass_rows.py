@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
-from workbench.foreign.readers.modules import Named
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
+from lockstep.workbench.foreign.readers.modules import Named
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, checked_ranks
-from workbench.foreign.readers.files import (
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, checked_ranks
+from lockstep.workbench.foreign.readers.files import (
     Numbers,
     children,
     load_torch,
@@ -29,9 +29,9 @@ from workbench.foreign.readers.files import (
     numbers,
     shown,
 )
-from workbench.foreign.readers.modules import ModuleNames
-from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
-from workbench.foreign.readers.shape import read_model
+from lockstep.workbench.foreign.readers.modules import ModuleNames
+from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
+from lockstep.workbench.foreign.readers.shape import read_model
 
 _RANK = re.compile(r"TP(\d{1,4})_PP(\d{1,4})_Rank(\d{1,5})_pid(\d{1,10})", re.ASCII)
 _PASS = re.compile(r"Pass(\d{1,9})\.pt", re.ASCII)

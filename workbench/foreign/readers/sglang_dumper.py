@@ -14,14 +14,20 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from engine.text import printable
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor, checked_ranks
-from workbench.foreign.readers.dims import layout_of
-from workbench.foreign.readers.files import children, load_torch, numbers, shown
-from workbench.foreign.readers.modules import ModuleNames, in_layer
-from workbench.foreign.readers.pass_rows import PassRows, whole_numbers
-from workbench.foreign.readers.shape import read_model
+from lockstep.engine.text import printable
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import (
+    ForeignDumpError,
+    ForeignFacts,
+    ForeignPass,
+    ForeignTensor,
+    checked_ranks,
+)
+from lockstep.workbench.foreign.readers.dims import layout_of
+from lockstep.workbench.foreign.readers.files import children, load_torch, numbers, shown
+from lockstep.workbench.foreign.readers.modules import ModuleNames, in_layer
+from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
+from lockstep.workbench.foreign.readers.shape import read_model
 
 _FILE = re.compile(
     r"step=(?P<step>\d{1,9})___rank=(?P<rank>\d{1,5})___dump_index=(?P<index>\d{1,9})___name=(?P<name>.+?)"

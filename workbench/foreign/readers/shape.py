@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.meta import HUGGING_FACE, ModelMeta
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.files import read_json
+from lockstep.sessions.meta import HUGGING_FACE, ModelMeta
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.files import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.taps.names import layer_of
-from engine.text import printable
-from sessions.meta import ModelMeta
-from workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
-from workbench.foreign.readers.files import Numbers, children, load_array, read_json, shown
-from workbench.foreign.readers.modules import ModuleNames
-from workbench.foreign.readers.pass_rows import PassRows
-from workbench.foreign.readers.shape import Sizes, read_model
+from lockstep.engine.taps.names import layer_of
+from lockstep.engine.text import printable
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
+from lockstep.workbench.foreign.readers.files import Numbers, children, load_array, read_json, shown
+from lockstep.workbench.foreign.readers.modules import ModuleNames
+from lockstep.workbench.foreign.readers.pass_rows import PassRows
+from lockstep.workbench.foreign.readers.shape import Sizes, read_model
 
 _TREE = "_debug_tree_FULL_TENSORS.json"
 _FILE = re.compile(r"\.(?P<module>.+?)_(?P<side>inputs|outputs)(?P<key>(?:_\w+)?)\.safetensors", re.ASCII)

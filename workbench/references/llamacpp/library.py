@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.text import printable
-from workbench.references.request import ReferenceFailure
+from lockstep.engine.text import printable
+from lockstep.workbench.references.request import ReferenceFailure
 
 INSTALL = (
     "llama.cpp is not installed: pip install 'lockstep[llamacpp]' (it is built from source, which takes minutes "

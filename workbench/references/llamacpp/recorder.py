@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.checkpoint.gguf.split import read_split
-from engine.taps.names import tap_specs
-from engine.text import bytes_text, printable
-from sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from sessions.records import Tap
-from workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
-from workbench.references.llamacpp.library import Array, LlamaContext, LlamaModel, dequantise
-from workbench.references.request import GoldenRequest, ReferenceFailure
-from workbench.references.steps import See, record_steps
+from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.taps.names import tap_specs
+from lockstep.engine.text import bytes_text, printable
+from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
+from lockstep.sessions.records import Tap
+from lockstep.workbench.models.llamacpp_taps import ABSENT, Shape, TapNames, arrange
+from lockstep.workbench.references.llamacpp.library import Array, LlamaContext, LlamaModel, dequantise
+from lockstep.workbench.references.request import GoldenRequest, ReferenceFailure
+from lockstep.workbench.references.steps import See, record_steps
 
 #: Architectures whose taps are mapped -> whether they normalise q and k. Mistral is `llama` in GGUF.
 ARCHITECTURES = {"llama": False, "qwen2": False, "qwen3": True}

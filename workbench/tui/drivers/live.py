@@ -17,19 +17,19 @@ from msgspec import structs
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from sessions.text import clean
-from workbench.debugger.core.registry import Command
-from workbench.debugger.events import ProgressEvent, RankLostEvent, StepEvent
-from workbench.debugger.host.client import HostClient
-from workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
-from workbench.debugger.host.pending import HostError
-from workbench.tui.drivers.port import CLOSING, CommandFailed, CommandStage, Progressed, Reply, Said
-from workbench.tui.widgets.status_line import Fact
-from workbench.views.weight_tensor import RankArrays
-from workbench.views.where import Where
+from lockstep.sessions.text import clean
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.debugger.events import ProgressEvent, RankLostEvent, StepEvent
+from lockstep.workbench.debugger.host.client import HostClient
+from lockstep.workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
+from lockstep.workbench.debugger.host.pending import HostError
+from lockstep.workbench.tui.drivers.port import CLOSING, CommandFailed, CommandStage, Progressed, Reply, Said
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.views.weight_tensor import RankArrays
+from lockstep.workbench.views.where import Where
 
 #: The host's program.
-_PROGRAM = "workbench.cli.host"
+_PROGRAM = "lockstep.workbench.cli.host"
 #: The niceness of the engine's processes: where they and the screens want the same processor, keys are answered first.
 _NICE = 5
 

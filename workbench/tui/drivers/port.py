@@ -10,11 +10,11 @@ import msgspec
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from workbench.debugger.core.registry import Command
-from workbench.debugger.host.messages import DebuggerState
-from workbench.tui.widgets.status_line import Fact
-from workbench.views.weight_tensor import RankArrays
-from workbench.views.where import Where
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.debugger.host.messages import DebuggerState
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.views.weight_tensor import RankArrays
+from lockstep.workbench.views.where import Where
 
 #: The name of threads that wait for a host to end.
 CLOSING = "host-close"

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import EngineError
-from sessions.errors import SessionError
-from workbench.debugger.answers import Position, Result, Stop
-from workbench.debugger.core.registry import Command, commands, parse_line
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.messages import DebuggerState
-from workbench.debugger.host.replay import open_replay
-from workbench.debugger.host.state import state_of
-from workbench.export import command as _  # noqa: F401 - enters `export` into the registry
-from workbench.tui.drivers.port import CommandFailed, Outcome, Reply
-from workbench.tui.navigator import next_stop
-from workbench.views.sentinels import stops
-from workbench.views.where import Where
+from lockstep.engine.errors import EngineError
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.debugger.answers import Position, Result, Stop
+from lockstep.workbench.debugger.core.registry import Command, commands, parse_line
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.host.messages import DebuggerState
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.debugger.host.state import state_of
+from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
+from lockstep.workbench.tui.drivers.port import CommandFailed, Outcome, Reply
+from lockstep.workbench.tui.navigator import next_stop
+from lockstep.workbench.views.sentinels import stops
+from lockstep.workbench.views.where import Where
 
 _ERRORS = (DebuggerError, EngineError, SessionError)
 

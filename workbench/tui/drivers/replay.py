@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
-from workbench.debugger.core.registry import Command
-from workbench.debugger.host.messages import DebuggerState
-from workbench.tui.drivers.port import CommandStage, Reply
-from workbench.tui.widgets.status_line import Fact
-from workbench.views.weight_tensor import RankArrays
-from workbench.views.where import Where
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.debugger.host.messages import DebuggerState
+from lockstep.workbench.tui.drivers.port import CommandStage, Reply
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.views.weight_tensor import RankArrays
+from lockstep.workbench.views.where import Where
 
 if TYPE_CHECKING:
-    from workbench.tui.drivers.recorded import RecordedDebugger
+    from lockstep.workbench.tui.drivers.recorded import RecordedDebugger
 
 _WHY_IDLE = "this is a replay: nothing runs here (lockstep tui MODEL runs one)"
 
@@ -83,7 +83,7 @@ class ReplayDriver:
         """On the thread."""
         if self._debugger is None:
             # Not at the top: importing the debugger and its commands would hold up the first paint.
-            from workbench.tui.drivers.recorded import RecordedDebugger
+            from lockstep.workbench.tui.drivers.recorded import RecordedDebugger
 
             self._debugger = RecordedDebugger(self.path)
         return self._debugger

@@ -5,27 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workbench.tui.panes.base import Pane
+    from lockstep.workbench.tui.panes.base import Pane
 
 
 def pane_class(number: int) -> type[Pane]:
     """The pane of that number."""
-    from workbench.tui.panes.operations import OperationsPane
+    from lockstep.workbench.tui.panes.operations import OperationsPane
 
     return OperationsPane if number == OperationsPane.NUMBER else pane_classes()[number - 1]
 
 
 def pane_classes() -> tuple[type[Pane], ...]:
     """All, in the order of their numbers."""
-    from workbench.tui.panes.attention import AttentionPane
-    from workbench.tui.panes.cache import CachePane
-    from workbench.tui.panes.golden import GoldenPane
-    from workbench.tui.panes.journal import JournalPane
-    from workbench.tui.panes.logits import LogitsPane
-    from workbench.tui.panes.operations import OperationsPane
-    from workbench.tui.panes.sentinels import SentinelsPane
-    from workbench.tui.panes.tensor import TensorPane
-    from workbench.tui.panes.weights import WeightsPane
+    from lockstep.workbench.tui.panes.attention import AttentionPane
+    from lockstep.workbench.tui.panes.cache import CachePane
+    from lockstep.workbench.tui.panes.golden import GoldenPane
+    from lockstep.workbench.tui.panes.journal import JournalPane
+    from lockstep.workbench.tui.panes.logits import LogitsPane
+    from lockstep.workbench.tui.panes.operations import OperationsPane
+    from lockstep.workbench.tui.panes.sentinels import SentinelsPane
+    from lockstep.workbench.tui.panes.tensor import TensorPane
+    from lockstep.workbench.tui.panes.weights import WeightsPane
 
     return (
         OperationsPane,

@@ -14,9 +14,9 @@ from textual.events import Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.colormap import Scale
-from workbench.export.table import Table
-from workbench.tui.panes.attention_text import (
+from lockstep.workbench.export.colormap import Scale
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.attention_text import (
     about,
     head_axes,
     head_cells,
@@ -25,17 +25,17 @@ from workbench.tui.panes.attention_text import (
     under_cursor,
     view_name,
 )
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.titles import ATTENTION, titled
-from workbench.tui.widgets.axes import Axes
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.multiples import Multiples, Tiles
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.attention import LayerAttention, attention_and_golden
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.titles import ATTENTION, titled
+from lockstep.workbench.tui.widgets.axes import Axes
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.multiples import Multiples, Tiles
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.views.attention import LayerAttention, attention_and_golden
 
 _MODES = ("heads", "head", "rows")
 #: From this width on a head is large beside all heads.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from workbench.tui.widgets.axes import Axes
-from workbench.tui.widgets.grid import GridCell
-from workbench.tui.widgets.text_block import TextLine, flow
-from workbench.views.attention import AttentionHead, LayerAttention, RowFigures, row_figures
-from workbench.views.numbers import fixed, number
+from lockstep.workbench.tui.widgets.axes import Axes
+from lockstep.workbench.tui.widgets.grid import GridCell
+from lockstep.workbench.tui.widgets.text_block import TextLine, flow
+from lockstep.workbench.views.attention import AttentionHead, LayerAttention, RowFigures, row_figures
+from lockstep.workbench.views.numbers import fixed, number
 
 #: The token at a position.
 Label = Callable[[int], str]

@@ -13,21 +13,21 @@ from textual.reactive import var
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from sessions.errors import SessionError
-from sessions.text import clean
-from workbench.export.table import Table
-from workbench.tui.drivers.port import CommandStage
-from workbench.tui.marks import Marks
-from workbench.tui.message_log import MessageLog
-from workbench.tui.reader import Reader
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.overview import Overview
-from workbench.views.source import SessionSource
-from workbench.views.token_line import TokenLine
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.text import clean
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.drivers.port import CommandStage
+from lockstep.workbench.tui.marks import Marks
+from lockstep.workbench.tui.message_log import MessageLog
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.views.overview import Overview
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.token_line import TokenLine
+from lockstep.workbench.views.where import Where
 
 
 class Pane(PaintedWidget):

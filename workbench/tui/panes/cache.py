@@ -12,19 +12,19 @@ from textual.events import DescendantFocus, Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.cache_blocks import finding_lines, map_lines, pool_lines, table_lines
-from workbench.tui.panes.cache_lengths import layered, length_lines
-from workbench.tui.panes.cache_text import length_facts, norm_facts, progress_lines, row_label
-from workbench.tui.panes.titles import CACHE, titled
-from workbench.tui.widgets.axes import Axes
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.text_block import TextBlock, TextLine, flow
-from workbench.views.kv_cache import Cache, cache
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.cache_blocks import finding_lines, map_lines, pool_lines, table_lines
+from lockstep.workbench.tui.panes.cache_lengths import layered, length_lines
+from lockstep.workbench.tui.panes.cache_text import length_facts, norm_facts, progress_lines, row_label
+from lockstep.workbench.tui.panes.titles import CACHE, titled
+from lockstep.workbench.tui.widgets.axes import Axes
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, flow
+from lockstep.workbench.views.kv_cache import Cache, cache
 
 #: From this height on both maps are shown.
 _TALL = 36

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.text import bytes_text
-from workbench.tui.widgets.grid import GridCell
-from workbench.tui.widgets.text_block import TextLine, flow
-from workbench.views.block_map import Block
-from workbench.views.kv_cache import Cache, CachedSequence
+from lockstep.engine.text import bytes_text
+from lockstep.workbench.tui.widgets.grid import GridCell
+from lockstep.workbench.tui.widgets.text_block import TextLine, flow
+from lockstep.workbench.views.block_map import Block
+from lockstep.workbench.views.kv_cache import Cache, CachedSequence
 
 #: The widest pool bar, the width of a line's label and of a block.
 _BAR, _LABEL, _BLOCK = 40, 11, 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.tui.widgets.text_block import TextLine
-from workbench.views.cached_lengths import runs, span
-from workbench.views.kv_cache import CachedSequence
+from lockstep.workbench.tui.widgets.text_block import TextLine
+from lockstep.workbench.views.cached_lengths import runs, span
+from lockstep.workbench.views.kv_cache import CachedSequence
 
 #: More ranks than this are told together where they hold the same; more lines of layers than this are cut.
 _RANKS, _LINES = 4, 16

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workbench.tui.widgets.text_block import TextLine, flow
-from workbench.views.cached_lengths import span
-from workbench.views.kv_cache import Cache
-from workbench.views.numbers import number
-from workbench.views.where import Where
+from lockstep.workbench.tui.widgets.text_block import TextLine, flow
+from lockstep.workbench.views.cached_lengths import span
+from lockstep.workbench.views.kv_cache import Cache
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.where import Where
 
 #: The token at a position.
 Label = Callable[[int], str]

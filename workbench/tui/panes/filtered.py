@@ -8,9 +8,9 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from workbench.tui.panes.base import Pane
-from workbench.tui.widgets.field import Field
-from workbench.tui.widgets.grid import Grid
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.widgets.field import Field
+from lockstep.workbench.tui.widgets.grid import Grid
 
 
 class FilteredPane(Pane):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.plot import bars, greatest, squeeze
-from workbench.tui.widgets.sparkline import sparkline
-from workbench.tui.widgets.text_block import TextLine
-from workbench.views.candidate_history import CandidateHistory, CandidatePoint
-from workbench.views.logits import Figures
-from workbench.views.numbers import chance, number
-from workbench.views.plain_text import finite, plural
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.plot import bars, greatest, squeeze
+from lockstep.workbench.tui.widgets.sparkline import sparkline
+from lockstep.workbench.tui.widgets.text_block import TextLine
+from lockstep.workbench.views.candidate_history import CandidateHistory, CandidatePoint
+from lockstep.workbench.views.logits import Figures
+from lockstep.workbench.views.numbers import chance, number
+from lockstep.workbench.views.plain_text import finite, plural
 
 #: Cells that a step's numbers take, and those before the first.
 _CELL, _BEFORE = 13, 9

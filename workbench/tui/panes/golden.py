@@ -10,11 +10,11 @@ from textual import on
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
-from engine.taps.names import count_layers, layer_of, local_name
-from workbench.export.table import Table
-from workbench.tui.drivers.port import CommandStage
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.golden_text import (
+from lockstep.engine.taps.names import count_layers, layer_of, local_name
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.drivers.port import CommandStage
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.golden_text import (
     error_curve,
     ledger_lines,
     legend,
@@ -23,11 +23,11 @@ from workbench.tui.panes.golden_text import (
     tap_lines,
     verdict_lines,
 )
-from workbench.tui.panes.titles import GOLDEN, titled
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock
-from workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
-from workbench.views.step_verdicts import JudgedStep, judged_step, operations_of
+from lockstep.workbench.tui.panes.titles import GOLDEN, titled
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
+from lockstep.workbench.views.step_verdicts import JudgedStep, judged_step, operations_of
 
 
 class GoldenPane(Pane):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.tui.drivers.port import CommandStage
-from workbench.tui.widgets.plot import curve, squeeze
-from workbench.tui.widgets.text_block import TextLine
-from workbench.tui.widgets.verdict_map import MARKS
-from workbench.views.numbers import number, power
-from workbench.views.sequences import of_all
-from workbench.views.step_verdicts import GoldenTap, JudgedStep
-from workbench.views.verdicts import JUDGED_WORDS, Judged, State
+from lockstep.workbench.tui.drivers.port import CommandStage
+from lockstep.workbench.tui.widgets.plot import curve, squeeze
+from lockstep.workbench.tui.widgets.text_block import TextLine
+from lockstep.workbench.tui.widgets.verdict_map import MARKS
+from lockstep.workbench.views.numbers import number, power
+from lockstep.workbench.views.sequences import of_all
+from lockstep.workbench.views.step_verdicts import GoldenTap, JudgedStep
+from lockstep.workbench.views.verdicts import JUDGED_WORDS, Judged, State
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _LEAST = 1e-9

@@ -8,13 +8,13 @@ from typing import Any
 from textual import on
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.titles import JOURNAL, titled
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock, TextLine
-from workbench.views.journal import Journal, JournalEntry, journal
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.titles import JOURNAL, titled
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.workbench.views.journal import Journal, JournalEntry, journal
 
 _ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
 

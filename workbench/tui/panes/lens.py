@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from workbench.export.table import Table
-from workbench.tui.theme import Paint, mix
-from workbench.tui.widgets.grid import GridCell, GridColumn
-from workbench.views.candidates import Candidate
-from workbench.views.lens import Lens, LensLayer
-from workbench.views.logits import Logits
-from workbench.views.numbers import chance, fixed
-from workbench.views.plain_text import finite
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.theme import Paint, mix
+from lockstep.workbench.tui.widgets.grid import GridCell, GridColumn
+from lockstep.workbench.views.candidates import Candidate
+from lockstep.workbench.views.lens import Lens, LensLayer
+from lockstep.workbench.views.logits import Logits
+from lockstep.workbench.views.numbers import chance, fixed
+from lockstep.workbench.views.plain_text import finite
 
 LENS_COLUMNS = (
     GridColumn("after", 8),

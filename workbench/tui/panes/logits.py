@@ -12,22 +12,22 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.followed import history_lines, move, recent_lines
-from workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
-from workbench.tui.panes.titles import LOGITS, titled
-from workbench.tui.theme import paint
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.candidate_history import CandidateHistory, candidate_history
-from workbench.views.lens import Lens, lens
-from workbench.views.logits import Logits, logits
-from workbench.views.numbers import chance, fixed, number
-from workbench.views.plain_text import finite
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.followed import history_lines, move, recent_lines
+from lockstep.workbench.tui.panes.lens import LENS_COLUMNS, lens_cells, lens_line, lens_table
+from lockstep.workbench.tui.panes.titles import LOGITS, titled
+from lockstep.workbench.tui.theme import paint
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.views.candidate_history import CandidateHistory, candidate_history
+from lockstep.workbench.views.lens import Lens, lens
+from lockstep.workbench.views.logits import Logits, logits
+from lockstep.workbench.views.numbers import chance, fixed, number
+from lockstep.workbench.views.plain_text import finite
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 #: Cells from which the candidates and the lens stand side by side.

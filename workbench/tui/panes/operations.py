@@ -12,22 +12,22 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.taps.names import layer_of, local_name
-from sessions.errors import LayoutError
-from sessions.layouts import parse as parse_layout
-from sessions.records import STATISTICS
-from workbench.export.table import Table
-from workbench.tui.marks import STANDS
-from workbench.tui.panes.filtered import FilteredPane
-from workbench.tui.panes.titles import OPERATIONS, titled
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.sparkline import sparkline
-from workbench.tui.widgets.status_line import Fact
-from workbench.views.numbers import count, number
-from workbench.views.operations import INF, NAN, Operations, operations
-from workbench.views.sequences import of_all
-from workbench.views.verdicts import Judged
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.errors import LayoutError
+from lockstep.sessions.layouts import parse as parse_layout
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.marks import STANDS
+from lockstep.workbench.tui.panes.filtered import FilteredPane
+from lockstep.workbench.tui.panes.titles import OPERATIONS, titled
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.sparkline import sparkline
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.views.numbers import count, number
+from lockstep.workbench.views.operations import INF, NAN, Operations, operations
+from lockstep.workbench.views.sequences import of_all
+from lockstep.workbench.views.verdicts import Judged
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")

@@ -9,15 +9,15 @@ from typing import Any
 from textual import on
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.titles import SENTINELS, titled
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.branch_sentinel import BranchSentinel
-from workbench.views.plain_text import plural
-from workbench.views.sentinel_watch import Watch
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.titles import SENTINELS, titled
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from lockstep.workbench.views.branch_sentinel import BranchSentinel
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.sentinel_watch import Watch
 
 
 class SentinelsPane(Pane):

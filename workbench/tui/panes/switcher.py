@@ -8,12 +8,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher
 
-from workbench.tui.drivers.port import Driver
-from workbench.tui.message_log import MessageLog
-from workbench.tui.panes import pane_class, pane_classes
-from workbench.tui.panes.base import Pane
-from workbench.tui.reader import Reader
-from workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.drivers.port import Driver
+from lockstep.workbench.tui.message_log import MessageLog
+from lockstep.workbench.tui.panes import pane_class, pane_classes
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
 
 
 class PaneSwitcher(ContentSwitcher, PaintedWidget):

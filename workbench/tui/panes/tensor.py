@@ -13,11 +13,11 @@ from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from workbench.export.colormap import Scale
-from workbench.export.table import Table
-from workbench.paths import file_stem
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.tensor_text import (
+from lockstep.workbench.export.colormap import Scale
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.paths import file_stem
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.tensor_text import (
     SIDE,
     figure_lines,
     number_lines,
@@ -27,15 +27,15 @@ from workbench.tui.panes.tensor_text import (
     strongest_lines,
     title_lines,
 )
-from workbench.tui.panes.titles import TENSOR, titled
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, wrapped
-from workbench.views.sheet import Coordinates
-from workbench.views.tensor import DIFFERENCE
-from workbench.views.tensor_look import HeldParameter, TensorLook, tensor_look
-from workbench.views.where import Where
+from lockstep.workbench.tui.panes.titles import TENSOR, titled
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.text_block import TextBlock, wrapped
+from lockstep.workbench.views.sheet import Coordinates
+from lockstep.workbench.views.tensor import DIFFERENCE
+from lockstep.workbench.views.tensor_look import HeldParameter, TensorLook, tensor_look
+from lockstep.workbench.views.where import Where
 
 #: From so many cells the figures stand beside the map, and from so many lines the numbers below it.
 _WIDE, _TALL = 90, 24

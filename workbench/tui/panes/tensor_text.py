@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.tui.widgets.axes import Axes
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.plot import bars, squeeze
-from workbench.tui.widgets.text_block import TextLine
-from workbench.views.numbers import count, number
-from workbench.views.rank_weights import shape_text
-from workbench.views.sheet import Coordinates, Sheet, Strong
-from workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFigures
-from workbench.views.tensor_look import TensorLook
+from lockstep.workbench.tui.widgets.axes import Axes
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.plot import bars, squeeze
+from lockstep.workbench.tui.widgets.text_block import TextLine
+from lockstep.workbench.views.numbers import count, number
+from lockstep.workbench.views.rank_weights import shape_text
+from lockstep.workbench.views.sheet import Coordinates, Sheet, Strong
+from lockstep.workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFigures
+from lockstep.workbench.views.tensor_look import TensorLook
 
 #: Cells of the least column of words beside the map.
 SIDE = 30

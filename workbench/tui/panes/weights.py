@@ -11,22 +11,22 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widget import Widget
 
-from sessions.meta import WeightShare
-from workbench.export.table import Table
-from workbench.tui.panes.filtered import FilteredPane
-from workbench.tui.panes.titles import WEIGHTS, titled
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.plot import bars
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.numbers import number
-from workbench.views.rank_weights import shape_text
-from workbench.views.weights import Parameter, Weights, weights
+from lockstep.sessions.meta import WeightShare
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.filtered import FilteredPane
+from lockstep.workbench.tui.panes.titles import WEIGHTS, titled
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.plot import bars
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.rank_weights import shape_text
+from lockstep.workbench.views.weights import Parameter, Weights, weights
 
 if TYPE_CHECKING:
-    from workbench.views.weight_values import ParameterValues
+    from lockstep.workbench.views.weight_values import ParameterValues
 
 
 class WeightsPane(FilteredPane):
@@ -159,7 +159,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         if cursor >= len(self._shown):
             return
         # Imported here: the first paint waits for no reader of checkpoints.
-        from workbench.views.weight_values import parameter_values
+        from lockstep.workbench.views.weight_values import parameter_values
 
         self._measured = await self.reader.ask(parameter_values, self._shown[cursor].name)
         self._draw()

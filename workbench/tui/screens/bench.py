@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from textual.app import App
 from textual.screen import Screen
 
-from workbench.tui.panes.base import Pane
-from workbench.views.overview import Overview, Present
-from workbench.views.where import Where
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.views.overview import Overview, Present
+from lockstep.workbench.views.where import Where
 
 
 class Bench(Protocol):

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workbench.tui.panes.titles import GOLDEN, TITLES
-from workbench.tui.reader import Reader
-from workbench.tui.screens import commands
-from workbench.tui.screens.bench import Bench
-from workbench.tui.screens.keymap import Keymap
-from workbench.tui.screens.output import OutputScreen
-from workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor, shown_as
-from workbench.tui.screens.runner import CommandRunner
-from workbench.tui.screens.tensor_opener import TensorOpener
-from workbench.tui.screens.view_actions import ViewActions
-from workbench.views.sides import Other, other_sides, usual_side
-from workbench.views.where import Where
+from lockstep.workbench.tui.panes.titles import GOLDEN, TITLES
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens import commands
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.tui.screens.keymap import Keymap
+from lockstep.workbench.tui.screens.output import OutputScreen
+from lockstep.workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor, shown_as
+from lockstep.workbench.tui.screens.runner import CommandRunner
+from lockstep.workbench.tui.screens.tensor_opener import TensorOpener
+from lockstep.workbench.tui.screens.view_actions import ViewActions
+from lockstep.workbench.views.sides import Other, other_sides, usual_side
+from lockstep.workbench.views.where import Where
 
 if TYPE_CHECKING:
-    from workbench.tui.screens.toggles import Toggled
+    from lockstep.workbench.tui.screens.toggles import Toggled
 
 
 class CommandDispatcher:
@@ -117,7 +117,7 @@ class CommandDispatcher:
         elif usual is not None:
             self._open_split(usual)
         else:
-            from workbench.tui.screens.side_chooser import SideChooser
+            from lockstep.workbench.tui.screens.side_chooser import SideChooser
 
             title = f"{bench.overview.branch(place.branch).name} beside"
             bench.app.push_screen(SideChooser(title, found), self._open_split)
@@ -125,8 +125,8 @@ class CommandDispatcher:
     def _open_split(self, other: Other | None) -> None:
         if other is None or self.bench.front is None:
             return
-        from workbench.tui.screens.split import SplitScreen
-        from workbench.tui.split import OPERATIONS, PART_OF_PANE
+        from lockstep.workbench.tui.screens.split import SplitScreen
+        from lockstep.workbench.tui.split import OPERATIONS, PART_OF_PANE
 
         part = PART_OF_PANE.get(self.bench.front.NUMBER, OPERATIONS)
 
@@ -138,7 +138,7 @@ class CommandDispatcher:
 
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""
-        from workbench.tui.screens.toggles import TogglesScreen, toggle_rows
+        from lockstep.workbench.tui.screens.toggles import TogglesScreen, toggle_rows
 
         overview = self.bench.overview
         if overview is not None:

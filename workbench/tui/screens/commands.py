@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.debugger.core.registry import Command
-from workbench.tui.screenshots import FORMATS
-from workbench.views.overview import Overview
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.tui.screenshots import FORMATS
+from lockstep.workbench.views.overview import Overview
 
 #: First words that are the screen's, with what follows them; every other line is the debugger's.
 OWN = {"pane": "a pane", "theme": "a theme", "quit": "", "help": "", "export": "a file, e.g. pane.svg"}
@@ -75,7 +75,7 @@ def _choices(before: Sequence[str], registry: Sequence[Command], overview: Overv
     argument = arguments[min(at, len(arguments) - 1)]
     if argument.choices:
         return argument.choices
-    from engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
+    from lockstep.engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
 
     if argument.kind == "rule":
         return tuple(dict.fromkeys(fault.rule for fault in FAULTS))

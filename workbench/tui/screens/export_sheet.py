@@ -12,11 +12,11 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from sessions.text import clean
-from workbench.tui.guard import Guarded
-from workbench.tui.screenshots import FORMATS
-from workbench.tui.widgets.field import Field
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screenshots import FORMATS
+from lockstep.workbench.tui.widgets.field import Field
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 
 
 class Formats(Grid, inherit_bindings=False):

@@ -10,10 +10,10 @@ from typing import Any
 
 from textual.screen import Screen
 
-from workbench.export.table import Table, as_text
-from workbench.tui import screenshots
-from workbench.tui.screens.export_sheet import ExportScreen
-from workbench.tui.screenshots import Screenshot
+from lockstep.workbench.export.table import Table, as_text
+from lockstep.workbench.tui import screenshots
+from lockstep.workbench.tui.screens.export_sheet import ExportScreen
+from lockstep.workbench.tui.screenshots import Screenshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.tui.drivers.port import Driver
-from workbench.tui.navigator import Navigator, updated
-from workbench.tui.reader import Reader
-from workbench.tui.screens.bench import Bench
-from workbench.views.overview import overview
-from workbench.views.source import SessionSource
+from lockstep.workbench.tui.drivers.port import Driver
+from lockstep.workbench.tui.navigator import Navigator, updated
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.views.overview import overview
+from lockstep.workbench.views.source import SessionSource
 
 
 class Follower:

@@ -8,23 +8,23 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from workbench.tui.marks import Marks
-from workbench.tui.panes.titles import SENTINELS
-from workbench.tui.reader import Reader
-from workbench.tui.screens.status import status_facts, step_facts
-from workbench.tui.screens.token_rows import TokenRows
-from workbench.tui.widgets.divider import Divider
-from workbench.tui.widgets.inspector import Inspector
-from workbench.tui.widgets.key_bar import KeyBar
-from workbench.tui.widgets.message_line import MessageLine
-from workbench.tui.widgets.model_tree import ModelTree
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.views.operations import operations
-from workbench.views.overview import Overview, Present, present
-from workbench.views.token_line import TokenLine
-from workbench.views.where import Where
+from lockstep.workbench.tui.marks import Marks
+from lockstep.workbench.tui.panes.titles import SENTINELS
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.status import status_facts, step_facts
+from lockstep.workbench.tui.screens.token_rows import TokenRows
+from lockstep.workbench.tui.widgets.divider import Divider
+from lockstep.workbench.tui.widgets.inspector import Inspector
+from lockstep.workbench.tui.widgets.key_bar import KeyBar
+from lockstep.workbench.tui.widgets.message_line import MessageLine
+from lockstep.workbench.tui.widgets.model_tree import ModelTree
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.pane_tabs import PaneTabs
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.views.operations import operations
+from lockstep.workbench.views.overview import Overview, Present, present
+from lockstep.workbench.views.token_line import TokenLine
+from lockstep.workbench.views.where import Where
 
 
 class Body(Horizontal, PaintedWidget):

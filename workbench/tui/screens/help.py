@@ -11,8 +11,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from workbench.tui.guard import Guarded
-from workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 
 
 class HelpScreen(Guarded, ModalScreen[None]):

@@ -15,20 +15,20 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.screen import Screen
 
-from engine.text import printable
-from workbench.paths import saved_sessions
-from workbench.tui import settings
-from workbench.tui.guard import Guarded
-from workbench.tui.screens.machine import examined, machine_lines
-from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyBar, KeyHint
-from workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.engine.text import printable
+from lockstep.workbench.paths import saved_sessions
+from lockstep.workbench.tui import settings
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.machine import examined, machine_lines
+from lockstep.workbench.tui.widgets.command_line import CommandLine
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyBar, KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 
 # `snapshots.identify` reads sessions and checkpoints: numpy, which the first paint does not wait for. It is
 # imported by the threads that need it.
 if TYPE_CHECKING:
-    from workbench.models.identify import Found, Recent
+    from lockstep.workbench.models.identify import Found, Recent
 
 _WORDMARK = (
     "█   █▀█ █▀▀ █▄▀ █▀▀ ▀█▀ █▀▀ █▀█",
@@ -133,7 +133,7 @@ class HomeScreen(Guarded, Screen[None]):
     @work(thread=True, exclusive=True, group="recent")
     def _read_recent(self) -> None:
         """Sessions and models are opened to say what they are: off the event loop."""
-        from workbench.models.identify import recents
+        from lockstep.workbench.models.identify import recents
 
         paths = settings.recent()
         known = {os.path.realpath(path) for path in paths}
@@ -192,7 +192,7 @@ class HomeScreen(Guarded, Screen[None]):
 
     @work(thread=True, exclusive=True, group="check")
     def _check(self, text: str) -> None:
-        from workbench.models.identify import identify
+        from lockstep.workbench.models.identify import identify
 
         found = identify(text)
         self.app.call_from_thread(self._tell, found)
@@ -213,7 +213,7 @@ class HomeScreen(Guarded, Screen[None]):
 
     @work(thread=True, exclusive=True, group="try")
     def _try(self, text: str) -> None:
-        from workbench.models.identify import identify
+        from lockstep.workbench.models.identify import identify
 
         found = identify(text)
         self.app.call_from_thread(self._take, found)
@@ -230,7 +230,7 @@ class HomeScreen(Guarded, Screen[None]):
 
 
 def _completions(text: str) -> list[str]:
-    from workbench.models.identify import completions
+    from lockstep.workbench.models.identify import completions
 
     return completions(text)
 

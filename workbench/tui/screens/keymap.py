@@ -11,13 +11,13 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Input
 
-from workbench.debugger.core.registry import Command
-from workbench.settings import config_file
-from workbench.tui import keys
-from workbench.tui.drivers.port import Driver
-from workbench.tui.panes import pane_classes
-from workbench.tui.panes.titles import TITLES
-from workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.debugger.core.registry import Command
+from lockstep.workbench.settings import config_file
+from lockstep.workbench.tui import keys
+from lockstep.workbench.tui.drivers.port import Driver
+from lockstep.workbench.tui.panes import pane_classes
+from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
 
 
 class Keymap:
@@ -110,7 +110,7 @@ class Keymap:
             idle = self.driver.why_idle if one.engine and not self.driver.live else ""
             told = f"{one.help}   ({idle})" if idle else one.help
             yield SystemCommand(f":{one.usage}", told, lambda n=one.name: self._type(f"{n} "))
-        from engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
+        from lockstep.engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
 
         for fault in FAULTS:
             line = f"toggle {fault.rule} {fault.value}"

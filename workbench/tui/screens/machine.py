@@ -9,15 +9,15 @@ import signal
 import subprocess
 from contextlib import suppress
 
-from engine.children import start_python
-from engine.text import printable
-from workbench.tui.widgets.text_block import TextLine
+from lockstep.engine.children import start_python
+from lockstep.engine.text import printable
+from lockstep.workbench.tui.widgets.text_block import TextLine
 
 
 async def examined() -> bytes:
     """What `lockstep doctor --json` prints, from a process of its own: it loads torch, this one must not."""
     process = start_python(
-        "-m", "workbench.cli", "doctor", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        "-m", "lockstep.workbench.cli", "doctor", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         process_group=0,  # to be ended with all that it started
     )  # fmt: skip
     os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # the keys come first

@@ -13,10 +13,10 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from engine.text import printable
-from workbench.models.identify import Found
-from workbench.tui.guard import Guarded
-from workbench.tui.widgets.field import Field
+from lockstep.engine.text import printable
+from lockstep.workbench.models.identify import Found
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.widgets.field import Field
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from engine.errors import panics_as_errors
-from engine.text import printable
-from workbench.exit_codes import Exit
-from workbench.tui.guard import Guarded
-from workbench.tui.widgets.divider import Divider
-from workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.engine.errors import panics_as_errors
+from lockstep.engine.text import printable
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.widgets.divider import Divider
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
 
 
 class OpeningScreen(Guarded, Screen[None]):
@@ -38,7 +38,7 @@ class OpeningScreen(Guarded, Screen[None]):
     @work(thread=True)
     def _open(self) -> None:
         # On a thread, and only now: numpy and the panes take as long to import as all that was painted.
-        from sessions.errors import SessionError
+        from lockstep.sessions.errors import SessionError
 
         try:
             with panics_as_errors():

@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from sessions.text import clean
-from workbench.tui.guard import Guarded
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.guard import Guarded
 
 
 class OutputScreen(Guarded, ModalScreen[None]):

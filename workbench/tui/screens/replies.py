@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions.text import clean
-from workbench.tui.drivers.port import Reply
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.drivers.port import Reply
 
 #: Reasons of stops that are marked as something wrong.
 _WRONG = ("exception", "data breakpoint", "divergence")

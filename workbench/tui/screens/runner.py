@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from sessions.text import clean
-from workbench.tui.drivers.port import CommandFailed, Driver, Reply
-from workbench.views.plain_text import plural
-from workbench.views.where import Where
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Reply
+from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.views.where import Where
 
 #: Seconds after which what runs is said to run.
 SAY_AFTER = 0.2

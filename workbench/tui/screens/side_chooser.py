@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from workbench.tui.guard import Guarded
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.views.sides import Other, OtherSide
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.views.sides import Other, OtherSide
 
 
 class SideChooser(Guarded, ModalScreen[Other | None]):

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from workbench.tui.reader import Reader
-from workbench.tui.screens.bench import Bench
-from workbench.tui.screens.replies import AsMessage, shown_as
-from workbench.tui.screens.runner import CommandRunner
-from workbench.views.compared_tensors import ComparedTensor
-from workbench.views.sides import GOLDEN, Other
-from workbench.views.where import Where
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.tui.screens.replies import AsMessage, shown_as
+from lockstep.workbench.tui.screens.runner import CommandRunner
+from lockstep.workbench.views.compared_tensors import ComparedTensor
+from lockstep.workbench.views.sides import GOLDEN, Other
+from lockstep.workbench.views.where import Where
 
 
 class SideCommands:

@@ -12,36 +12,36 @@ from textual.binding import BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
-from sessions.errors import SessionError
-from workbench.tui import screenshots
-from workbench.tui.guard import Guarded
-from workbench.tui.keys import shown
-from workbench.tui.marks import Marks
-from workbench.tui.navigator import clamped, layer_beside, operation_beside, same_operation
-from workbench.tui.panes.base import Pane
-from workbench.tui.reader import Reader
-from workbench.tui.screens.bench import Bench
-from workbench.tui.screens.exporter import Exporter
-from workbench.tui.screens.help import HelpScreen
-from workbench.tui.screens.runner import CommandRunner
-from workbench.tui.screens.side_commands import SideCommands
-from workbench.tui.screenshots import Screenshot
-from workbench.tui.split import OPERATIONS, PARTS, TENSOR
-from workbench.tui.split.header import SplitHeader
-from workbench.tui.split.keys import BINDINGS, FILL, HINTS, KEYS, OTHER_SIDE, PINNED
-from workbench.tui.split.message import SplitMessage
-from workbench.tui.split.operations import SplitOperations
-from workbench.tui.split.part import SplitPart
-from workbench.tui.widgets.divider import Divider
-from workbench.tui.widgets.key_bar import KeyBar
-from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.compared_tensors import compared_tensor
-from workbench.views.overview import Overview
-from workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.tui import screenshots
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.keys import shown
+from lockstep.workbench.tui.marks import Marks
+from lockstep.workbench.tui.navigator import clamped, layer_beside, operation_beside, same_operation
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.tui.screens.exporter import Exporter
+from lockstep.workbench.tui.screens.help import HelpScreen
+from lockstep.workbench.tui.screens.runner import CommandRunner
+from lockstep.workbench.tui.screens.side_commands import SideCommands
+from lockstep.workbench.tui.screenshots import Screenshot
+from lockstep.workbench.tui.split import OPERATIONS, PARTS, TENSOR
+from lockstep.workbench.tui.split.header import SplitHeader
+from lockstep.workbench.tui.split.keys import BINDINGS, FILL, HINTS, KEYS, OTHER_SIDE, PINNED
+from lockstep.workbench.tui.split.message import SplitMessage
+from lockstep.workbench.tui.split.operations import SplitOperations
+from lockstep.workbench.tui.split.part import SplitPart
+from lockstep.workbench.tui.widgets.divider import Divider
+from lockstep.workbench.tui.widgets.key_bar import KeyBar
+from lockstep.workbench.tui.widgets.pane_tabs import PaneTabs
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
+from lockstep.workbench.views.compared_tensors import compared_tensor
+from lockstep.workbench.views.overview import Overview
+from lockstep.workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 
 
 class SplitScreen(Guarded, Screen[Where | None]):

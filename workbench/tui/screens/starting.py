@@ -11,14 +11,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from sessions.errors import SessionError
-from sessions.text import clean
-from workbench.tui.drivers.live import LiveDriver
-from workbench.tui.drivers.port import CommandFailed
-from workbench.tui.guard import Guarded
-from workbench.tui.keys import shown
-from workbench.tui.reader import Reader
-from workbench.tui.widgets.text_block import TextBlock, wrapped
+from lockstep.sessions.errors import SessionError
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.drivers.live import LiveDriver
+from lockstep.workbench.tui.drivers.port import CommandFailed
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.keys import shown
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.widgets.text_block import TextBlock, wrapped
 
 #: How many keys are kept for the screen that comes.
 _MOST_KEYS = 32

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sessions.state import STATE_WORDS
-from workbench.tui.widgets.status_line import Fact
-from workbench.views.numbers import chance, fixed, number
-from workbench.views.overview import Overview, Present
-from workbench.views.where import Where
+from lockstep.sessions.state import STATE_WORDS
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.views.numbers import chance, fixed, number
+from lockstep.workbench.views.overview import Overview, Present
+from lockstep.workbench.views.where import Where
 
 #: Dtypes as they fit on the line.
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

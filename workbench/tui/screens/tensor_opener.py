@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sessions.text import clean
-from workbench.tui.drivers.port import CommandFailed
-from workbench.tui.panes.titles import TENSOR
-from workbench.tui.screens.bench import Bench
-from workbench.tui.screens.runner import CommandRunner
-from workbench.views.tensor_look import HeldParameter
-from workbench.views.where import Where
+from lockstep.sessions.text import clean
+from lockstep.workbench.tui.drivers.port import CommandFailed
+from lockstep.workbench.tui.panes.titles import TENSOR
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.tui.screens.runner import CommandRunner
+from lockstep.workbench.views.tensor_look import HeldParameter
+from lockstep.workbench.views.where import Where
 
 #: The most elements of a parameter that the ranks are asked to send.
 _SENT = 8_000_000
@@ -40,7 +40,9 @@ class TensorOpener:
 
     async def _show(self, parameter: HeldParameter | None) -> None:
         await self.bench.show_pane(TENSOR)
-        from workbench.tui.panes.tensor import TensorPane  # here: the first picture waits for no pane but one
+        from lockstep.workbench.tui.panes.tensor import (
+            TensorPane,  # here: the first picture waits for no pane but one
+        )
 
         if isinstance(self.bench.front, TensorPane):
             self.bench.front.parameter = parameter

@@ -15,14 +15,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from engine.config import ModelConfig
-from engine.faults.catalogue import DEFAULTS, FAULTS
-from engine.faults.fault import Fault
-from sessions.meta import ModelMeta
-from workbench.tui.guard import Guarded
-from workbench.tui.widgets.field import Field
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
+from lockstep.engine.faults.fault import Fault
+from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.widgets.field import Field
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 
 _COSTS = {"step": "next step", "build": "empties the cache", "load": "reads weights again"}
 

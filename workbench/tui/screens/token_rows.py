@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.errors import SessionError
-from workbench.tui.reader import Reader
-from workbench.tui.settings import TOKEN_COLOURS
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.step_timeline import StepTimeline
-from workbench.tui.widgets.token_strip import StripLine, TokenStrip
-from workbench.views.overview import Overview
-from workbench.views.sentinel_watch import Watch
-from workbench.views.token_line import TokenLine, TokenLines, compare
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.settings import TOKEN_COLOURS
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.step_timeline import StepTimeline
+from lockstep.workbench.tui.widgets.token_strip import StripLine, TokenStrip
+from lockstep.workbench.views.overview import Overview
+from lockstep.workbench.views.sentinel_watch import Watch
+from lockstep.workbench.views.token_line import TokenLine, TokenLines, compare
+from lockstep.workbench.views.where import Where
 
 #: What the colours of the tokens mean.
 COLOURS = {

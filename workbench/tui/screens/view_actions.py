@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from textual.actions import SkipAction
 
-from workbench.export.table import Table
-from workbench.tui import keys, screenshots
-from workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
-from workbench.tui.screens.bench import Bench
-from workbench.tui.screens.exporter import Exporter
-from workbench.tui.screens.follower import Follower
-from workbench.tui.screens.help import HelpScreen
-from workbench.tui.screens.keymap import Keymap
-from workbench.tui.screens.output import OutputScreen
-from workbench.tui.screens.token_rows import COLOURS, TokenRows
-from workbench.tui.screenshots import Screenshot
-from workbench.tui.settings import SettingChosen
-from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.message_line import MessageLine
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui import keys, screenshots
+from lockstep.workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
+from lockstep.workbench.tui.screens.bench import Bench
+from lockstep.workbench.tui.screens.exporter import Exporter
+from lockstep.workbench.tui.screens.follower import Follower
+from lockstep.workbench.tui.screens.help import HelpScreen
+from lockstep.workbench.tui.screens.keymap import Keymap
+from lockstep.workbench.tui.screens.output import OutputScreen
+from lockstep.workbench.tui.screens.token_rows import COLOURS, TokenRows
+from lockstep.workbench.tui.screenshots import Screenshot
+from lockstep.workbench.tui.settings import SettingChosen
+from lockstep.workbench.tui.widgets.command_line import CommandLine
+from lockstep.workbench.tui.widgets.message_line import MessageLine
 
 
 class ViewActions:

@@ -13,32 +13,32 @@ from textual.binding import Binding, BindingType
 from textual.reactive import var
 from textual.screen import Screen
 
-from sessions.errors import SessionError
-from workbench.tui import keys
-from workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
-from workbench.tui.guard import Guarded
-from workbench.tui.marks import Marks
-from workbench.tui.message_log import MessageLog
-from workbench.tui.navigator import Navigator
-from workbench.tui.panes.base import Pane
-from workbench.tui.panes.switcher import PaneSwitcher
-from workbench.tui.panes.titles import SHORT_TITLES, TITLES
-from workbench.tui.reader import Reader
-from workbench.tui.screens.command_dispatcher import CommandDispatcher
-from workbench.tui.screens.follower import Follower
-from workbench.tui.screens.frame import Frame
-from workbench.tui.screens.keymap import Keymap
-from workbench.tui.screens.runner import CommandRunner
-from workbench.tui.screens.view_actions import ViewActions
-from workbench.tui.settings import DEFAULTS, UserSettings
-from workbench.tui.widgets.command_line import CommandLine
-from workbench.tui.widgets.key_bar import KeyBar
-from workbench.tui.widgets.model_tree import ModelTree
-from workbench.tui.widgets.pane_tabs import PaneTabs
-from workbench.tui.widgets.status_line import Fact
-from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.overview import Overview, Present, overview
-from workbench.views.where import Where
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.tui import keys
+from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
+from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.marks import Marks
+from lockstep.workbench.tui.message_log import MessageLog
+from lockstep.workbench.tui.navigator import Navigator
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.tui.panes.switcher import PaneSwitcher
+from lockstep.workbench.tui.panes.titles import SHORT_TITLES, TITLES
+from lockstep.workbench.tui.reader import Reader
+from lockstep.workbench.tui.screens.command_dispatcher import CommandDispatcher
+from lockstep.workbench.tui.screens.follower import Follower
+from lockstep.workbench.tui.screens.frame import Frame
+from lockstep.workbench.tui.screens.keymap import Keymap
+from lockstep.workbench.tui.screens.runner import CommandRunner
+from lockstep.workbench.tui.screens.view_actions import ViewActions
+from lockstep.workbench.tui.settings import DEFAULTS, UserSettings
+from lockstep.workbench.tui.widgets.command_line import CommandLine
+from lockstep.workbench.tui.widgets.key_bar import KeyBar
+from lockstep.workbench.tui.widgets.model_tree import ModelTree
+from lockstep.workbench.tui.widgets.pane_tabs import PaneTabs
+from lockstep.workbench.tui.widgets.status_line import Fact
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
+from lockstep.workbench.views.overview import Overview, Present, overview
+from lockstep.workbench.views.where import Where
 
 
 class WorkbenchScreen(Guarded, Screen[None]):

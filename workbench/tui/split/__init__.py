@@ -1,10 +1,10 @@
 """The parts of the split view: two branches, or a branch and its golden reference, beside each other."""
 
-from workbench.tui.split.attention import SplitAttention
-from workbench.tui.split.logits import SplitLogits
-from workbench.tui.split.operations import SplitOperations
-from workbench.tui.split.part import SplitPart
-from workbench.tui.split.tensor import SplitTensor
+from lockstep.workbench.tui.split.attention import SplitAttention
+from lockstep.workbench.tui.split.logits import SplitLogits
+from lockstep.workbench.tui.split.operations import SplitOperations
+from lockstep.workbench.tui.split.part import SplitPart
+from lockstep.workbench.tui.split.tensor import SplitTensor
 
 #: In the order of their keys, from 1.
 PARTS: tuple[type[SplitPart], ...] = (SplitOperations, SplitAttention, SplitLogits, SplitTensor)

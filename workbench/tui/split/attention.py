@@ -13,10 +13,10 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.taps.names import layer_of
-from workbench.export.colormap import Scale
-from workbench.export.table import Table
-from workbench.tui.split.maps import (
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.export.colormap import Scale
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.split.maps import (
     MAP_HINTS,
     MapsPart,
     Plane,
@@ -26,15 +26,15 @@ from workbench.tui.split.maps import (
     strongest,
     under_cursor,
 )
-from workbench.tui.widgets.axes import Axes
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, TextLine
-from workbench.views.attention import LayerAttention
-from workbench.views.compared_tensors import ComparedAttention, compared_attention
-from workbench.views.numbers import fixed, number
+from lockstep.workbench.tui.widgets.axes import Axes
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.workbench.views.attention import LayerAttention
+from lockstep.workbench.views.compared_tensors import ComparedAttention, compared_attention
+from lockstep.workbench.views.numbers import fixed, number
 
 
 class SplitAttention(MapsPart):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from textual.app import ComposeResult
 
-from workbench.tui.split.mark import DifferenceMark
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.token_strip import StripLine, TokenStrip
-from workbench.views.sides import SidesTokens
+from lockstep.workbench.tui.split.mark import DifferenceMark
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.token_strip import StripLine, TokenStrip
+from lockstep.workbench.views.sides import SidesTokens
 
 
 class SplitHeader(PaintedWidget):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from workbench.tui.split import PARTS
-from workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.split import PARTS
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
 
 BINDINGS: list[BindingType] = [
     Binding("escape,q,vertical_line", "close", "Back"),

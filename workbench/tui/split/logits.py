@@ -7,13 +7,13 @@ from typing import Any
 
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.split.part import SplitPart
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.text_block import TextBlock, TextLine
-from workbench.views.compared_logits import ComparedLogits, RankedOn, compared_logits
-from workbench.views.numbers import chance, number
-from workbench.views.plain_text import finite
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.split.part import SplitPart
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.workbench.views.compared_logits import ComparedLogits, RankedOn, compared_logits
+from lockstep.workbench.views.numbers import chance, number
+from lockstep.workbench.views.plain_text import finite
 
 
 class SplitLogits(SplitPart):

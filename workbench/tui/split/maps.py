@@ -14,16 +14,16 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.reactive import reactive
 
-from workbench.tui.split.part import SplitPart
-from workbench.tui.widgets.grid import GridCell
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from workbench.views.difference import hidden_by_one, hides
-from workbench.views.numbers import number
+from lockstep.workbench.tui.split.part import SplitPart
+from lockstep.workbench.tui.widgets.grid import GridCell
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from lockstep.workbench.views.difference import hidden_by_one, hides
+from lockstep.workbench.views.numbers import number
 
 #: Cells from which the three stand beside each other.
 _BESIDE = 90

@@ -7,9 +7,9 @@ from rich.segment import Segment
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import LineWidget
-from workbench.tui.widgets.token_strip import TokenStrip
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 
 
 class DifferenceMark(LineWidget):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
 
 
 class SplitMessage(StatusLine):

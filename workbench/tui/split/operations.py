@@ -9,13 +9,13 @@ from typing import Any
 from textual import on
 from textual.widget import Widget
 
-from workbench.export.table import Table
-from workbench.tui.split.part import SplitPart
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.text_block import TextBlock
-from workbench.views.compared_step import ComparedStep, ComparedTap, Difference, compared_step
-from workbench.views.numbers import number
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.split.part import SplitPart
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.text_block import TextBlock
+from lockstep.workbench.views.compared_step import ComparedStep, ComparedTap, Difference, compared_step
+from lockstep.workbench.views.numbers import number
 
 _MARKS: dict[Difference, tuple[str, str]] = {
     "beyond": ("≠", "wrong"),

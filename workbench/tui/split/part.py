@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sessions.errors import SessionError
-from workbench.paths import file_stem
-from workbench.tui.panes.base import Pane
-from workbench.views.sides import GOLDEN, Other
+from lockstep.sessions.errors import SessionError
+from lockstep.workbench.paths import file_stem
+from lockstep.workbench.tui.panes.base import Pane
+from lockstep.workbench.views.sides import GOLDEN, Other
 
 
 class SplitPart(Pane):

@@ -11,10 +11,10 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from workbench.export.colormap import Scale
-from workbench.export.table import Table
-from workbench.tui.panes.tensor_text import coordinate, sheet_axes
-from workbench.tui.split.maps import (
+from lockstep.workbench.export.colormap import Scale
+from lockstep.workbench.export.table import Table
+from lockstep.workbench.tui.panes.tensor_text import coordinate, sheet_axes
+from lockstep.workbench.tui.split.maps import (
     MAP_HINTS,
     MapsPart,
     SideMap,
@@ -23,17 +23,17 @@ from workbench.tui.split.maps import (
     strongest,
     under_cursor,
 )
-from workbench.tui.widgets.heatmap import Heatmap
-from workbench.tui.widgets.key_bar import KeyHint
-from workbench.tui.widgets.shading import Matrix
-from workbench.tui.widgets.text_block import TextBlock, TextLine
-from workbench.views.axes import Axis, strides
-from workbench.views.compared_tensors import ComparedTensor, compared_tensor
-from workbench.views.difference import hides
-from workbench.views.numbers import number
-from workbench.views.rank_weights import shape_text
-from workbench.views.sheet import Sheet, arrangements, sheet
-from workbench.views.tensor import Tensor
+from lockstep.workbench.tui.widgets.heatmap import Heatmap
+from lockstep.workbench.tui.widgets.key_bar import KeyHint
+from lockstep.workbench.tui.widgets.shading import Matrix
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
+from lockstep.workbench.views.axes import Axis, strides
+from lockstep.workbench.views.compared_tensors import ComparedTensor, compared_tensor
+from lockstep.workbench.views.difference import hides
+from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.rank_weights import shape_text
+from lockstep.workbench.views.sheet import Sheet, arrangements, sheet
+from lockstep.workbench.views.tensor import Tensor
 
 
 class SplitTensor(MapsPart):

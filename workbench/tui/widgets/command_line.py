@@ -14,10 +14,10 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.suggester import Suggester
 
-from workbench.tui.guard import GuardedWidget
-from workbench.tui.theme import paint
-from workbench.tui.widgets.field import Field
-from workbench.tui.widgets.painted import ground
+from lockstep.workbench.tui.guard import GuardedWidget
+from lockstep.workbench.tui.theme import paint
+from lockstep.workbench.tui.widgets.field import Field
+from lockstep.workbench.tui.widgets.painted import ground
 
 #: Gives the completions of what has been typed, the best first.
 Completer = Callable[[str], Sequence[str]]

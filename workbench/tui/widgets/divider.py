@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.segment import Segment
 from textual.strip import Strip
 
-from workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.tui.widgets.painted import LineWidget
 
 
 class Divider(LineWidget):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual import events
 from textual.widgets import Input
 
-from workbench.tui.pasting import one_line
+from lockstep.workbench.tui.pasting import one_line
 
 
 class Field(Input):

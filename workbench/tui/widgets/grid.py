@@ -17,8 +17,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
 
 #: The most rows that are kept as they were drawn.
 _ROWS_KEPT = 512

@@ -21,10 +21,10 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.export.pooling import Pixels, pool
-from workbench.tui.guard import GuardedWidget
-from workbench.tui.theme import paint
-from workbench.tui.widgets.axes import (
+from lockstep.workbench.export.pooling import Pixels, pool
+from lockstep.workbench.tui.guard import GuardedWidget
+from lockstep.workbench.tui.theme import paint
+from lockstep.workbench.tui.widgets.axes import (
     Axes,
     Margin,
     column_labels,
@@ -37,9 +37,9 @@ from workbench.tui.widgets.axes import (
     row_of_line,
     scale_line,
 )
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import finished
-from workbench.tui.widgets.shading import Matrix, lines, strongest
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import finished
+from lockstep.workbench.tui.widgets.shading import Matrix, lines, strongest
 
 
 class Heatmap(GuardedWidget, can_focus=True):

@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.tui.widgets.painted import LineWidget
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from rich.segment import Segment
 from textual.geometry import Size
 from textual.strip import Strip
 
-from workbench.tui.widgets.status_line import Fact, StatusLine
-from workbench.tui.widgets.text_block import TextLine, cut, folded
+from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
+from lockstep.workbench.tui.widgets.text_block import TextLine, cut, folded
 
 Facts = tuple[Fact, ...]
 

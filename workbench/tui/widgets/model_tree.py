@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from textual import on
 from textual.message import Message
 
-from engine.taps.names import layer_of, local_name
-from workbench.tui.marks import BREAK, STANDS, WATCH, Marks
-from workbench.tui.widgets.grid import Grid, GridCell, GridColumn
-from workbench.views.operations import Operations
-from workbench.views.overview import Overview
-from workbench.views.where import Where
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.tui.marks import BREAK, STANDS, WATCH, Marks
+from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
+from lockstep.workbench.views.operations import Operations
+from lockstep.workbench.views.overview import Overview
+from lockstep.workbench.views.where import Where
 
 
 class ModelTree(Grid):

@@ -16,12 +16,12 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.export.colormap import Scale
-from workbench.export.pooling import pool
-from workbench.tui.widgets.axes import notes_of, scale_line
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import PaintedWidget
-from workbench.tui.widgets.shading import Matrix, lines
+from lockstep.workbench.export.colormap import Scale
+from lockstep.workbench.export.pooling import pool
+from lockstep.workbench.tui.widgets.axes import notes_of, scale_line
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.shading import Matrix, lines
 
 _GAP = 2
 

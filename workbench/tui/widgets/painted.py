@@ -10,8 +10,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from workbench.tui.guard import GuardedWidget
-from workbench.tui.theme import Paint, paint
+from lockstep.workbench.tui.guard import GuardedWidget
+from lockstep.workbench.tui.theme import Paint, paint
 
 
 def ground(widget: Widget) -> Style:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from workbench.tui.widgets.grid import GridCell
+from lockstep.workbench.tui.widgets.grid import GridCell
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 #: The four levels of a line, from the top: of a curve, and of what it is held against.

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from rich.segment import Segment
 from rich.style import Style
 
-from workbench.export.colormap import SHADES, Scale, shades
-from workbench.export.pooling import ABSENT, FINITE, NAN, Pixels
-from workbench.tui.theme import Paint
-from workbench.tui.widgets.axes import Axes
+from lockstep.workbench.export.colormap import SHADES, Scale, shades
+from lockstep.workbench.export.pooling import ABSENT, FINITE, NAN, Pixels
+from lockstep.workbench.tui.theme import Paint
+from lockstep.workbench.tui.widgets.axes import Axes
 
 _NOT_A_NUMBER = SHADES
 _INFINITE = SHADES + 1

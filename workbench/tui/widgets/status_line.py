@@ -10,8 +10,8 @@ from rich.segment import Segment
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import LineWidget
 
 
 @dataclass(frozen=True, slots=True)

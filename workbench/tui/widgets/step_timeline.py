@@ -13,13 +13,13 @@ from textual import events
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.painted import LineWidget
-from workbench.tui.widgets.plot import bars, greatest
-from workbench.tui.widgets.token_strip import TokenStrip
-from workbench.views.sentinel_watch import Watch
-from workbench.views.sentinels import NAMES, SentinelKind
-from workbench.views.token_line import TokenLine
-from workbench.views.where import Where
+from lockstep.workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.tui.widgets.plot import bars, greatest
+from lockstep.workbench.tui.widgets.token_strip import TokenStrip
+from lockstep.workbench.views.sentinel_watch import Watch
+from lockstep.workbench.views.sentinels import NAMES, SentinelKind
+from lockstep.workbench.views.token_line import TokenLine
+from lockstep.workbench.views.where import Where
 
 _LABEL = 13
 _HEIGHT = 2

@@ -11,9 +11,9 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.grid import GridCell
-from workbench.tui.widgets.painted import PaintedWidget
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.grid import GridCell
+from lockstep.workbench.tui.widgets.painted import PaintedWidget
 
 #: One line: pieces of text, each with its role.
 TextLine = Sequence[GridCell]

@@ -15,10 +15,10 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.theme import Paint, mix
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import LineWidget
-from workbench.views.token_line import TokenCell, TokenRow
+from lockstep.workbench.tui.theme import Paint, mix
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.views.token_line import TokenCell, TokenRow
 
 _DIVIDER = "│"
 _FORK = "┬"

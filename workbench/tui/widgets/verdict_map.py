@@ -12,9 +12,9 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from workbench.tui.widgets.fit import fit
-from workbench.tui.widgets.painted import LineWidget
-from workbench.views.verdicts import State
+from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.painted import LineWidget
+from lockstep.workbench.views.verdicts import State
 
 _LABEL = 17
 #: What stands for a verdict, and its role.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.block_types import TYPES, BlockType
-from engine.checkpoint.dequantise import SUPPORTED, dequantise
-from engine.checkpoint.dequantise.encodings import ENCODINGS
+from lockstep.engine.checkpoint.block_types import TYPES, BlockType
+from lockstep.engine.checkpoint.dequantise import SUPPORTED, dequantise
+from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS
 
 BY_NAME = {type.name: type for type in TYPES.values()}
 IDS = {type.name: number for number, type in TYPES.items()}

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoint.block_types import TYPES
-from engine.checkpoint.gguf.header import read_gguf_header
-from engine.checkpoint.gguf.metadata import MetadataArray
-from engine.errors import CheckpointError
+from lockstep.engine.checkpoint.block_types import TYPES
+from lockstep.engine.checkpoint.gguf.header import read_gguf_header
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
+from lockstep.engine.errors import CheckpointError
 from tests.engine.checkpoint.gguf.heads import array, head, info, padded, pair, string, written
 
 U32, BOOL, TEXT, ARRAY, F32 = 4, 7, 8, 9, 6

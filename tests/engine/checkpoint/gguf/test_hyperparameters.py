@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.checkpoint.gguf.source import open_gguf
-from engine.config import ModelConfig
-from engine.config.rope_scaling import RopeScaling
-from engine.errors import ConfigError
-from engine.rules.rope import frequencies
+from lockstep.engine.checkpoint.gguf.source import open_gguf
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.errors import ConfigError
+from lockstep.engine.rules.rope import frequencies
 from tests.checkpoints import VARIANTS, tiny_config, tiny_variant
 from tests.gguf_twins import gguf_twin
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
-from engine.config import ModelConfig
-from engine.parallel import shards
-from engine.parallel.shards import Span
+from lockstep.engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.shards import Span
 from tests.checkpoints import VARIANTS, tiny_config
 from tests.gguf_twins import ARCHITECTURES
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint.block_types import PLAIN, QUANTISED, TYPES
-from engine.checkpoint.dequantise import SUPPORTED
-from engine.checkpoint.gguf.source import GgufSource, open_gguf
-from engine.checkpoint.gguf.split import read_split
-from engine.checkpoint.resolve import open_checkpoint
-from engine.checkpoint.source import Source
-from engine.checkpoint.verify import verify
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.parallel.shards import Span
+from lockstep.engine.checkpoint.block_types import PLAIN, QUANTISED, TYPES
+from lockstep.engine.checkpoint.dequantise import SUPPORTED
+from lockstep.engine.checkpoint.gguf.source import GgufSource, open_gguf
+from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
 from tests.checkpoints import VARIANTS, tiny_config, tiny_variant
 from tests.engine.checkpoint.gguf.heads import head, info, padded
 from tests.gguf_twins import gguf_twin

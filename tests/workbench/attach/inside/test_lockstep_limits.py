@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.attach.inside import lockstep_limits
-from workbench.attach.inside.lockstep_limits import free_memory
-from workbench.attach.inside.lockstep_tap import Tape
-from workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.attach.inside import lockstep_limits
+from lockstep.workbench.attach.inside.lockstep_limits import free_memory
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 
 
 def one_pass(tape: Tape, at: int = 0) -> None:

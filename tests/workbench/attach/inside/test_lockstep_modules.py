@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.references.hooks import tapped
+from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.attach.inside.fused_engine import FusedEngine
-from workbench.attach.inside.lockstep_modules import FUSED, attach, follow
-from workbench.attach.inside.lockstep_tap import Tape
-from workbench.foreign.readers.lockstep import LockstepDump
-from workbench.references.hooks import tapped
-from workbench.references.loading import load_golden
 
 IDS = [5, 17, 99, 3, 42, 7]
 #: Taps of the design that neither map can see: attention is fused.

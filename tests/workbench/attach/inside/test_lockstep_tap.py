@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.taps import measure
-from workbench.attach.inside import lockstep_tap
-from workbench.attach.inside.lockstep_tap import Tape, hashes, statistics
-from workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.engine.taps import measure
+from lockstep.workbench.attach.inside import lockstep_tap
+from lockstep.workbench.attach.inside.lockstep_tap import Tape, hashes, statistics
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 
 INSIDE = Path(lockstep_tap.__file__).parent
 DTYPES = [
@@ -272,7 +272,7 @@ DYING = """
 import multiprocessing, os, sys
 sys.path.insert(0, {root!r})
 import torch
-from workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
 
 def run(rank, end):
     tape = Tape({folder!r}, rank, 3)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from workbench.checking.invariants.runs import Run, first_apart
+from lockstep.workbench.checking.invariants.runs import Run, first_apart
 
 
 class _Rows(Run):

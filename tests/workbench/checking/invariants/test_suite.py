@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from lockstep.engine.config import EngineConfig
+from lockstep.workbench.checking.invariants.invariant import Invariant
+from lockstep.workbench.checking.invariants.suite import Suite
+from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import VARIANTS, tiny_checkpoint
 from tests.engine.test_logits import GROWING
-from workbench.checking.invariants.invariant import Invariant
-from workbench.checking.invariants.suite import Suite
-from workbench.models.opening import open_model
 
 PROMPT = [3, 17, 99, 4, 64, 5, 12]
 

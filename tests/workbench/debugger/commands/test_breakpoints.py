@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.records import STATISTICS
+from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.cli.console import Console
+from lockstep.workbench.debugger.answers import Stop
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, NotCaptured
+from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.models.capture import NOTHING
+from lockstep.workbench.views.sentinels import repeated_phrase
 from tests.workbench.debugger.conftest import Live, texts
-from workbench.cli.console import Console
-from workbench.debugger.answers import Stop
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, NotCaptured
-from workbench.exit_codes import Exit
-from workbench.models.capture import NOTHING
-from workbench.views.sentinels import repeated_phrase
 
 
 def go(debugger: Debugger, line: str = "continue") -> Stop:

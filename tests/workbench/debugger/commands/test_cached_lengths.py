@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import RankError
-from engine.ranks.reports import StepReport
-from sessions import Session
-from sessions.format import codec
+from lockstep.engine.errors import RankError
+from lockstep.engine.ranks.reports import StepReport
+from lockstep.sessions import Session
+from lockstep.sessions.format import codec
+from lockstep.workbench.debugger.answers import Stop, TableResult
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.debugger.stops.predicates import cached
 from tests.sessions.samples import tamper
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.debugger.answers import Stop, TableResult
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.replay import open_replay
-from workbench.debugger.stops.predicates import cached
 
 SHARED = {"cache_layer": "shared"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import RequestError
+from lockstep.engine.errors import RequestError
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import Live, finish
-from workbench.debugger.host.replay import open_replay
 
 
 def test_this_step_and_those_to_come_have_what_was_asked_for(live: Live) -> None:

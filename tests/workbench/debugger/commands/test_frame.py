@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.workbench.debugger.answers import Group, TableResult, TensorValue
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.errors import CommandError
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
-from workbench.debugger.answers import Group, TableResult, TensorValue
-from workbench.debugger.core import registry
-from workbench.debugger.errors import CommandError
 
 
 def test_where_tells_the_token_that_is_read_and_the_one_that_comes_out(live: Live) -> None:

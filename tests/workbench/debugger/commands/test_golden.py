@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.checking.forced_run import check
+from lockstep.workbench.checking.pipeline import Reference
+from lockstep.workbench.debugger.core.judgements import last_judgement
+from lockstep.workbench.debugger.errors import Interrupted
+from lockstep.workbench.debugger.events import DebuggerEvent, ProgressEvent
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.references.golden import forced_onto, record_golden
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.checking.forced_run import check
-from workbench.checking.pipeline import Reference
-from workbench.debugger.core.judgements import last_judgement
-from workbench.debugger.errors import Interrupted
-from workbench.debugger.events import DebuggerEvent, ProgressEvent
-from workbench.debugger.host.replay import open_replay
-from workbench.references.golden import forced_onto, record_golden
 
 PROMPTS = [PROMPT, [7, 8]]  # the same everywhere: what is recorded for one test is in the cache for the next
 RULES = {"load_bias": "false", "mask": "additive"}

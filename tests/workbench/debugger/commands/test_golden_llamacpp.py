@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.debugger.errors import NotCaptured
+from lockstep.workbench.debugger.host.launch import start
+from lockstep.workbench.debugger.host.options import Launch, target_of
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.references.llamacpp import library
+from lockstep.workbench.references.request import ReferenceFailure
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
 from tests.workbench.debugger.conftest import Live
-from workbench.debugger.errors import NotCaptured
-from workbench.debugger.host.launch import start
-from workbench.debugger.host.options import Launch, target_of
-from workbench.debugger.host.replay import open_replay
-from workbench.references.llamacpp import library
-from workbench.references.request import ReferenceFailure
 
 needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.INSTALL)
 

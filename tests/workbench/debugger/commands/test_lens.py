@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.workbench.debugger.answers import TableResult
+from lockstep.workbench.debugger.errors import NotCaptured
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import Live, finish
-from workbench.debugger.answers import TableResult
-from workbench.debugger.errors import NotCaptured
-from workbench.debugger.host.replay import open_replay
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.workbench.debugger.answers import Position, Stop, TableResult
+from lockstep.workbench.debugger.commands.script import run_line, script_of
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.core.tensors import parts_of, whole_of
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.debugger.events import StepEvent
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
-from workbench.debugger.answers import Position, Stop, TableResult
-from workbench.debugger.commands.script import run_line, script_of
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.core.tensors import parts_of, whole_of
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.events import StepEvent
-from workbench.debugger.host.replay import open_replay
 
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
@@ -202,7 +202,7 @@ def test_patches_survive_a_re_execution_and_the_saved_session(live: Live) -> Non
     assert debugger.executor is not None
     debugger.executor.forget_cache()
     debugger.executor.reach(1, 4)
-    from workbench.debugger.core.timeline import open_timeline
+    from lockstep.workbench.debugger.core.timeline import open_timeline
 
     debugger.session.refresh()
     again = open_timeline(debugger.session)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lockstep.workbench.debugger.answers import TableResult
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import Live, finish, texts
-from workbench.debugger.answers import TableResult
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.host.replay import open_replay
 
 PROMPTS = [[3, 14, 15], [92, 65]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lockstep.workbench.debugger.answers import Position, TensorValue
+from lockstep.workbench.debugger.commands.split import SplitResult
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import Live, finish, texts
-from workbench.debugger.answers import Position, TensorValue
-from workbench.debugger.commands.split import SplitResult
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.debugger.host.replay import open_replay
 
 
 def test_split_tells_tokens_and_the_first_operation_live_and_in_replay(live: Live) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import RankError
+from lockstep.engine.errors import RankError
+from lockstep.workbench import error_log
+from lockstep.workbench.debugger.answers import Message, Stop, TableResult
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import EngineGone, InternalError
+from lockstep.workbench.debugger.failures import exit_code, last_operations
 from tests.workbench.debugger.conftest import Live
-from workbench import error_log
-from workbench.debugger.answers import Message, Stop, TableResult
-from workbench.debugger.core import registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import EngineGone, InternalError
-from workbench.debugger.failures import exit_code, last_operations
 
 
 def test_commands_with_an_argument_called_name_can_be_called(live: Live) -> None:

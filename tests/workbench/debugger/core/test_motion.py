@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.parallel.operations import OpKind
-from engine.ranks.messages import ChecksumCache
-from engine.run.sampling import Sampling
+from lockstep.engine.parallel.operations import OpKind
+from lockstep.engine.ranks.messages import ChecksumCache
+from lockstep.engine.run.sampling import Sampling
+from lockstep.workbench.debugger.answers import Position, Stop
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.errors import CommandError, DebuggerError
+from lockstep.workbench.inferior.inferior import Inferior
 from tests.workbench.debugger.conftest import Engines, Live, finish, texts
-from workbench.debugger.answers import Position, Stop
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.errors import CommandError, DebuggerError
-from workbench.inferior.inferior import Inferior
 
 STEPS = 7
 

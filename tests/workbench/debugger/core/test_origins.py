@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.debugger.host.replay import open_replay
 from tests.sessions.samples import tamper
-from workbench.debugger.errors import DebuggerError
-from workbench.debugger.host.replay import open_replay
 
 RECORDED = Path(__file__).parents[4] / "sessions" / "recorded" / "mask-additive.session"
 STRANGE = (

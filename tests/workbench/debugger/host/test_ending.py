@@ -18,16 +18,14 @@ import psutil
 import pytest
 from msgspec.msgpack import Decoder, encode
 
-from engine.lifeline import Lifeline
-from engine.ranks.wire import Connection
-from engine.scratch import ScratchFolder
-from sessions import Session
-from sessions.verify import verify
-from tests.checkpoints import tiny_checkpoint
-from tests.workbench.debugger.host.test_replay import RECORDED
-from workbench.debugger.core import registry
-from workbench.debugger.events import StepEvent
-from workbench.debugger.host.messages import (
+from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.ranks.wire import Connection
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session
+from lockstep.sessions.verify import verify
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.events import StepEvent
+from lockstep.workbench.debugger.host.messages import (
     AnswerFrame,
     CallRequest,
     ErrorAnswer,
@@ -41,6 +39,8 @@ from workbench.debugger.host.messages import (
     TensorRequest,
     WeightRequest,
 )
+from tests.checkpoints import tiny_checkpoint
+from tests.workbench.debugger.host.test_replay import RECORDED
 
 ROOT = Path(__file__).resolve().parents[4]
 #: Seconds after which a host hangs.
@@ -55,7 +55,7 @@ class HostProcess:
         self.folder = ScratchFolder.make("host", Path("/tmp"))  # a socket's path is short
         self.directory, self.lifeline = self.folder.path, Lifeline()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "workbench.cli.host", "--socket", str(self.directory / "socket"),
+            [sys.executable, "-P", "-m", "lockstep.workbench.cli.host", "--socket", str(self.directory / "socket"),
              "--lifeline", str(self.lifeline.fd), *words],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True, pass_fds=(self.lifeline.fd,),
@@ -249,7 +249,7 @@ def test_the_recorder_of_a_reference_ends_with_the_client_of_its_host(
     while recorder is None:
         assert host.process.poll() is None
         children = psutil.Process(host.process.pid).children()
-        recorder = next((c for c in children if "workbench.references.record" in c.cmdline()), None)
+        recorder = next((c for c in children if "lockstep.workbench.references.record" in c.cmdline()), None)
         time.sleep(0.02)
     recorder.suspend()
     connection.close()

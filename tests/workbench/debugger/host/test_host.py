@@ -17,19 +17,19 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from engine.scratch import ScratchFolder
-from sessions import Session
-from sessions.verify import verify
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session
+from lockstep.sessions.verify import verify
+from lockstep.workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
+from lockstep.workbench.debugger.host import client as client_module
+from lockstep.workbench.debugger.host.client import HostClient
+from lockstep.workbench.debugger.host.messages import HostEvent, ReadyEvent
+from lockstep.workbench.debugger.host.pending import HostError, HostLost
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.debugger.host.test_replay import RECORDED
-from workbench.debugger.events import RankLostEvent, StepEvent, StoppedEvent
-from workbench.debugger.host import client as client_module
-from workbench.debugger.host.client import HostClient
-from workbench.debugger.host.messages import HostEvent, ReadyEvent
-from workbench.debugger.host.pending import HostError, HostLost
 
 ROOT = Path(__file__).resolve().parents[4]
-PROGRAM = "workbench.cli.host"
+PROGRAM = "lockstep.workbench.cli.host"
 
 E = TypeVar("E", bound=HostEvent)
 
@@ -183,7 +183,7 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
         client.command("catch error").result(30)
         ranks = [
             child.pid for child in psutil.Process(client.process.pid).children(recursive=True)
-            if "engine.faults.rank" in child.cmdline()
+            if "lockstep.engine.faults.rank" in child.cmdline()
         ]  # fmt: skip
         os.kill(ranks[0], signal.SIGKILL)
         stop = client.command("next").result(60).result
@@ -229,7 +229,7 @@ def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp
     program = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from workbench.debugger.host.client import HostClient
+from lockstep.workbench.debugger.host.client import HostClient
 words = [{str(checkpoint)!r}, "--tp", "2", "--ids", "1,2,3", "--session", {str(session)!r}]
 client = HostClient.start(words, program={PROGRAM!r})
 ready = client.ready.result(90)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sessions import Session, SessionWriteError
-from sessions.errors import RecordingLost
-from sessions.verify import verify
+from lockstep.sessions import Session, SessionWriteError
+from lockstep.sessions.errors import RecordingLost
+from lockstep.sessions.verify import verify
+from lockstep.workbench.exit_codes import Exit
 from tests.preloaded import run_module
 from tests.sessions.samples import write
 from tests.workbench.debugger.conftest import Live, finish, texts
-from workbench.exit_codes import Exit
 
 
 def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
         "expect step == 35 and branch == 1",
     ]
     done = run_module(
-        "workbench.cli", "run", str(checkpoint), "--ids", "3,14,15", "--batch", "--save", str(session),
+        "lockstep.workbench.cli", "run", str(checkpoint), "--ids", "3,14,15", "--batch", "--save", str(session),
         *(word for line in commands for word in ("--ex", line)),
         most_file_bytes=limit, LOCKSTEP_DATA_DIR=str(tmp_path),
     )  # fmt: skip

@@ -15,21 +15,21 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from docs.recordings import BUGS, RecordedBug, file_name
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import ModelConfig
-from sessions import Session, SessionError
-from sessions.verify import verify as verify_file
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import ModelConfig
+from lockstep.sessions import Session, SessionError
+from lockstep.sessions.verify import verify as verify_file
+from lockstep.workbench.debugger.answers import Expectation
+from lockstep.workbench.debugger.commands.script import script_of
+from lockstep.workbench.debugger.errors import NeedsEngine, NotCaptured
+from lockstep.workbench.debugger.host.replay import open_replay, verify
+from lockstep.workbench.models.capture import STATS
+from lockstep.workbench.views.attention import attention
+from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.where import Where
 from tests.preloaded import run_module
 from tests.sessions.samples import put_meta
 from tests.workbench.debugger.conftest import Live, finish, texts
-from workbench.debugger.answers import Expectation
-from workbench.debugger.commands.script import script_of
-from workbench.debugger.errors import NeedsEngine, NotCaptured
-from workbench.debugger.host.replay import open_replay, verify
-from workbench.models.capture import STATS
-from workbench.views.attention import attention
-from workbench.views.source import SessionSource
-from workbench.views.where import Where
 
 ROOT = Path(__file__).resolve().parents[4]
 RECORDED = ROOT / "sessions" / "recorded"
@@ -54,7 +54,9 @@ expect nan(logits) == 0
 
 
 def lockstep(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    return run_module("workbench.cli", *words, LOCKSTEP_CACHE_DIR=str(cache), LOCKSTEP_DATA_DIR=str(cache))
+    return run_module(
+        "lockstep.workbench.cli", *words, LOCKSTEP_CACHE_DIR=str(cache), LOCKSTEP_DATA_DIR=str(cache)
+    )
 
 
 @pytest.mark.timeout(400)
@@ -83,7 +85,7 @@ _WITHOUT_TORCH = """\
 import sys
 for name in ("torch", "transformers", "textual"):
     sys.modules[name] = None  # importing it raises
-from workbench.cli.main import run
+from lockstep.workbench.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.msgpack import Decoder, encode
 
-from engine.ranks.wire import Connection
-from engine.scratch import ScratchFolder
-from tests.workbench.debugger.host.test_replay import RECORDED
-from workbench.debugger.core import registry
-from workbench.debugger.core.debugger import Debugger
-from workbench.debugger.host.messages import (
+from lockstep.engine.ranks.wire import Connection
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.workbench.debugger.core import registry
+from lockstep.workbench.debugger.core.debugger import Debugger
+from lockstep.workbench.debugger.host.messages import (
     AnswerFrame,
     CloseRequest,
     CommandAnswer,
@@ -28,8 +27,9 @@ from workbench.debugger.host.messages import (
     Request,
     RequestFrame,
 )
-from workbench.debugger.host.replay import open_replay
-from workbench.debugger.host.server import Host
+from lockstep.workbench.debugger.host.replay import open_replay
+from lockstep.workbench.debugger.host.server import Host
+from tests.workbench.debugger.host.test_replay import RECORDED
 
 
 class Served:

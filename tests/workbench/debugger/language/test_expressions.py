@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.taps.predicate import evaluate as evaluate_at_tap
-from workbench.debugger.errors import CommandError
-from workbench.debugger.language import expressions
-from workbench.debugger.stops.predicates import evaluate as evaluate_recorded
+from lockstep.engine.taps.predicate import evaluate as evaluate_at_tap
+from lockstep.workbench.debugger.errors import CommandError
+from lockstep.workbench.debugger.language import expressions
+from lockstep.workbench.debugger.stops.predicates import evaluate as evaluate_recorded
 
 NAMES = {"nan": 0.0, "absmax": 51.5, "step": 12.0, "rank": 1.0, "min": -3.0}
 _PYTHON = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workbench.references import attention as recorder
+from lockstep.workbench.references import attention as recorder
 
 Layers = Iterable[int] | None
 

@@ -13,16 +13,16 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
+from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.references import transformers_recorder
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.loading import load_golden
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence
+from lockstep.workbench.references.transformers_recorder import record
 from tests.checkpoints import VARIANTS, tiny_checkpoint
 from tests.workbench.diagnosis.bugs.bug import Bug
 from tests.workbench.diagnosis.bugs.patched import Patched, dispatching
 from tests.workbench.diagnosis.bugs.sharded import Ring, record_ranks, shard
-from workbench.demo import MODEL_DIR
-from workbench.references import transformers_recorder
-from workbench.references.golden import forced_onto
-from workbench.references.loading import load_golden
-from workbench.references.request import GoldenRequest, GoldenSequence
-from workbench.references.transformers_recorder import record
 
 STEPS = 4
 #: Tokens of the prompts, by model; those of `LENGTHS` else.

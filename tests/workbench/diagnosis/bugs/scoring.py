@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.taps.names import layer_of, local_name
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.checking.recorded_run import diagnose_recording
+from lockstep.workbench.views.causes import UNNAMED, Cause
+from lockstep.workbench.views.golden_event import Divergence
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.recording import Recorded
-from workbench.checking.recorded_run import diagnose_recording
-from workbench.views.causes import UNNAMED, Cause
-from workbench.views.golden_event import Divergence
 
 #: Confidence under which a cause is said with reservation.
 SURE = 0.5

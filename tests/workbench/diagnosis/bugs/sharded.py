@@ -17,12 +17,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from engine.taps.names import tap_specs
-from sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
-from sessions.meta import ConfigMeta, SequenceMeta
-from workbench.references.arrays import array, dtype_name
-from workbench.references.request import GoldenRequest
-from workbench.references.transformers_recorder import _TransformersModel
+from lockstep.engine.taps.names import tap_specs
+from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
+from lockstep.sessions.meta import ConfigMeta, SequenceMeta
+from lockstep.workbench.references.arrays import array, dtype_name
+from lockstep.workbench.references.request import GoldenRequest
+from lockstep.workbench.references.transformers_recorder import _TransformersModel
 
 #: Seconds after which a rank that waits for the others gives up.
 PATIENCE = 60.0

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.taps.names import layer_of, local_name
-from sessions import Session
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions import Session
 from tests.workbench.diagnosis.bugs.all_bugs import bugs
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.recording import Recordings

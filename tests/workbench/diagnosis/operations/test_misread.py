@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.resolve import open_checkpoint
-from engine.config import EngineConfig
-from engine.faults.fault import Fault
-from engine.faults.quantisation import FAULTS
-from sessions import Session
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.quantisation import FAULTS
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.weights import checkpoint_misreadings
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.models.capture import FULL
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
-from workbench.diagnosis.diagnose import Explanation, diagnose
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.weights import checkpoint_misreadings
-from workbench.inferior.inferior import Inferior
-from workbench.inferior.session import create_session
-from workbench.models.capture import FULL
 
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12]
 

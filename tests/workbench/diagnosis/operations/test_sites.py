@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.checkpoints import VARIANTS
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, tiny_case
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site, Unjudged
-from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.recording import Recording
 
 
 def read(session: Session, model_dir: Path) -> list[Site | Unjudged]:

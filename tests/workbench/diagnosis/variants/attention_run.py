@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
+from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row, SequencePass
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.variants.variant import Fit
 from tests.workbench.diagnosis.variants.made import accepted
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row, SequencePass
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.sites import sites_of
-from workbench.diagnosis.variants.variant import Fit
 
 #: Tokens of each pass of the two sequences: two prefills, then decode steps.
 PASSES = ((0, 0, 9), (0, 1, 6), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 1, 1))

@@ -9,15 +9,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import ModelConfig
-from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.expected import ROW_WISE, Operands
-from workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.operations.shares import weight_names
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.search import Search
-from workbench.diagnosis.variants.variant import Bank, Fit, fit, preference
+from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.search import Search
+from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, fit, preference
 
 Array = NDArray[np.float64]
 

@@ -9,17 +9,17 @@ from unittest import mock
 
 import torch
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.references import transformers_recorder
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.loading import load_golden
+from lockstep.workbench.references.request import GoldenRequest
 from tests.workbench.diagnosis.synthetic import STEPS, Case
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.recording import Recording
-from workbench.references import transformers_recorder
-from workbench.references.golden import forced_onto
-from workbench.references.loading import load_golden
-from workbench.references.request import GoldenRequest
 
 Patch = Callable[[Any], object]
 

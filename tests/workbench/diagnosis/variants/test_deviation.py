@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from lockstep.workbench.diagnosis.operations.deviation import Part, locate
+from lockstep.workbench.diagnosis.operations.facts import LARGEST
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.attention.softmax import powers, softmax
+from lockstep.workbench.diagnosis.variants.linear.linear import constant, feature_scale
+from lockstep.workbench.diagnosis.variants.linear.matrices import single_weights
+from lockstep.workbench.diagnosis.variants.linear.precision import rounded_operands
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, fits, made_site
-from workbench.diagnosis.operations.deviation import Part, locate
-from workbench.diagnosis.operations.facts import LARGEST
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.attention.softmax import powers, softmax
-from workbench.diagnosis.variants.linear.linear import constant, feature_scale
-from workbench.diagnosis.variants.linear.matrices import single_weights
-from workbench.diagnosis.variants.linear.precision import rounded_operands
 
 N, HEADS, WIDTH = 12, 4, 8
 

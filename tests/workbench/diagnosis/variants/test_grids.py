@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import ROWS, Array, accepted, made_site, names
-from workbench.diagnosis.operations.site import Site
 
 RNG = np.random.default_rng(8)
 X, Y = (RNG.normal(size=(len(ROWS), 64)).astype(np.float32).astype(np.float64) for _ in range(2))

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.layers import layer_output
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
 from tests.workbench.diagnosis.variants.made import explained
-from workbench.diagnosis.operations.facts import Facts
-from workbench.diagnosis.operations.layers import layer_output
-from workbench.diagnosis.operations.recorded import RecordedTaps
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.operations.sites import sites
-from workbench.diagnosis.recording import Recording
 
 
 def wrong(session: Session, case: Case) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.workbench.diagnosis.variants.residual import READER
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
@@ -19,7 +20,6 @@ from tests.workbench.diagnosis.variants.made import (
     made_site,
     names,
 )
-from workbench.diagnosis.variants.residual import READER
 
 RNG = np.random.default_rng(0)
 X, Y, E, N = (drawn(RNG, len(ROWS), 64) for _ in range(4))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.parallel import shards
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import MODEL, ROWS, drawn, made_site, names
-from workbench.diagnosis.operations.site import Site
 
 RNG = np.random.default_rng(11)
 TABLE = drawn(RNG, MODEL.vocab_size, MODEL.hidden_size)

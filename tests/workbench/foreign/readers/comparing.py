@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockstep.workbench.foreign.passes import ForeignPass, ForeignRun, ForeignTensor
 from tests.workbench.foreign.readers.packed import PackedPass
-from workbench.foreign.passes import ForeignPass, ForeignRun, ForeignTensor
 
 REPEATED = "replicas="
 

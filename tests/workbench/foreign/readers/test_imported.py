@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, model_addition_debugger_context
 
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.cli.main import run as run_command
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.foreign.importing import FORMATS, import_run
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.msprobe_writer import write_model
 from tests.workbench.foreign.readers.packed import PackedPass, Rank, packed
 from tests.workbench.foreign.readers.sglang_writer import Dumper, write_passes
-from workbench.cli.main import run as run_command
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.operations.facts import Facts
-from workbench.foreign.importing import FORMATS, import_run
 
 PROMPTS = ([5, 17, 101, 3], [9, 64, 27, 80, 2, 44])
 STEPS = 1

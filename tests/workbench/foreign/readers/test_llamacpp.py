@@ -12,18 +12,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sessions import Session
-from sessions.limits import UNLIMITED
+from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.foreign.importing import FORMATS, import_run
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.llamacpp import open_llamacpp
+from lockstep.workbench.references.llamacpp import library
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.llamacpp_writer import write_callback, write_debug
-from workbench.diagnosis.diagnose import diagnose
-from workbench.diagnosis.operations.facts import Facts
-from workbench.foreign.importing import FORMATS, import_run
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.llamacpp import open_llamacpp
-from workbench.references.llamacpp import library
 
 PROMPT = [5, 17, 101, 3]
 EXAMPLE = Path(__file__).parents[4] / "examples/llamacpp_dump.py"

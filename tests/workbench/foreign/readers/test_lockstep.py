@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from tests.workbench.foreign.readers.tape_dump import FACTS, LINE, X, dump
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.lockstep import LockstepDump
 
 
 def read_all(folder: Path) -> list[Any]:
@@ -267,7 +267,7 @@ def test_a_thousand_ranks_that_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_an_endless_line_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.foreign.readers.lockstep.LONGEST_LINE", 1 << 10)
+    monkeypatch.setattr("lockstep.workbench.foreign.readers.lockstep.LONGEST_LINE", 1 << 10)
     (dump(tmp_path) / "rank0" / "passes.jsonl").write_text("[" * 5000)
     with pytest.raises(ForeignDumpError, match=r"passes.jsonl:1: longer than"):
         LockstepDump.open(tmp_path)
@@ -275,7 +275,7 @@ def test_an_endless_line_is_not_taken_into_memory(tmp_path: Path, monkeypatch: p
 
 def test_reading_loads_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from workbench.foreign.readers.lockstep import LockstepDump\n"
+        "import sys; from pathlib import Path; from lockstep.workbench.foreign.readers.lockstep import LockstepDump\n"
         "(one,) = LockstepDump.open(Path(sys.argv[1])).passes(0); print(one.tensors[0].array.sum())\n"
         "assert 'torch' not in sys.modules"
     )

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.msprobe import open_msprobe
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is
 from tests.workbench.foreign.readers.msprobe_writer import write_model, write_modules
 from tests.workbench.foreign.readers.packed import Rank, packed
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.msprobe import open_msprobe
 
 PROMPTS = ([5, 17, 101, 3], [9, 64])
 LAST = 2

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.sglang import open_sglang
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is
 from tests.workbench.foreign.readers.packed import PackedPass, Rank, packed
 from tests.workbench.foreign.readers.sglang_writer import write_passes
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.sglang import open_sglang
 
 PROMPTS = ([5, 17, 101, 3], [9, 64, 27, 80, 2, 44], [70])
 

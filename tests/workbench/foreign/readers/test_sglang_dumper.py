@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.dims import layout_of
+from lockstep.workbench.foreign.readers.sglang_dumper import open_sglang_dumper
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is
 from tests.workbench.foreign.readers.packed import PackedPass, Rank, packed
 from tests.workbench.foreign.readers.sglang_writer import Dumper
-from workbench.foreign.passes import ForeignDumpError
-from workbench.foreign.readers.dims import layout_of
-from workbench.foreign.readers.sglang_dumper import open_sglang_dumper
 
 PROMPTS = ([5, 17, 101, 3], [9, 64])
 NAMES = ["a", "b"]

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.taps.names import tap_specs
-from workbench.attach.inside.lockstep_tap import FORMAT, hashes
-from workbench.foreign.readers.lockstep import VERSION, LockstepDump, TapeFacts
-from workbench.foreign.readers.lockstep_pass import TapeLine, TapeTap
+from lockstep.engine.taps.names import tap_specs
+from lockstep.workbench.attach.inside.lockstep_tap import FORMAT, hashes
+from lockstep.workbench.foreign.readers.lockstep import VERSION, LockstepDump, TapeFacts
+from lockstep.workbench.foreign.readers.lockstep_pass import TapeLine, TapeTap
 
 PAGE = (Path(__file__).parents[4] / "docs" / "tap-format.md").read_text(encoding="utf-8")
 

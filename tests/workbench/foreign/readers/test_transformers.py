@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import model_addition_debugger_context
 
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
+from lockstep.workbench.foreign.readers.transformers import open_transformers
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.packed import packed
-from workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from workbench.foreign.readers.transformers import open_transformers
 
 PROMPT = [5, 17, 101, 3]
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from sessions import Session
+from lockstep.sessions import Session
+from lockstep.workbench.references import transformers_recorder
+from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.llamacpp import library
+from lockstep.workbench.references.llamacpp.recorder import record
+from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
-from workbench.references import transformers_recorder
-from workbench.references.golden import forced_onto
-from workbench.references.llamacpp import library
-from workbench.references.llamacpp.recorder import record
-from workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
 
 pytestmark = pytest.mark.llamacpp
 needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.INSTALL)

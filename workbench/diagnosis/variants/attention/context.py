@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.softmax import divided, hot, newest
-from workbench.diagnosis.variants.blocks import cached, history, in_place, others, shaped, usual_noise
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.softmax import divided, hot, newest
+from lockstep.workbench.diagnosis.variants.blocks import (
+    cached,
+    history,
+    in_place,
+    others,
+    shaped,
+    usual_noise,
+)
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def contexts(site: Site) -> Iterator[Variant]:

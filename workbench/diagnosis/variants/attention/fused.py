@@ -8,18 +8,23 @@ from functools import partial
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import UNIT
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.fused_masks import fused_masks
-from workbench.diagnosis.variants.attention.fused_rotations import fused_rotations
-from workbench.diagnosis.variants.attention.fused_rows import LIKELY, UNLIKELY, fused_heads, fused_rows
-from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.attention.score_biases import paper_slopes
-from workbench.diagnosis.variants.attention.scores import SOFT_CAPS, meanings, other_operands
-from workbench.diagnosis.variants.attention.softmax import FORMS, coarse
-from workbench.diagnosis.variants.blocks import by_head, places, positions
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import UNIT
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.fused_masks import fused_masks
+from lockstep.workbench.diagnosis.variants.attention.fused_rotations import fused_rotations
+from lockstep.workbench.diagnosis.variants.attention.fused_rows import (
+    LIKELY,
+    UNLIKELY,
+    fused_heads,
+    fused_rows,
+)
+from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from lockstep.workbench.diagnosis.variants.attention.score_biases import paper_slopes
+from lockstep.workbench.diagnosis.variants.attention.scores import SOFT_CAPS, meanings, other_operands
+from lockstep.workbench.diagnosis.variants.attention.softmax import FORMS, coarse
+from lockstep.workbench.diagnosis.variants.blocks import by_head, places, positions
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Factors of the right scale among which the one that fits is looked for.
 _FACTORS = (*(-(10.0**x) for x in np.linspace(-2, 2, 9)), *(10.0**x for x in np.linspace(-2.5, 2.5, 61)))

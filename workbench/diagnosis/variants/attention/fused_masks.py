@@ -12,14 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.deviation import WRONG
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.attention.mask import NUMBERS
-from workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
-from workbench.diagnosis.variants.blocks import positions
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.deviation import WRONG
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from lockstep.workbench.diagnosis.variants.attention.mask import NUMBERS
+from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
+from lockstep.workbench.diagnosis.variants.blocks import positions
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Forms that are tried, of more that the numbers give.
 _MOST = 64

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from workbench.diagnosis.operations.rotary_forms import FORMS, RotaryForm, rotate
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.blocks import history, others, positions, shaped, unrotated
-from workbench.diagnosis.variants.rotation.angles import KNOWN_BASES
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, RotaryForm, rotate
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from lockstep.workbench.diagnosis.variants.blocks import history, others, positions, shaped, unrotated
+from lockstep.workbench.diagnosis.variants.rotation.angles import KNOWN_BASES
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: What is done to x [N, heads, D] at positions [N], in a pass.
 _Turn = Callable[[Array, Array, int], Array]

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.head_maps import Reading, exchanged, kv_head_maps
-from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.attention.softmax import softmax
-from workbench.diagnosis.variants.blocks import cached
-from workbench.diagnosis.variants.caches.caches import other_rows
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.head_maps import Reading, exchanged, kv_head_maps
+from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from lockstep.workbench.diagnosis.variants.attention.softmax import softmax
+from lockstep.workbench.diagnosis.variants.blocks import cached
+from lockstep.workbench.diagnosis.variants.caches.caches import other_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Others = Sequence[Array | None]
 #: Which rows are others than they should be, in words.

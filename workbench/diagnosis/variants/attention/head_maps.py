@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.attention import FUSED
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.operations.attention import FUSED
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.blocks import (
     all_wrong_heads,
     by_head,
     cached,
@@ -22,7 +22,7 @@ from workbench.diagnosis.variants.blocks import (
     scopes,
     usual_noise,
 )
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: What a head (of a part) gives if it reads `source`; None where that cannot be.
 Reading = Callable[[int, int, int], Array | None]

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.recording import Array
 
 #: The number of the part [K] that each key belongs to.
 Parts = NDArray[np.int64]

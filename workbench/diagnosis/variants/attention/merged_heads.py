@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.blocks import (
     all_wrong_heads,
     by_head,
     from_heads,
@@ -17,8 +17,8 @@ from workbench.diagnosis.variants.blocks import (
     scopes,
     usual_noise,
 )
-from workbench.diagnosis.variants.fits import factor_of, known_number, resolution
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.fits import factor_of, known_number, resolution
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def merged_heads(site: Site) -> Iterator[Variant]:

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.deviation import Part
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.blocks import (
     all_wrong_heads,
     cached,
     history,
@@ -31,8 +31,8 @@ from workbench.diagnosis.variants.blocks import (
     unrotated,
     wrong_heads,
 )
-from workbench.diagnosis.variants.fits import factor_of, resolution
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.fits import factor_of, resolution
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Soft caps of published models; another one is fitted.
 SOFT_CAPS = (50.0, 30.0, 20.0, 100.0)

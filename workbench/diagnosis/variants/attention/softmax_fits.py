@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.softmax import divided, softmax
-from workbench.diagnosis.variants.blocks import all_wrong_heads, in_place, places, scopes
-from workbench.diagnosis.variants.fits import factor_of, known_number, resolution
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.softmax import divided, softmax
+from lockstep.workbench.diagnosis.variants.blocks import all_wrong_heads, in_place, places, scopes
+from lockstep.workbench.diagnosis.variants.fits import factor_of, known_number, resolution
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def softmax_fits(site: Site) -> Iterator[Variant]:

@@ -10,13 +10,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.attention import expand
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from workbench.diagnosis.variants.attention.key_parts import FORMS, Form, Parts, Shares, Split, splits
-from workbench.diagnosis.variants.blocks import all_wrong_heads, by_head, places, scopes
-from workbench.diagnosis.variants.variant import UNEXPLAINED, Variant
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
+from lockstep.workbench.diagnosis.variants.attention.key_parts import (
+    FORMS,
+    Form,
+    Parts,
+    Shares,
+    Split,
+    splits,
+)
+from lockstep.workbench.diagnosis.variants.blocks import all_wrong_heads, by_head, places, scopes
+from lockstep.workbench.diagnosis.variants.variant import UNEXPLAINED, Variant
 
 #: Relative size of what keeps weights of parts finite that have the same result.
 _RIDGE = 1e-12

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated
-from workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
-from workbench.diagnosis.variants.fits import factor_of, known_number, resolution
-from workbench.diagnosis.variants.roundings import REREAD, ROUNDINGS, Matrix
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated
+from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
+from lockstep.workbench.diagnosis.variants.fits import factor_of, known_number, resolution
+from lockstep.workbench.diagnosis.variants.roundings import REREAD, ROUNDINGS, Matrix
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def cached_numbers(site: Site) -> Iterator[Variant]:

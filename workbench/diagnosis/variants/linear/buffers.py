@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.dataflow import GATE_UP, QKV
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import nearest_rows
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.dataflow import GATE_UP, QKV
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import nearest_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Kinds of taps whose tensors may lie in one buffer, as wide as each other.
 _SHARED: Sequence[tuple[str, ...]] = (

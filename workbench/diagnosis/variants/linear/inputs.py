@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import factor, resolution
-from workbench.diagnosis.variants.replay import SAMPLE, Linear
-from workbench.diagnosis.variants.roundings import integers
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import factor, resolution
+from lockstep.workbench.diagnosis.variants.replay import SAMPLE, Linear
+from lockstep.workbench.diagnosis.variants.roundings import integers
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Limits that are tried before the best one is narrowed down, and how often that is done.
 _LIMITS, _ROUNDS = 48, 8

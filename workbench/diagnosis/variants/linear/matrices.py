@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.parallel import shards
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.shares import BEFORE, whose
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.replay import Linear, cut, own_part
-from workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.shares import BEFORE, whose
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.replay import Linear, cut, own_part
+from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 Matrix = NDArray[np.floating]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
-from workbench.diagnosis.nearest import nearest_columns
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.shares import rank_spans, weight_names
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.replay import Linear
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
+from lockstep.workbench.diagnosis.nearest import nearest_columns
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.replay import Linear
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Tokens below which columns cannot be told apart by their values.
 FEW_TOKENS = 3

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import UNIT, product, rounded
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.replay import Linear
-from workbench.diagnosis.variants.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import UNIT, product, rounded
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.replay import Linear
+from lockstep.workbench.diagnosis.variants.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def rounded_operands(site: Site) -> Iterator[Variant]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.diagnosis.operations.facts import product
-from workbench.diagnosis.operations.shares import BEFORE, rank_spans
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.workbench.diagnosis.operations.shares import BEFORE, rank_spans
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def summed(site: Site) -> Iterator[Variant]:

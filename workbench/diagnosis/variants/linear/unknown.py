@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.linear.unloaded import ALIKE, FEW_TOKENS, alike_angles, centred
-from workbench.diagnosis.variants.replay import Linear
-from workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.linear.unloaded import ALIKE, FEW_TOKENS, alike_angles, centred
+from lockstep.workbench.diagnosis.variants.replay import Linear
+from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 #: Out features beyond the in features that show that an output lies in the weight's range, as a share of those.
 SPARE = 1 / 8

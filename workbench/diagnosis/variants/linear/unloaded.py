@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.dataflow import GATE_UP, QKV
-from workbench.diagnosis.operations.shares import rank_spans, weight_names
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.replay import Linear
-from workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
+from lockstep.workbench.diagnosis.dataflow import GATE_UP, QKV
+from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.replay import Linear
+from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 #: Tokens that say how two sets of vectors lie to each other.
 FEW_TOKENS = 8

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.config import ModelConfig
-from engine.config.rope_scaling import RopeScaling
-from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.operations.rotary import Lengths, frequencies, magnitude
-from workbench.diagnosis.operations.rotary_forms import Complex, complex_pairs
-from workbench.diagnosis.recording import Array
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, magnitude
+from lockstep.workbench.diagnosis.operations.rotary_forms import Complex, complex_pairs
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Bases that models really have.
 KNOWN_BASES = (

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.rotary import frequencies
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.fits import Mask
-from workbench.diagnosis.variants.rotation.angles import Turns, fit_base
-from workbench.diagnosis.variants.rotation.rotated import Rotated
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.rotary import frequencies
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.fits import Mask
+from lockstep.workbench.diagnosis.variants.rotation.angles import Turns, fit_base
+from lockstep.workbench.diagnosis.variants.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Of a base that is to be that of dynamic NTK scaling, how far it may be from it, relative.
 _NEAR = 1e-3

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench.diagnosis.operations.rotary import frequencies
-from workbench.diagnosis.operations.rotary_forms import FORMS, rotate
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import wrong_heads, wrong_rows
-from workbench.diagnosis.variants.rotation.angles import KNOWN_BASES
-from workbench.diagnosis.variants.rotation.rope_frequencies import known_bases, scalings
-from workbench.diagnosis.variants.rotation.rotated import Rotated
-from workbench.diagnosis.variants.rotation.rotation import other_positions
-from workbench.diagnosis.variants.variant import Variant, where_wrong
+from lockstep.workbench.diagnosis.operations.rotary import frequencies
+from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, rotate
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import wrong_heads, wrong_rows
+from lockstep.workbench.diagnosis.variants.rotation.angles import KNOWN_BASES
+from lockstep.workbench.diagnosis.variants.rotation.rope_frequencies import known_bases, scalings
+from lockstep.workbench.diagnosis.variants.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.variants.rotation.rotation import other_positions
+from lockstep.workbench.diagnosis.variants.variant import Variant, where_wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.rotary_forms import Complex, complex_pairs, joined
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.rotation.angles import in_words
-from workbench.diagnosis.variants.rotation.positions import TokenPlaces, fit_positions, patterns
-from workbench.diagnosis.variants.rotation.rotated import Rotated
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.rotary_forms import Complex, complex_pairs, joined
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.rotation.angles import in_words
+from lockstep.workbench.diagnosis.variants.rotation.positions import TokenPlaces, fit_positions, patterns
+from lockstep.workbench.diagnosis.variants.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 Pairs = NDArray[np.intp]
 

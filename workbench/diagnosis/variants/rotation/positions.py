@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnosis.operations.recorded import Row
-from workbench.diagnosis.operations.rotary_forms import complex_pairs
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.operations.rotary_forms import complex_pairs
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask
 
 Integers = NDArray[np.int64]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.config.rope_scaling import RopeScaling
-from workbench.diagnosis.operations.facts import rounded
-from workbench.diagnosis.operations.rotary import frequencies
-from workbench.diagnosis.operations.rotary_forms import (
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.operations.rotary import frequencies
+from lockstep.workbench.diagnosis.operations.rotary_forms import (
     FORMS,
     HALVES,
     complex_pairs,
@@ -18,12 +18,12 @@ from workbench.diagnosis.operations.rotary_forms import (
     rotate,
     rotate_by,
 )
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import factor, narrower
-from workbench.diagnosis.variants.rotation import angles
-from workbench.diagnosis.variants.rotation.rotated import Rotated
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import factor, narrower
+from lockstep.workbench.diagnosis.variants.rotation import angles
+from lockstep.workbench.diagnosis.variants.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def other_frequencies(site: Site) -> Iterator[Variant]:

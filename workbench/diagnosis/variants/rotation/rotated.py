@@ -7,13 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import heads_of
-from workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import Mask, apart, wrong_heads, wrong_rows
-from workbench.diagnosis.variants.rotation.angles import Turns
-from workbench.diagnosis.variants.rotation.positions import FittedPositions, fit_positions
+from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, apart, wrong_heads, wrong_rows
+from lockstep.workbench.diagnosis.variants.rotation.angles import Turns
+from lockstep.workbench.diagnosis.variants.rotation.positions import FittedPositions, fit_positions
 
 #: Positions beyond the last token's at which a token is looked for.
 _BEYOND = 64

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import ROW_WISE, Operands, heads_of
-from workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from workbench.diagnosis.operations.rotary_forms import rotate
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands, heads_of
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def rotated_norms(site: Site) -> Iterator[Variant]:

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.diagnosis.operations.expected import heads_of
-from workbench.diagnosis.operations.rotary_forms import (
+from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.rotary_forms import (
     FORMS,
     complex_pairs,
     rotate,
     rotate_by,
 )
-from workbench.diagnosis.operations.shares import head_offset
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.recording import Array
-from workbench.diagnosis.variants.fits import (
+from lockstep.workbench.diagnosis.operations.shares import head_offset
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import (
     factor,
     named,
     simple,
 )
-from workbench.diagnosis.variants.rotation.positions import TokenPlaces, patterns
-from workbench.diagnosis.variants.rotation.rotated import Rotated
-from workbench.diagnosis.variants.variant import Variant
+from lockstep.workbench.diagnosis.variants.rotation.positions import TokenPlaces, patterns
+from lockstep.workbench.diagnosis.variants.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def rotations(site: Site) -> Iterator[Variant]:

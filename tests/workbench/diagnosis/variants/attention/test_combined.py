@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.rules.rope import frequencies
+from lockstep.engine.rules.rope import frequencies
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
 from tests.workbench.diagnosis.variants.made import (
     DECODE,

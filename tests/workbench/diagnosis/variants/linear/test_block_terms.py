@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.linear.block_terms import block_terms
 from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.linear.block_terms import block_terms
 
 RNG = np.random.default_rng(0)
 NAME = "model.layers.1.mlp.down_proj.weight"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessions import Session, SessionWriter, StepRecord, TensorRecord
-from sessions.meta import ConfigMeta, SessionMeta
+from lockstep.sessions import Session, SessionWriter, StepRecord, TensorRecord
+from lockstep.sessions.meta import ConfigMeta, SessionMeta
 from tests.workbench.diagnosis.synthetic import Case, synthetic, tiny_case
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import wrong_sites

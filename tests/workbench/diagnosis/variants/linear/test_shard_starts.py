@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.linear.shard_starts import other_start
+from lockstep.workbench.diagnosis.variants.linear.unloaded import nothing_multiplied
 from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.linear.shard_starts import other_start
-from workbench.diagnosis.variants.linear.unloaded import nothing_multiplied
 
 UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
 OWN = slice(48, 96)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.banks import stages
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
@@ -18,8 +20,6 @@ from tests.workbench.diagnosis.variants.made import (
     fits,
     made_site,
 )
-from workbench.diagnosis.operations.site import Site
-from workbench.diagnosis.variants.banks import stages
 
 RNG = np.random.default_rng(4)
 TAP = "layers.1.attn.o_proj"

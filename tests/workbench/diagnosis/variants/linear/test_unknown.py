@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.variants.linear.unknown import another_input, other_weight
+from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, fits, made_site
-from workbench.diagnosis.variants.linear.unknown import another_input, other_weight
-from workbench.diagnosis.variants.table_rows import other_numbers
 
 RNG = np.random.default_rng(0)
 NAME = "model.layers.1.mlp.gate_proj.weight"

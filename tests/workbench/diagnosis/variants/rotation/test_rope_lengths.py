@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.config import ModelConfig
+from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.recording import Recording
 from tests.checkpoints import tiny_config
 from tests.workbench.diagnosis.operations.test_sites import GROWING
 from tests.workbench.diagnosis.synthetic import Case, synthetic
 from tests.workbench.diagnosis.variants.made import POSITIONS, ROWS, Array, best, drawn, made_site
-from workbench.diagnosis.operations.recorded import RecordedTaps, Row
-from workbench.diagnosis.recording import Recording
 
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 8)
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from engine.config import ModelConfig
-from engine.config.rope_scaling import RopeScaling
-from engine.rules.rope import frequencies
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.rules.rope import frequencies
+from lockstep.workbench.diagnosis.operations.recorded import Row
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
@@ -27,7 +28,6 @@ from tests.workbench.diagnosis.variants.made import (
     names,
     of_model,
 )
-from workbench.diagnosis.operations.recorded import Row
 
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
 FREQ = frequencies(MODEL, 5e5)[0].double().numpy()

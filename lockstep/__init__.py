@@ -1,0 +1,1 @@
+"""Lockstep: a debugger for LLM inference."""
