@@ -58,7 +58,7 @@ def report(figures: Sequence[Figure], as_json: bool) -> None:
 
 
 def first_paint(arguments: Sequence[str], shows: bytes, repeats: int) -> float:
-    """The least of `repeats` times, in seconds, from the start of `python -m lockstep.workbench.cli ARGUMENTS` to `shows` on a
+    """The least of `repeats` times, in seconds, from the start of `lockstep ARGUMENTS` to `shows` on a
     120 × 40 pseudo-terminal. The first run, which writes the byte code as an installation does, does not count."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-#: The folder of the packages that run here: a child imports the very same.
-ROOT = str(Path(__file__).resolve().parents[1])
+#: The folder that `lockstep` lies in: a child imports the very same. Links are not followed: in a checkout
+#: `lockstep/engine` is one.
+ROOT = str(Path(__file__).absolute().parents[2])
 
 #: Variables that name places to load code from -> the characters that divide their entries ("": one entry).
 _CODE = {

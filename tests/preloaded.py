@@ -36,15 +36,16 @@ from lockstep.engine import children
 
 #: The programs that are forked: the module after `-m`.
 PROGRAMS = (
-    "lockstep.engine.faults.rank", "lockstep.engine.ranks", "tests.engine.small_frames_rank", "tests.engine.troubled_rank",
-    "tests.workbench.checking.fused_rank", "lockstep.workbench.cli", "lockstep.workbench.cli.host", "lockstep.workbench.references.record",
+    "lockstep.engine.faults.rank", "lockstep.engine.ranks", "lockstep.workbench.cli", "lockstep.workbench.cli.host",
+    "lockstep.workbench.references.record", "tests.engine.small_frames_rank", "tests.engine.troubled_rank",
+    "tests.workbench.checking.fused_rank",
 )  # fmt: skip
 #: What they import.
 _MODULES = (
-    "lockstep.engine.faults.resolve", "lockstep.engine.ranks.worker", "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2", "lockstep.workbench.checking.pipeline", "lockstep.workbench.cli.main",
-    "lockstep.workbench.debugger.host.launch", "lockstep.workbench.debugger.host.server", "lockstep.workbench.export.command",
-    "lockstep.workbench.references.transformers_recorder",
+    "lockstep.engine.faults.resolve", "lockstep.engine.ranks.worker", "lockstep.workbench.checking.pipeline",
+    "lockstep.workbench.cli.main", "lockstep.workbench.debugger.host.launch", "lockstep.workbench.debugger.host.server",
+    "lockstep.workbench.export.command", "lockstep.workbench.references.transformers_recorder",
+    "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip
 #: Descriptors are moved up here before each gets the number that it is to have.
 _HIGH = 512

@@ -36,10 +36,15 @@ LIGHT = {
         "from lockstep.workbench.cli.main import run\nfrom lockstep.workbench.cli.subcommands import COMMANDS\n"
         "assert COMMANDS and all(run([name, '--help']) == 0 for name in COMMANDS)"
     ),
-    "a refused command line": "from lockstep.workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2",
-    "the sessions": "import lockstep.sessions, lockstep.sessions.diff, lockstep.sessions.session, lockstep.sessions.writer",
+    "a refused command line": (
+        "from lockstep.workbench.cli.main import run; assert run(['generate', 'demo', '--tp', 'x']) == 2"
+    ),
+    "the sessions": "from lockstep.sessions import diff, session, writer",
     "the debugger": "import lockstep.workbench.inferior.inferior",
-    "the engine's client": "import lockstep.engine.ranks.client, lockstep.engine.config, lockstep.engine.faults.catalogue, lockstep.engine.parallel.shards",
+    "the engine's client": (
+        "import lockstep.engine.ranks.client, lockstep.engine.config\n"
+        "import lockstep.engine.faults.catalogue, lockstep.engine.parallel.shards"
+    ),
 }
 
 
@@ -52,7 +57,8 @@ def test_light_processes_load_no_torch(what: str) -> None:
 
 def test_help_loads_no_textual_and_no_subcommand() -> None:
     code = (
-        "from lockstep.workbench.cli.main import run; from lockstep.workbench.cli.subcommands import COMMANDS; run(['--help'])\n"
+        "from lockstep.workbench.cli.main import run\nfrom lockstep.workbench.cli.subcommands import COMMANDS\n"
+        "run(['--help'])\n"
         "import sys; found = {'textual', 'numpy', *(m for m, _ in COMMANDS.values())} & sys.modules.keys()\n"
         "assert not found, found"
     )
@@ -64,8 +70,8 @@ def test_importing_any_module_runs_nothing() -> None:
     """`python -c "import x"` of every torch-free package must be silent: no output, no thread, no process."""
     done = _python(
         "-c",
-        "import threading, lockstep.engine.ranks.client, lockstep.sessions, lockstep.workbench.cli.main, lockstep.workbench.inferior.generation\n"
-        "import lockstep.workbench.models.tokenizer\n"
+        "import threading, lockstep.engine.ranks.client, lockstep.sessions, lockstep.workbench.cli.main\n"
+        "import lockstep.workbench.inferior.generation, lockstep.workbench.models.tokenizer\n"
         "assert threading.active_count() == 1",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

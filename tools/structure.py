@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-PACKAGES = ("engine", "sessions", "workbench")
+PACKAGE = "lockstep"
+FOLDERS = ("engine", "sessions", "workbench")
 MOST_LINES = 300
 MOST_UNTYPED = 30
 _UNTYPED = re.compile(r"dict\[str, Any\]")
@@ -23,12 +24,13 @@ Modules = Mapping[str, tuple[Path, str]]
 
 def modules(root: Path) -> dict[str, tuple[Path, str]]:
     """Every module of the product by its dotted name: its file, relative to `root`, and its text."""
+    paths = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
     found = {}
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            place = path.relative_to(root)
-            name = ".".join(place.with_suffix("").parts).removesuffix(".__init__")
-            found[name] = (place, path.read_text(encoding="utf-8"))
+    for path in [*sorted((root / PACKAGE).glob("*.py")), *paths]:
+        place = path.relative_to(root)
+        parts = place.with_suffix("").parts
+        name = ".".join(parts if parts[0] == PACKAGE else (PACKAGE, *parts)).removesuffix(".__init__")
+        found[name] = (place, path.read_text(encoding="utf-8"))
     return found
 
 

@@ -63,7 +63,8 @@ def test_children_of_children_import_nothing_from_the_working_directory(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path.parent}:")
     program = (
         "import colorsys, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', 'import colorsys, lockstep.engine.children as c; print(c.ROOT)'], check=True)"
+        "code = 'import colorsys, lockstep.engine.children as c; print(c.ROOT)'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)"
     )
     with start_python("-c", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         out, err = child.communicate(timeout=60)

@@ -56,10 +56,10 @@ def test_files_do_not_import_each_other(problems: Callable[[dict[str, str]], lis
     found = problems({
         "sessions/a.py": "from lockstep.sessions import b\n",
         "sessions/b.py": "def f():\n    import lockstep.sessions.c\n",
-        "sessions/c.py": "if TYPE_CHECKING:\n    from sessions.a import X\n",
-        "sessions/d.py": "from sessions.a import X\n",
+        "sessions/c.py": "if TYPE_CHECKING:\n    from lockstep.sessions.a import X\n",
+        "sessions/d.py": "from lockstep.sessions.a import X\n",
     })  # fmt: skip
-    assert found == ["sessions.a, sessions.b, sessions.c import each other"]
+    assert found == ["lockstep.sessions.a, lockstep.sessions.b, lockstep.sessions.c import each other"]
 
 
 def test_untyped_data_is_counted(

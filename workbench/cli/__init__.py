@@ -17,7 +17,7 @@ def _unsearch_working_directory() -> None:
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = {os.path.abspath(entry) for entry in entries if not os.path.isabs(entry)} - set(entries)
     sys.path[:] = [entry for entry in sys.path if entry not in relative]
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     if root not in sys.path:
         sys.path.append(root)
 

@@ -1,4 +1,5 @@
-"""`python -m lockstep.workbench.references.record JOBS.json [LIFELINE]`: record golden sessions in a process of its own.
+"""A process of its own that records golden sessions: `python -m lockstep.workbench.references.record JOBS.json
+[LIFELINE]`.
 
 The file is a list of `RecordingJob`; those after the first are forced onto the tokens that came out of the first. The
 sessions' paths go to stdout. On stderr one JSON object a line: `RecorderProgress`, and at the end of a failure a

@@ -178,11 +178,11 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
 def test_the_front_stays_light() -> None:
     """Asking for a reference imports neither torch nor transformers."""
     code = (
-        "import sys, lockstep.workbench.references.golden, lockstep.workbench.diagnosis.verdict, lockstep.workbench.diagnosis.naming,"
-        " lockstep.workbench.diagnosis.operations.weights; heavy = {'torch', 'transformers', 'textual'} & set(sys.modules);"
-        " sys.exit(', '.join(heavy) or None)"
+        "import sys, lockstep.workbench.references.golden, lockstep.workbench.diagnosis.verdict\n"
+        "import lockstep.workbench.diagnosis.naming, lockstep.workbench.diagnosis.operations.weights\n"
+        "sys.exit(', '.join({'torch', 'transformers', 'textual'} & set(sys.modules)) or None)"
     )
-    root = str(Path(golden.__file__).parents[2])
+    root = str(Path(golden.__file__).parents[3])
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": root})
 
 
@@ -254,7 +254,7 @@ def test_a_recorder_ends_with_its_starter_and_nothing_half_made_stays(
     both: bool, model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder removes it, or, where both were killed, who records next."""
-    root = str(Path(golden.__file__).parents[2])
+    root = str(Path(golden.__file__).parents[3])
     with subprocess.Popen(
         [sys.executable, "-c", _STARTER, str(model_dir)], env=os.environ | {"PYTHONPATH": root}
     ) as starter:

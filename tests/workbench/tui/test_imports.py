@@ -32,18 +32,25 @@ def test_no_screen_loads_torch(module: str) -> None:
 
 
 def test_the_first_paint_waits_for_nothing_but_textual() -> None:
-    light = "import lockstep.workbench.cli.main, lockstep.workbench.tui.launch, lockstep.workbench.tui.screens.home, lockstep.workbench.tui.screens.opening"
+    light = (
+        "import lockstep.workbench.cli.main\nfrom lockstep.workbench.tui import launch\n"
+        "from lockstep.workbench.tui.screens import home, opening"
+    )
     assert _loaded(light, (*_HEAVY, "numpy", "sqlite3", "tokenizers", "typer", "click")) == ""
 
 
 def test_the_first_picture_of_a_session_waits_for_one_pane() -> None:
     """The others are imported once it stands; a debugger and its commands on a thread of their own."""
-    opened = "import lockstep.workbench.tui.screens.workbench, lockstep.workbench.tui.reader, lockstep.workbench.tui.drivers.replay"
+    opened = (
+        "from lockstep.workbench.tui import reader\nfrom lockstep.workbench.tui.drivers import replay\n"
+        "from lockstep.workbench.tui.screens import workbench"
+    )
     names = ("attention", "cache", "golden", "journal", "logits", "sentinels", "tensor", "weights")
     panes = tuple(f"lockstep.workbench.tui.panes.{name}" for name in names)
     rest = (
-        "lockstep.workbench.tui.split.maps", "lockstep.workbench.tui.screens.split", "lockstep.workbench.tui.screens.toggles",
-        "lockstep.workbench.tui.drivers.recorded", "lockstep.workbench.debugger.core.debugger", "lockstep.engine.faults.catalogue",
+        "lockstep.workbench.tui.split.maps", "lockstep.workbench.tui.screens.split",
+        "lockstep.workbench.tui.screens.toggles", "lockstep.workbench.tui.drivers.recorded",
+        "lockstep.workbench.debugger.core.debugger", "lockstep.engine.faults.catalogue",
         "lockstep.engine.checkpoint.survey", "lockstep.workbench.export.png", "resvg_py",
     )  # fmt: skip
     assert _loaded(opened, (*_HEAVY, *panes, *rest, "typer")) == ""
