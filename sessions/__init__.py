@@ -1,5 +1,5 @@
 """Recordings of runs, one file each. Functions on whole sessions are in the modules of their names: `sessions.diff`,
-`verify`, `compact`, `metrics`. Needs numpy, zstandard and msgspec; knows neither engine nor workbench."""
+`verify`, `compact`, `metrics`. Needs numpy, zstd and msgspec; knows neither engine nor workbench."""
 
 from lockstep.sessions.diff import Absent, Diff, TapDiff
 from lockstep.sessions.errors import IdsMismatch, LayoutError, SessionError, SessionWriteError

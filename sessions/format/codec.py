@@ -7,15 +7,20 @@ signs and exponents of floats together, which is what compresses in activations 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from lockstep.sessions.errors import broken
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 #: The longest list that a session may hold (uncompressed bytes).
 MAX_LIST_BYTES = 1 << 26
@@ -26,19 +31,25 @@ _FAST, _DENSE = 1, 3  # zstd levels: a step as it comes, a chunk at leisure
 _local = threading.local()  # zstd contexts are not safe to share between threads
 
 
-def _compressor(level: int) -> zstandard.ZstdCompressor:
+def _compressor(level: int) -> zstd.ZstdCompressor:
     name = f"compressor{level}"
     if not hasattr(_local, name):
-        setattr(_local, name, zstandard.ZstdCompressor(level=level, write_checksum=True))
-    found: zstandard.ZstdCompressor = getattr(_local, name)
+        chosen = zstd.CompressionParameter
+        options = {chosen.compression_level: level, chosen.checksum_flag: 1}
+        setattr(_local, name, zstd.ZstdCompressor(options=options))
+    found: zstd.ZstdCompressor = getattr(_local, name)
     return found
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    found: zstandard.ZstdDecompressor = _local.decompressor
-    return found
+def _compressed(compressor: zstd.ZstdCompressor, data: memoryview) -> bytes:
+    """One frame that declares its size and carries a checksum."""
+    compressor.set_pledged_input_size(data.nbytes)
+    return compressor.compress(data, compressor.FLUSH_FRAME)
+
+
+def _declared(frame: bytes) -> int | None:
+    """The size that a frame says its content has, if it does. ZstdError where it is none."""
+    return zstd.get_frame_info(frame).decompressed_size
 
 
 def encode(array: NDArray[Any], *, dense: bool = False) -> bytes:
@@ -53,7 +64,7 @@ def encode_many(arrays: NDArray[Any], *, dense: bool = False) -> list[bytes]:
     planes = flat.view(np.uint8).reshape(count, flat.size // max(1, count), itemsize)
     rows = np.ascontiguousarray(planes.swapaxes(1, 2)).reshape(count, -1)
     compressor = _compressor(_DENSE if dense else _FAST)
-    return [compressor.compress(row.data) for row in rows]
+    return [_compressed(compressor, row.data) for row in rows]
 
 
 def decompress(data: object, nbytes: int, where: str) -> bytes:
@@ -61,13 +72,16 @@ def decompress(data: object, nbytes: int, where: str) -> bytes:
     if not isinstance(data, bytes):
         raise broken(where, f"expected a blob, found {type(data).__name__}")
     try:
-        declared = zstandard.get_frame_parameters(data).content_size
+        declared = _declared(data)
         if declared != nbytes:
             raise broken(where, f"the blob declares {declared} bytes, {nbytes} were expected")
-        raw: bytes = _decompressor().decompress(data, max_output_size=nbytes, allow_extra_data=False)
-        return raw
-    except zstandard.ZstdError as error:
+        reader = zstd.ZstdDecompressor()
+        raw = reader.decompress(data, nbytes)
+    except zstd.ZstdError as error:
         raise broken(where, f"the blob does not decompress ({error})") from error
+    if not reader.eof or reader.unused_data:
+        raise broken(where, "the blob is cut short, or something follows it")
+    return raw
 
 
 def decode(data: object, dtype: np.dtype[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
@@ -141,9 +155,11 @@ def list_length(data: object, where: str) -> int:
     if not isinstance(data, bytes):
         raise broken(where, f"expected a blob, found {type(data).__name__}")
     try:
-        declared = zstandard.get_frame_parameters(data).content_size
-    except zstandard.ZstdError as error:
+        declared = _declared(data)
+    except zstd.ZstdError as error:
         raise broken(where, f"the blob is no zstd frame ({error})") from error
+    if declared is None:
+        raise broken(where, "the blob does not declare its size")
     if declared % 8 or declared > MAX_LIST_BYTES:
         raise broken(where, f"a list of {declared} bytes (at most {MAX_LIST_BYTES}, in eights)")
-    return int(declared) // 8
+    return declared // 8
