@@ -19,6 +19,7 @@ import msgspec
 
 from lockstep.engine.children import start_python
 from lockstep.engine.config import EngineConfig
+from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
 from lockstep.engine.ranks.environment import RankSpec
 from lockstep.engine.ranks.messages import Leave
@@ -86,6 +87,7 @@ class RankProcess:
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
     """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
+    need("engine", "running a model")
     meeting = ScratchFolder.make("store", small=True)
     ranks: list[RankProcess] = []
     try:

@@ -35,7 +35,7 @@ def _compressor(level: int) -> zstd.ZstdCompressor:
     name = f"compressor{level}"
     if not hasattr(_local, name):
         chosen = zstd.CompressionParameter
-        options = {chosen.compression_level: level, chosen.checksum_flag: 1}
+        options: dict[int, int] = {chosen.compression_level: level, chosen.checksum_flag: 1}
         setattr(_local, name, zstd.ZstdCompressor(options=options))
     found: zstd.ZstdCompressor = getattr(_local, name)
     return found

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -20,9 +20,11 @@ import msgspec
 import psutil
 from packaging.requirements import Requirement
 
+from lockstep.engine import extras
 from lockstep.engine.children import names_working_directory, start_python
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import EngineError
+from lockstep.engine.extras import DISTRIBUTION
 from lockstep.engine.folders import private_folder, state_directory
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import Ping
@@ -67,6 +69,8 @@ def examine() -> Iterator[Finding]:
     yield _temporary()
     yield _terminal()
     yield _demo()
+    if not extras.is_installed("engine"):
+        return
     torch = _probe_torch()
     if isinstance(torch, Finding):
         yield torch
@@ -84,24 +88,42 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Each dependency as the project declares it, held against what is installed."""
-    wanted = [Requirement(line) for line in requires("lockstep") or () if "extra ==" not in line]
-    good = []
+    """Each dependency as the project declares it, held against what is installed; then those of each extra."""
+    try:
+        declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
+    except PackageNotFoundError:
+        yield Finding("packages", "note", f"{DISTRIBUTION} is not installed: this runs from its source")
+        return
+    yield from _as_required("packages", _wanted(declared, ""), "textual")
+    for extra in extras.EXTRAS:
+        if extras.is_installed(extra):
+            added = [one for one in _wanted(declared, extra) if one not in _wanted(declared, "")]
+            yield from _as_required(f"extra {extra}", added, "transformers")
+        else:
+            yield Finding(f"extra {extra}", "note", "not installed", extras.install(extra))
+
+
+def _wanted(declared: Sequence[Requirement], extra: str) -> list[Requirement]:
+    return [one for one in declared if one.marker is None or one.marker.evaluate({"extra": extra})]
+
+
+def _as_required(what: str, wanted: Sequence[Requirement], named: str) -> Iterator[Finding]:
+    """One finding for all that is as it should be, with the version of `named`, and one for each that is not."""
+    good = {}
     for requirement in wanted:
+        asked = f"{requirement.name}{requirement.specifier}"
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
-            yield Finding("packages", "bad", f"{requirement.name} is missing", f"pip install '{requirement}'")
+            yield Finding(what, "bad", f"{requirement.name} is missing", f"pip install '{asked}'")
             continue
         if requirement.specifier.contains(installed, prereleases=True):
-            good.append(f"{requirement.name} {installed}")
+            good[requirement.name] = installed
         else:
             found = f"{requirement.name} {installed} is not {requirement.specifier}"
-            yield Finding("packages", "bad", found, f"pip install '{requirement}'")
-    shown = [
-        one for one in good if one.split()[0] in ("transformers", "textual", "safetensors", "tokenizers")
-    ]
-    yield Finding("packages", "ok", f"{len(good)} of {len(wanted)} as required ({', '.join(shown)})")
+            yield Finding(what, "bad", found, f"pip install '{asked}'")
+    shown = f" ({named} {good[named]})" if named in good else ""
+    yield Finding(what, "ok", f"{len(good)} of {len(wanted)} as required{shown}")
 
 
 def _search_paths() -> Finding:

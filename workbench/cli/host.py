@@ -1,7 +1,8 @@
 """The host: a process of its own that holds a debugger, so that a screen stays light and never stalls.
 
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] MODEL
-        [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N] [--device D] [--dtype D] [--weights W] [--reference R] [--rule NAME=VALUE]… [--capture WHAT]…
+        [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N] [--device D] [--dtype D] [--weights W]
+        [--reference R] [--rule NAME=VALUE]… [--capture WHAT]…
         [--seed N --temperature X --top-k N --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT]
         [--session FILE]
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] --replay FILE

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from importlib import import_module, metadata
+from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import lockstep
 from lockstep.workbench.cli.screens import open_home
 from lockstep.workbench.cli.subcommands import COMMANDS
 from lockstep.workbench.cli.terminal import no_screens
@@ -74,7 +75,7 @@ def root(
     Without a command it opens the screens. MODEL is a Hugging Face directory, a GGUF file, a hub id, or `demo`.
     """
     if version:
-        print(f"lockstep {metadata.version('lockstep')}")
+        print(f"lockstep {lockstep.__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         _home(context)

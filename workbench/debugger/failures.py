@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.engine import extras
 from lockstep.engine.errors import (
     CheckpointError,
     ConfigError,
@@ -52,6 +53,8 @@ def exit_code(error: BaseException) -> Exit:
     """What the error means to whoever started the program."""
     if isinstance(error, ReferenceFailure):
         return Exit(error.exit_code)
+    if isinstance(error, ModuleNotFoundError) and extras.explained(error):
+        return Exit.CANNOT_LOAD
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.DEFECT)
 
 
@@ -68,6 +71,8 @@ def explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the one line, safe for a terminal, that says what to do. What nobody expected is written into
     the log of errors, which the line names."""
     code = exit_code(error)
+    if isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)):
+        return code, missing
     if code is not Exit.DEFECT or isinstance(error, InternalError):
         return code, clean(str(error) or type(error).__name__)
     code, said = error_log.explain_unexpected(error)

@@ -7,10 +7,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import lockstep
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 
 #: Whose versions decide what numbers come out.
-_LIBRARIES = ("lockstep", "torch", "transformers")
+_LIBRARIES = ("torch", "transformers")
 
 
 def checkpoint_digest(checkpoint: Path) -> str:
@@ -23,7 +24,7 @@ def checkpoint_digest(checkpoint: Path) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Name -> version of the libraries and of Python; what is not installed is left out."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "lockstep": lockstep.__version__}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from lockstep.engine.children import start_python
+from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
 from lockstep.engine.text import printable
 from lockstep.workbench.references.request import (
@@ -43,6 +44,7 @@ def run_recorder(
 ) -> list[Path]:
     """Record the requests in `folder`, in one subprocess; each after the first is forced onto the first's tokens.
     `digest` is the checkpoint's; `timeout` in seconds; `progress` and `waiting` as in `golden.Options`."""
+    need("engine", "a golden reference")
     outputs = [folder / f"{number}.session" for number in range(len(requests))]
     asked = [
         RecordingJob(request, digest, str(output)) for request, output in zip(requests, outputs, strict=True)

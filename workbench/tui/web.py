@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep.engine.children import child_environment
+from lockstep.engine.extras import install
 
 #: Where browsers look for `localhost`: the second, tried first where there is IPv6, must not be somebody else's.
 _ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -22,7 +23,7 @@ def serve(arguments: Sequence[str] = (), port: int = 8000, visitors: int = 4) ->
 
         from lockstep.workbench.tui.web_server import OwnersServer
     except ImportError:
-        print("lockstep web: the extra `web` is missing: pip install 'textual-serve>=1.1'", file=sys.stderr)
+        print(f"lockstep web: the extra `web` is not installed: {install('web')}", file=sys.stderr)
         return _USAGE
     try:
         sockets = _bound(port)

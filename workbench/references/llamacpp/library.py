@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine import extras
+from lockstep.engine.extras import install
 from lockstep.engine.text import printable
 from lockstep.workbench.references.request import ReferenceFailure
 
 INSTALL = (
-    "llama.cpp is not installed: pip install 'lockstep[llamacpp]' (it is built from source, which takes minutes "
+    f"llama.cpp is not installed: {install('llamacpp')} (it is built from source, which takes minutes "
     "and a C++ compiler)"
 )
 
@@ -34,7 +35,7 @@ _logged: deque[str] = deque(maxlen=8)
 
 def is_installed() -> bool:
     """Whether llama-cpp-python is there; imports nothing."""
-    return importlib.util.find_spec("llama_cpp") is not None
+    return extras.is_installed("llamacpp")
 
 
 def need_installed() -> None:
