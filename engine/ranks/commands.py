@@ -25,7 +25,8 @@ from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sequences import StepResult
 from lockstep.engine.taps.breaks import Pause, PauseSpec, check_condition
 from lockstep.engine.taps.hub import Captured, CapturePolicy, Cut, TapPatch
-from lockstep.engine.taps.measure import checksum, measure, statistics, tensor_checksum
+from lockstep.engine.taps.measure import checksum, measure, tensor_checksum
+from lockstep.engine.taps.parts import statistics
 from lockstep.engine.taps.pausing import Abandon, Pauser
 
 Resolve = Callable[[Mapping[str, str]], Rules]

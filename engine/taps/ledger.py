@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measure import checksum, measure, merge, statistics, unmask
+from lockstep.engine.taps.measure import checksum, measure
+from lockstep.engine.taps.parts import chained, merge, statistics, unmask
 
 #: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
 #: Larger ones are measured at once: keeping them would cost memory, and one kernel each is cheap.
@@ -83,7 +84,7 @@ class StatisticsLedger:
             for tap in set(self._taps):
                 mine = np.flatnonzero(taps == tap)
                 stats[tap] = statistics(merge(parts[mine])[None])[0]
-                checksums[tap] = _chain(sums[mine].view(np.uint64))
+                checksums[tap] = chained(sums[mine].view(np.uint64))
         return stats, checksums
 
     def clear(self) -> None:
@@ -93,11 +94,3 @@ class StatisticsLedger:
         self._taps.clear()
         self._masked.clear()
         self._measured.clear()
-
-
-def _chain(sums: NDArray[np.uint64]) -> int:
-    """Checksums of a tap's parts, in order -> one."""
-    total = 0
-    for part in sums.tolist():
-        total = (total * 1_000_003 + part) % (1 << 64)
-    return total

@@ -7,23 +7,19 @@ kernels and one copy to the host instead of some for each of 480 taps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-#: Columns of what `measure` returns: what can be merged over the parts of one tap.
-PARTS = ("min", "max", "sum", "norm", "nan", "inf", "zeros", "finite")
+from lockstep.engine.taps.parts import ODD
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 20  # elements whose 64-bit products are alive at a time
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as a signed 64-bit integer
+_ODD = ODD - (1 << 64)  # as a signed 64-bit integer
 
 
 def measure(rows: Tensor) -> Tensor:
-    """[n, m] of any float dtype -> [n, len(PARTS)] float64, on the same device.
+    """[n, m] of any float dtype -> [n, len(PARTS)] float64, on the same device (`parts.measure` on a host's arrays).
 
     Minimum, maximum, sum and 2-norm are over the finite elements (inf, -inf, 0, 0 when there are none).
     """
@@ -66,38 +62,6 @@ def checksum(rows: Tensor) -> Tensor:
         # CUDA has no matrix products of integers; on the CPU they take half the time.
         total += part @ weights if rows.device.type == "cpu" else (part * weights).sum(1)
     return total
-
-
-def unmask(parts: NDArray[np.float64], masked: Sequence[int]) -> NDArray[np.float64]:
-    """Rows of `measure` without the infinities that a correct mask has put there, `masked` of each row.
-
-    Fewer infinities than that (a mask that is missing, or NaN in its place) count as none.
-    """
-    kept = parts.copy()
-    kept[:, 5] = np.maximum(parts[:, 5] - np.asarray(masked), 0)
-    return kept
-
-
-def merge(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Several rows of `measure` that are parts of one tensor -> the row of the whole."""
-    whole: NDArray[np.float64] = parts.sum(axis=0)
-    whole[0], whole[1] = parts[:, 0].min(), parts[:, 1].max()
-    whole[3] = math.sqrt(float((parts[:, 3] ** 2).sum()))
-    return whole
-
-
-def statistics(parts: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Rows of `measure` [n, 8] -> statistics [n, 8] in the order of `names.STATISTICS`.
-
-    Without any finite element minimum, maximum, mean, rms and absmax are NaN.
-    """
-    low, high, total, norm, nan, inf, zeros, count = parts.T
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        mean, rms = total / count, norm / np.sqrt(count)
-        absmax = np.maximum(np.abs(low), np.abs(high))
-        table = np.stack([low, high, mean, rms, absmax, nan, inf, zeros], axis=1)
-        table[count == 0, :5] = np.nan
-        return table.astype(np.float32)
 
 
 def tensor_checksum(x: Tensor) -> int:

@@ -17,8 +17,9 @@ from torch import Tensor
 from lockstep.engine.batch import Batch, SequenceSpan
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps.breaks import Break, Pause, PauseSpec
-from lockstep.engine.taps.measure import measure, merge, statistics, unmask
+from lockstep.engine.taps.measure import measure
 from lockstep.engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path
+from lockstep.engine.taps.parts import merge, statistics, unmask
 from lockstep.engine.taps.predicate import evaluate
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps import parts
 from lockstep.engine.taps.names import local_name
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.layouts import rebuild_records
@@ -33,12 +32,10 @@ def statistics(
         held.setdefault((one.rank, one.tap), []).append(one)
     stats = np.full((len(taps), ranks, len(STATISTICS)), np.nan, np.float32)
     checksums = np.zeros((len(taps), ranks), np.uint64)
-    for rank in range(ranks):
-        ledger = StatisticsLedger(len(taps))
-        for tap in taps:
-            for tensor, masked in _measured(tap.name, held.get((rank, tap.name), [])):
-                ledger.add(tap.index, tensor, masked, volatile=False)
-        stats[:, rank], checksums[:, rank] = ledger.close()
+    for tap in taps:
+        for rank in range(ranks):
+            if found := held.get((rank, tap.name)):
+                stats[tap.index, rank], checksums[tap.index, rank] = _measured(tap.name, found)
     only = False
     for tap in taps:
         for rank in range(ranks):
@@ -63,22 +60,31 @@ def _alike(layout: str, checksums: NDArray[np.uint64], seen: Sequence[int]) -> N
             checksums[rank] = checksums[known[0]]
 
 
-def _measured(tap: str, records: Sequence[TensorRecord]) -> Iterable[tuple[Tensor, int]]:
-    """The tensors of all sequences of a step as the engine measures them: rows together, attention by sequence; and
-    how many cells of each a mask has put to -inf."""
-    arrays = [_tensor(one) for one in records]
-    if local_name(tap) in ATTENTION or len({tuple(one.shape[1:]) for one in arrays}) > 1:
-        for one in arrays:
-            yield one, int(torch.isneginf(one).sum()) if tap.endswith("scores") else 0
-    elif arrays:
-        yield torch.cat(arrays), 0
+def _measured(tap: str, records: Sequence[TensorRecord]) -> tuple[NDArray[np.float32], int]:
+    """Statistics and checksum of a tap over all sequences of a step, as the engine has them: rows together, attention
+    by sequence, without the cells that a mask has put to -inf."""
+    dtype = records[0].dtype
+    arrays = [one.array for one in records]
+    if local_name(tap) not in ATTENTION and len({one.shape[1:] for one in arrays}) == 1:
+        arrays = [np.concatenate(arrays)]
+    values = [_values(one, dtype) for one in arrays]
+    masked = [int(np.isneginf(one).sum()) if tap.endswith("scores") else 0 for one in values]
+    found = parts.unmask(np.stack([parts.measured(one) for one in values]), masked)
+    sums = np.array([parts.checksum(_bits(one, dtype)) for one in arrays], np.uint64)
+    whole = parts.merge(found) if len(found) > 1 else found[0]
+    return parts.statistics(whole[None])[0], int(sums[0]) if len(sums) == 1 else parts.chained(sums)
 
 
-def _tensor(record: TensorRecord) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(record.array))
-    if record.dtype == "bfloat16":
-        return tensor.view(torch.bfloat16)
-    return tensor if tensor.is_floating_point() else tensor.double()
+def _values(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The numbers: bfloat16 lies in the upper half of a float32."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
+
+
+def _bits(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """What a checksum is of: the numbers as they lie there, whole numbers as float64."""
+    return array if array.dtype.kind == "f" or dtype == "bfloat16" else array.astype(np.float64)
 
 
 def _merged(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.engine.taps import ledger, measure
+from lockstep.engine.taps import parts as host
 from lockstep.engine.taps.ledger import StatisticsLedger
-from lockstep.engine.taps.measure import PARTS, checksum, merge, statistics, tensor_checksum, unmask
+from lockstep.engine.taps.measure import checksum, tensor_checksum
 from lockstep.engine.taps.names import STATISTICS
+from lockstep.engine.taps.parts import PARTS, merge, statistics, unmask
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -52,6 +54,16 @@ def check(found: np.ndarray, x: torch.Tensor) -> None:
 def test_statistics_are_numpys(x: torch.Tensor) -> None:
     for found, row in zip(statistics(measure.measure(x).numpy()), x, strict=True):
         check(found, row)
+
+
+@given(tensors)
+def test_a_hosts_arrays_have_the_same_parts_and_checksums(x: torch.Tensor) -> None:
+    values = x.float().numpy()
+    bits = x.view(torch.int16).numpy() if x.element_size() == 2 else x.numpy()
+    ours = np.stack([host.measured(row) for row in values])
+    theirs = measure.measure(x).numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-9)
+    assert host.checksum(bits) == tensor_checksum(x)
 
 
 @given(tensors, st.integers(0, 4))

@@ -33,7 +33,8 @@ from lockstep.workbench.foreign.passes import (
     ForeignRun,
     ForeignTensor,
 )
-from lockstep.workbench.foreign.readers.files import children, load_array, numbered, shown
+from lockstep.workbench.foreign.readers.arrays import load_array
+from lockstep.workbench.foreign.readers.files import children, numbered, shown
 from lockstep.workbench.foreign.readers.llama_debug import open_llama_debug
 from lockstep.workbench.foreign.readers.pass_rows import whole_numbers
 from lockstep.workbench.models.llamacpp_taps import Shape, TapNames, arrange

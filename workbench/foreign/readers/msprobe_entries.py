@@ -11,8 +11,10 @@ import numpy as np
 
 from lockstep.sessions.records import STATISTICS
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
-from lockstep.workbench.foreign.readers.files import Numbers, load_array, shown, within
+from lockstep.workbench.foreign.readers.arrays import load_array
+from lockstep.workbench.foreign.readers.files import shown, within
 from lockstep.workbench.foreign.readers.modules import Named
+from lockstep.workbench.foreign.readers.number_formats import Numbers
 from lockstep.workbench.foreign.readers.pass_rows import PassRows
 
 #: Lists and dictionaries inside each other that are followed.

@@ -21,17 +21,13 @@ import numpy as np
 
 from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, checked_ranks
-from lockstep.workbench.foreign.readers.files import (
-    Numbers,
-    children,
-    load_torch,
-    numbered,
-    numbers,
-    shown,
-)
+from lockstep.workbench.foreign.readers.arrays import numbers
+from lockstep.workbench.foreign.readers.files import children, numbered, shown
 from lockstep.workbench.foreign.readers.modules import ModuleNames
+from lockstep.workbench.foreign.readers.number_formats import Numbers
 from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from lockstep.workbench.foreign.readers.shape import read_model
+from lockstep.workbench.foreign.readers.torch_file import TorchTensor, load_torch
 
 _RANK = re.compile(r"TP(\d{1,4})_PP(\d{1,4})_Rank(\d{1,5})_pid(\d{1,10})", re.ASCII)
 _PASS = re.compile(r"Pass(\d{1,9})\.pt", re.ASCII)
@@ -192,16 +188,13 @@ def _flat(value: object) -> list[object]:
 
 def _overwritten(loaded: Mapping[str, object], top: str) -> frozenset[str]:
     """The modules whose output lies in memory that a later one's lies in as well."""
-    import torch
-
-    owner: dict[int, str] = {}
+    owner: dict[str, str] = {}
     lost = set()
     for name, value in loaded.items():
         for one in _flat(value):
             kept = name.startswith(top + ".") and not name.endswith(".rotary_emb")  # shared in any case
-            if isinstance(one, torch.Tensor) and one.numel() and kept:
-                pointer = one.untyped_storage().data_ptr()
-                if owner.get(pointer, name) != name:
-                    lost.add(owner[pointer])
-                owner[pointer] = name
+            if isinstance(one, TorchTensor) and one.size and kept:
+                if owner.get(one.memory, name) != name:
+                    lost.add(owner[one.memory])
+                owner[one.memory] = name
     return frozenset(name for name in lost if _BATCH not in name)

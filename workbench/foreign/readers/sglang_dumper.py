@@ -23,11 +23,13 @@ from lockstep.workbench.foreign.passes import (
     ForeignTensor,
     checked_ranks,
 )
+from lockstep.workbench.foreign.readers.arrays import numbers
 from lockstep.workbench.foreign.readers.dims import layout_of
-from lockstep.workbench.foreign.readers.files import children, load_torch, numbers, shown
+from lockstep.workbench.foreign.readers.files import children, shown
 from lockstep.workbench.foreign.readers.modules import ModuleNames, in_layer
 from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
 from lockstep.workbench.foreign.readers.shape import read_model
+from lockstep.workbench.foreign.readers.torch_file import load_torch
 
 _FILE = re.compile(
     r"step=(?P<step>\d{1,9})___rank=(?P<rank>\d{1,5})___dump_index=(?P<index>\d{1,9})___name=(?P<name>.+?)"

@@ -24,8 +24,10 @@ from lockstep.engine.taps.names import layer_of
 from lockstep.engine.text import printable
 from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
-from lockstep.workbench.foreign.readers.files import Numbers, children, load_array, read_json, shown
+from lockstep.workbench.foreign.readers.arrays import load_array
+from lockstep.workbench.foreign.readers.files import children, read_json, shown
 from lockstep.workbench.foreign.readers.modules import ModuleNames
+from lockstep.workbench.foreign.readers.number_formats import Numbers
 from lockstep.workbench.foreign.readers.pass_rows import PassRows
 from lockstep.workbench.foreign.readers.shape import Sizes, read_model
 
