@@ -6,6 +6,7 @@ model, to ask llama.cpp or to serve browsers are extras of the same name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from lockstep.engine.errors import EngineError
@@ -39,11 +40,15 @@ def need(extra: str, what: str) -> None:
     """Pass where an extra is installed. MissingExtra otherwise: `what` is what needs it ("running a model")."""
     missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
     if missing:
-        raise MissingExtra(f"{what} needs {', '.join(missing)}, not installed here: {install(extra)}")
+        raise MissingExtra(_missing(what, extra, missing))
 
 
 def explained(error: ModuleNotFoundError) -> str | None:
     """What to say of an import that failed because an extra is not installed; None for any other."""
     missing = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
-    return None if extra is None else f"this needs {missing}, not installed here: {install(extra)}"
+    return None if extra is None else _missing("this", extra, [missing])
+
+
+def _missing(what: str, extra: str, modules: Sequence[str]) -> str:
+    return f"{what} needs the extra '{extra}' (no {', '.join(modules)} here): {install(extra)}"

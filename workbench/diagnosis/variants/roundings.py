@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.operations.facts import rounded
@@ -94,10 +92,15 @@ def _levels(levels: Sequence[float], size: int, *, power: bool = False) -> Round
     return change
 
 
-def _ggml(kind: GGMLQuantizationType) -> Rounding:
+def _ggml(name: str) -> Rounding:
     """ggml's own blocks, by its own code."""
 
     def change(x: Matrix) -> Matrix | None:
+        # Imported here: it is part of the extra `engine`, without which nothing is diagnosed, only shown.
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+
+        kind = GGMLQuantizationType[name]
         if x.shape[1] % GGML_QUANT_SIZES[kind][0]:
             return None
         return np.asarray(dequantize(quantize(x.astype(np.float32), kind), kind))
@@ -180,7 +183,7 @@ WEIGHTS: Mapping[str, Rounding] = {
     "MXFP4 (e2m1 in blocks of 32 with a power of two)": _levels(_E2M1, 32, power=True),
     **{f"int{bits} with zero points in groups of {size}": _zero_points(bits, size)
        for bits in (4, 8) for size in (32, 64, 128)},
-    **{f"ggml's {kind}": _ggml(GGMLQuantizationType[kind]) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
+    **{f"ggml's {kind}": _ggml(kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
 }  # fmt: skip
 
 #: Numbers that are written in one format and read in another.
