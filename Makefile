@@ -53,7 +53,7 @@ clean:
 # The stamps make the second run quick; what the project needs stands in pyproject.toml.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[engine]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

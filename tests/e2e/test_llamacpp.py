@@ -60,4 +60,4 @@ def test_without_the_extra_nothing_is_started(model: Path, monkeypatch: pytest.M
     for app, option in ((generate.app, "--compare"), (check.app, "--reference")):
         result = CliRunner().invoke(app, [str(model), "--ids", "5,6,7", option, "llama.cpp"])
         assert isinstance(result.exception, ReferenceFailure)
-        assert "pip install 'lockstep[llamacpp]'" in str(result.exception)
+        assert "pip install 'lockstep-llm[llamacpp]'" in str(result.exception)

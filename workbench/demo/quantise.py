@@ -1,6 +1,6 @@
 """The demo model as GGUF: F16 written by gguf-py, Q8_0 and Q4_K_M quantised from it by llama.cpp itself.
 
-    pip install 'lockstep[llamacpp]'
+    pip install 'lockstep-llm[llamacpp]'
     python -m lockstep.workbench.demo.quantise            # writes workbench/demo/gguf/*.gguf
 
 The F16 file is not shipped: it is made from the checkpoint when MODEL `demo-f16` is first asked for, the same on every
