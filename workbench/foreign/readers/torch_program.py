@@ -22,7 +22,7 @@ class BrokenProgram(ValueError):
     """The program makes no sense: it was cut off, or damaged."""
 
 
-class Named(NamedTuple):
+class GlobalName(NamedTuple):
     """Something that the program names, as it stands there."""
 
     module: str
@@ -103,13 +103,13 @@ class _Machine:
 
     def name(self, argument: Any) -> None:
         module, _, name = str(argument).partition(" ")
-        self.pushed(Named(module, name))
+        self.pushed(GlobalName(module, name))
 
     def name_from_stack(self, _: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise BrokenProgram("a name that is no text")
-        self.pushed(Named(module, name))
+        self.pushed(GlobalName(module, name))
 
     def tuple_of(self, count: int) -> None:
         taken = tuple(self.stack[len(self.stack) - count :])
@@ -134,14 +134,16 @@ class _Machine:
 
     def persistent(self, _: Any) -> None:
         kind, named, key, *_rest = self.stack.pop()
-        if kind != "storage" or not isinstance(named, Named) or named.name not in _STORAGES:
+        if kind != "storage" or not isinstance(named, GlobalName) or named.name not in _STORAGES:
             raise RefusedProgram(f"a storage of {named}")
         self.pushed(Stored(str(key), _STORAGES[named.name]))
 
     def call(self, _: Any) -> None:
         arguments, called = self.stack.pop(), self.stack.pop()
-        if not isinstance(called, Named) or called not in _CALLS:
-            raise RefusedProgram(f"a call of {'.'.join(called) if isinstance(called, Named) else 'a value'}")
+        if not isinstance(called, GlobalName) or called not in _CALLS:
+            raise RefusedProgram(
+                f"a call of {'.'.join(called) if isinstance(called, GlobalName) else 'a value'}"
+            )
         self.pushed(_CALLS[called](*arguments))
 
     def build(self, _: Any) -> None:
@@ -173,7 +175,7 @@ def _tensor(
     shape, strides = _sizes(shape), _sizes(strides)
     if len(shape) != len(strides):
         raise BrokenProgram("a tensor with other strides than dimensions")
-    named = dtype.name if isinstance(dtype, Named) and dtype.module == "torch" else storage.dtype
+    named = dtype.name if isinstance(dtype, GlobalName) and dtype.module == "torch" else storage.dtype
     return StridedTensor(storage, named, offset, shape, strides)
 
 
@@ -185,8 +187,8 @@ def _parameter(tensor: Any, *_: Any) -> StridedTensor:
 def _subclass(function: Any, kind: Any, arguments: Any, _state: Any) -> StridedTensor:
     """A tensor with attributes, or a parameter that has been changed: the tensor."""
     if function not in _CALLS or kind not in (
-        Named("torch", "Tensor"),
-        Named("torch.nn.parameter", "Parameter"),
+        GlobalName("torch", "Tensor"),
+        GlobalName("torch.nn.parameter", "Parameter"),
     ):
         raise RefusedProgram(f"a tensor of {kind}")
     return _parameter(_CALLS[function](*arguments))
@@ -205,17 +207,17 @@ def _encoded(text: Any, encoding: Any) -> bytes:
 
 #: What the program may call.
 _CALLS: Mapping[Any, Callable[..., Any]] = {
-    Named("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    Named("torch._utils", "_rebuild_tensor_v3"): _tensor,
-    Named("torch._utils", "_rebuild_parameter"): _parameter,
-    Named("torch._utils", "_rebuild_parameter_with_state"): _parameter,
-    Named("torch._tensor", "_rebuild_from_type_v2"): _subclass,
-    Named("collections", "OrderedDict"): _dictionary,
-    Named("torch", "Size"): _sizes,
-    Named("torch", "device"): lambda *words: ":".join(map(str, words)),
-    Named("_codecs", "encode"): _encoded,
-    Named("__builtin__", "set"): lambda items=(): set(_of(list, list(items))),
-    Named("builtins", "set"): lambda items=(): set(_of(list, list(items))),
+    GlobalName("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    GlobalName("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    GlobalName("torch._utils", "_rebuild_parameter"): _parameter,
+    GlobalName("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    GlobalName("torch._tensor", "_rebuild_from_type_v2"): _subclass,
+    GlobalName("collections", "OrderedDict"): _dictionary,
+    GlobalName("torch", "Size"): _sizes,
+    GlobalName("torch", "device"): lambda *words: ":".join(map(str, words)),
+    GlobalName("_codecs", "encode"): _encoded,
+    GlobalName("__builtin__", "set"): lambda items=(): set(_of(list, list(items))),
+    GlobalName("builtins", "set"): lambda items=(): set(_of(list, list(items))),
 }
 
 _CONSTANTS: Mapping[str, Callable[[], Any]] = {
