@@ -85,6 +85,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         *_CUSTOMIZE,
         *sys.stdlib_module_names,
         *packages_distributions(),
+        "lockstep",
         "engine",
         "sessions",
         "workbench",
