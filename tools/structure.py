@@ -1,6 +1,6 @@
 """The structure of the source in figures, and the rules about it that no linter has: `python tools/structure.py`.
 
-Fails (exit code 1) where a class name stands twice, a file passes 300 lines, files import each other in a circle,
+Fails (exit code 1) where a class name stands twice, a file passes 500 lines, files import each other in a circle,
 or more than 30 annotations say `dict[str, Any]`. The direction of imports is held by import-linter's contracts.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGE = "lockstep"
 FOLDERS = ("engine", "sessions", "workbench")
-MOST_LINES = 300
+MOST_LINES = 500
 MOST_UNTYPED = 30
 _UNTYPED = re.compile(r"dict\[str, Any\]")
 

@@ -18,7 +18,7 @@ from lockstep.workbench.exit_codes import Exit
 #: The log begins anew when it has grown to this many bytes; the one before is kept beside it.
 _MOST_BYTES = 1 << 20
 #: The packages that an import may miss by a mistake of ours alone.
-_OURS = ("engine", "sessions", "workbench")
+_OURS = ("lockstep",)
 #: Characters of one entry that are kept, half of them from its end: a stranger's values may be long.
 _MOST_CHARACTERS = 1 << 16
 

@@ -90,7 +90,7 @@ tape.step([1], 1)
 
 def _attach(directory: Path, *command: str, **settings: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "lockstep.workbench.cli", "attach", "-o", str(directory / "a.session"), "--", *command],
+        [sys.executable, "-P", "-m", "lockstep", "attach", "-o", str(directory / "a.session"), "--", *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings},
     )  # fmt: skip

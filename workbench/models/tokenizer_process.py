@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lockstep.engine.children import start_python
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
 from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
 from lockstep.engine.text import bytes_text, printable
@@ -51,10 +52,11 @@ class TokenizerProcess:
     """The tokenizer of a checkpoint, asked over a socket; the process ends with this object. Thread-safe.
 
     `found` is None where the checkpoint has none. CheckpointError where it fails or takes too much; ConfigError and
-    UnsupportedTokenizer as in `tokenizer_backend.load`.
+    UnsupportedTokenizer as in `tokenizer_backend.load`; MissingExtra where no library for it is installed.
     """
 
     def __init__(self, checkpoint: Path) -> None:
+        need("engine", "a tokenizer")
         self._checkpoint, self._lock, self._failures = checkpoint, threading.Lock(), 0
         self._connection, self._end = self._start()
         try:

@@ -1,4 +1,5 @@
-"""`python -m lockstep.workbench.models.tokenizer_program SOCKET LIFELINE CHECKPOINT`: a tokenizer, served over a socket.
+"""A tokenizer, served over a socket: `python -m lockstep.workbench.models.tokenizer_program SOCKET LIFELINE
+CHECKPOINT`.
 
 It loads the tokenizer, says what it found, then answers requests until its starter is gone. Each may take SECONDS of
 the processor, all of it MEMORY. `workbench.models.tokenizer_process` is the other side.

@@ -35,7 +35,7 @@ def carry_out(limit: int, directory: Path) -> str:
     program.write_text(f"{ENGINE}raise SystemExit({_ENDS})\n")
     target.parent.mkdir()
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "lockstep.workbench.cli", "attach", "-o", str(target), "--", sys.executable, str(program)],
+        [sys.executable, "-P", "-m", "lockstep", "attach", "-o", str(target), "--", sys.executable, str(program)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=110, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip

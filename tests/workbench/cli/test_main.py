@@ -118,7 +118,10 @@ def test_without_a_terminal_there_are_no_screens(capfd: Any) -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    code = "import sys; from lockstep.workbench.cli.main import main; sys.argv = ['lockstep', '--help']; sys.exit(main())"
+    code = (
+        "import sys; from lockstep.workbench.cli.main import main\n"
+        "sys.argv = ['lockstep', '--help']; sys.exit(main())"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -110,7 +110,9 @@ def _loaded(archive: zipfile.ZipFile, path: Path, size: int) -> object:
     top = program.removesuffix("data.pkl")
     big = top + "byteorder" in records and archive.read(top + "byteorder") == b"big"
     storages: dict[str, bytes] = {}
-    found: dict[int, object] = {}  # by identity: what is referred to twice is one thing, however often it is nested
+    found: dict[
+        int, object
+    ] = {}  # by identity: what is referred to twice is one thing, however often it is nested
 
     def with_tensors(value: object) -> object:
         if id(value) not in found:
