@@ -34,8 +34,14 @@ def cache_directory() -> Path:
 
 
 def golden_directory() -> Path:
-    """Where golden sessions live."""
-    return cache_directory() / "golden"
+    """Where golden sessions live: `shared_golden_directory`, or in the cache."""
+    return shared_golden_directory() or cache_directory() / "golden"
+
+
+def shared_golden_directory() -> Path | None:
+    """`$LOCKSTEP_GOLDEN_DIR`, a folder of golden sessions that goes from machine to machine, as a CI's cache does."""
+    root = os.environ.get("LOCKSTEP_GOLDEN_DIR")
+    return Path(root) if root else None
 
 
 def new_golden_directory() -> Path:

@@ -8,6 +8,7 @@ limit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -26,7 +27,12 @@ from lockstep.sessions.format import files
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.remove import remove
 from lockstep.sessions.verify import verify
-from lockstep.workbench.paths import entries, golden_directory, new_golden_directory
+from lockstep.workbench.paths import (
+    entries,
+    golden_directory,
+    new_golden_directory,
+    shared_golden_directory,
+)
 from lockstep.workbench.references.request import GoldenRequest, ReferenceName
 
 #: What is told of something that the user should know.
@@ -44,15 +50,37 @@ PACKAGES: dict[ReferenceName, tuple[str, ...]] = {
 #: Damaged sessions that are kept.
 DAMAGED_KEPT = 3
 
+#: The names of cached sessions: a key each. What else is in a folder that the user named is not ours to remove.
+_NAMES = "[0-9a-f]" * 32 + ".session"
+
 #: Bytes that the cache may hold; golden sessions keep every tensor of every tap.
 LIMIT_BYTES = 8 << 30
 
 
-def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[tuple[int, int]]) -> str:
+#: What tells a weight file from another of the same size: its mtime in ns, or the hash of its content.
+Stamp = tuple[int, int | str]
+
+
+def stamp(file: Path) -> Stamp:
+    """The stamp of a weight file. A copy on another machine has an mtime of its own, so where golden sessions go from
+    machine to machine the content counts."""
+    found = file.stat()
+    mtime = found.st_mtime_ns
+    return found.st_size, mtime if shared_golden_directory() is None else _content(file, found.st_size, mtime)
+
+
+@functools.cache
+def _content(file: Path, size: int, mtime: int) -> str:
+    """The hash of a file's content, which is read once as long as size and mtime stay."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+
+def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) -> str:
     """Hash of the checkpoint, the ids, the steps, the dtype, the device and the libraries' versions.
 
-    `checkpoint` is its digest, which only samples large tensors; `stamps` (size and mtime in ns of each
-    weight file) tell apart what the samples miss.
+    `checkpoint` is its digest, which only samples large tensors; `stamps` of each weight file tell apart what the
+    samples miss.
     """
     question = msgspec.to_builtins(request) | {
         "model": None,  # where a checkpoint lies does not change what it computes
@@ -89,7 +117,7 @@ def keep(key: str, recorded: Path) -> Path:
     """Put what was recorded in a `folder` under its key; returns where it lies now."""
     path = _path(key)
     deliver(recorded, path)
-    prune(path.parent, keep=path)
+    prune(path.parent, keep=path, names=_NAMES)
     return path
 
 

@@ -19,7 +19,7 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.references import cache
-from lockstep.workbench.references.cache import Warn
+from lockstep.workbench.references.cache import Stamp, Warn
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.recorder_process import Progress, run_recorder
 from lockstep.workbench.references.request import (
@@ -141,7 +141,7 @@ class _Checkpoint:
 
     path: Path
     digest: str
-    stamps: tuple[tuple[int, int], ...]
+    stamps: tuple[Stamp, ...]
 
     @classmethod
     def open(cls, path: str | Path) -> _Checkpoint:
@@ -149,8 +149,7 @@ class _Checkpoint:
         _, source = open_checkpoint(model)
         with source:
             files = sorted({source.info(name).file for name in source.names()})
-            stats = [file.stat() for file in files]
-            return cls(model, source.digest(), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+            return cls(model, source.digest(), tuple(cache.stamp(file) for file in files))
 
     def request(
         self,

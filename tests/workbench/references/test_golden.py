@@ -228,6 +228,17 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     assert [path.exists() for path in paths] == [True, False, False, True]
 
 
+def test_what_the_user_keeps_in_the_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_GOLDEN_DIR", str(tmp_path))
+    own, cached = tmp_path / "own.session", tmp_path / f"{'0' * 32}.session"
+    for path in (own, cached):
+        path.touch()
+        os.truncate(path, cache.LIMIT_BYTES)  # of zeros, which take no space
+        os.utime(path, (1000, 1000))
+    assert fill("1" * 32).exists()
+    assert (own.exists(), cached.exists()) == (True, False)
+
+
 def test_no_session_under_that_name_is_no_hit_and_set_aside() -> None:
     """The newest few, that is."""
     warned: list[str] = []
