@@ -56,9 +56,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable '.[engine]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml examples/lockstep-msprobe/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
 	@$(PIP) --editable '.[dev]'
+	@$(PIP) --no-deps --editable examples/lockstep-msprobe
 	@touch $@ $(VENV)/.installed
 
 # A build for the CPU. What it brings along for images and sound is of another torch.

@@ -99,6 +99,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     for name in _PROGRAMS:
         (folder.path / name).write_text(f"#!/bin/sh\n: > {folder.ran}/{name}.$PPID\nexit 1\n")
         (folder.path / name).chmod(0o755)
+    about = folder.path / "stranger-1.0.dist-info"  # a package that adds an engine's door, were it installed
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[lockstep.engines]\nstranger = stranger:door\n")
+    (folder.path / "stranger.py").write_text(code)
     config = json.loads((folder.path / "config.json").read_bytes())
     config["auto_map"] = {"AutoConfig": "torch.Config", "AutoModelForCausalLM": "torch.Model"}
     (folder.path / "config.json").write_text(json.dumps(config))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lockstep.sessions.text import clean
+from lockstep.workbench.attach.doors import EngineDoor, doors, told_inside
 from lockstep.workbench.attach.group import run_in_group
 from lockstep.workbench.attach.reports import Remark, ranks_with_passes, read_remarks
 
@@ -44,7 +45,7 @@ class TapRequest:
     """What is to be recorded: of which `engine`, the taps that match `only` (none: all), no more than `steps` passes of
     decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics."""
 
-    engine: Engine = "auto"
+    engine: str = "auto"  # one of ENGINES, or of a package's door
     only: tuple[str, ...] = ()
     steps: int | None = None
     capture: Capture = "full"
@@ -84,7 +85,8 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
 
     AttachError where it cannot be started, or where no rank wrote a pass.
     """
-    environment = _environment(os.environ, dump, asked)
+    added, wrong = doors(asked.engine, ENGINES)
+    environment = {**_environment(os.environ, dump, asked), "LOCKSTEP_TAP_DOORS": told_inside(added)}
     try:
         ended = run_in_group(command, environment, scratch)
     except OSError as error:
@@ -92,9 +94,10 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
             f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
         ) from error
     stopped = next((signal.Signals(one).name for one in ended.passed_on if one != signal.SIGINT), "")
-    attached = Attached(dump, ended.code, ranks_with_passes(dump), read_remarks(dump), stopped)
+    remarks = (*read_remarks(dump), *(Remark("failed", text) for text in wrong))
+    attached = Attached(dump, ended.code, ranks_with_passes(dump), remarks, stopped)
     if not attached.ranks:
-        raise AttachError(_nothing(attached, asked.engine))
+        raise AttachError(_nothing(attached, asked.engine, added))
     return attached
 
 
@@ -119,7 +122,7 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
     return {**base, **told}
 
 
-def _nothing(attached: Attached, engine: Engine) -> str:
+def _nothing(attached: Attached, engine: str, added: Mapping[str, EngineDoor]) -> str:
     """Why there is no recording, as far as it is known."""
     ended = how_it_ended(attached.code)
     words = [f"no rank wrote a pass{f': the command {ended}' if ended else ''}"]
@@ -129,6 +132,7 @@ def _nothing(attached: Attached, engine: Engine) -> str:
         words.append(f"it imported {clean(', '.join(found), limit=500)}, but called no model")
     else:
         looked = [name for key, name in LOOKED_FOR.items() if engine in ("auto", key)]
+        looked += [clean(door.engine, limit=200) for door in added.values()]
         words.append(f"it imported no {', '.join(looked)}")
         words.append("python -S, -I and -E ignore the tap; an engine of your own needs lockstep_tap.py")
     return "; ".join(words)

@@ -13,6 +13,7 @@ from lockstep.workbench.attach.launch import CAPTURES, ENGINES, Attached, TapReq
 from lockstep.workbench.cli.import_dump import ImportedRun, import_as
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.extensions import extensions
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.models.opening import OpenedModel
 
@@ -21,7 +22,8 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="auto|vllm|sglang|nano|torch",
-        help="What to look for in its processes; torch: a model of transformers in any program.",
+        help="What to look for in its processes; torch: a model of transformers in any program. "
+        "Packages may add others.",
     ),
 ]
 Only = Annotated[
@@ -47,13 +49,12 @@ Passes = Annotated[
 
 def tap_request(engine: str, only: list[str] | None, steps: int | None, capture: str) -> TapRequest:
     """What the options ask for. UsageError for a word that is none."""
-    chosen = next((one for one in ENGINES if one == engine), None)
     kept = next((one for one in CAPTURES if one == capture), None)
-    if chosen is None:
-        raise UsageError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
+    if engine not in ENGINES and engine not in (added := extensions("lockstep.engines", ENGINES)):
+        raise UsageError(f"--engine is one of {', '.join((*ENGINES, *added))}, not {engine!r}")
     if kept is None:
         raise UsageError(f"--capture is {' or '.join(CAPTURES)}, not {capture!r}")
-    return TapRequest(chosen, tuple(only or ()), steps, kept)
+    return TapRequest(engine, tuple(only or ()), steps, kept)
 
 
 def import_attached(

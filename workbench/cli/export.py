@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -16,8 +17,10 @@ from lockstep.sessions import Session
 from lockstep.sessions.text import clean
 from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.export.added import exporters, write_added
 from lockstep.workbench.export.kinds import KINDS
 from lockstep.workbench.export.session_files import Content, NothingToExport, SessionFiles
+from lockstep.workbench.extensions import Extension
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
 from lockstep.workbench.views.request import Request
@@ -57,6 +60,15 @@ def export(
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="The verdicts, a test a tap.")
     ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="NAME=FILE",
+            help="What a package adds, by its name; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     tap: Annotated[
         list[str] | None,
         typer.Option("--tap", metavar="GLOB", help="Taps whose statistics to export; repeatable."),
@@ -85,7 +97,8 @@ def export(
     session = find_session(session)
     files = (html, svg, png, csv_file, json_file, junit_file)
     targets = {f"--{kind}": path for kind, path in zip(KINDS, files, strict=True)}
-    _check_targets(targets, session)
+    added = _added(to or ())
+    _check_targets(targets | {f"--to {by.name}": path for by, path in added}, session)
     with Session.open(session, session_limits()) as opened, opened.walk():
         request = Request(
             branch=_branch(opened, branch),
@@ -103,6 +116,11 @@ def export(
                 except NothingToExport as problem:
                     raise UsageError(f"{option}: {problem}") from None
                 _write(path, content)
+        for by, path in added:
+            try:
+                _put_in_place(path, partial(write_added, by, opened, request=request))
+            except NothingToExport as problem:
+                raise UsageError(f"--to {by.name}: {problem}") from None
         cut = written.story.cut if html or json_file else opened.losses
     for words in cut:
         tell(f"left out: {words}")
@@ -112,7 +130,9 @@ def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
     """UsageError before any work is done for nothing, or over a session."""
     chosen = {option: path for option, path in targets.items() if path is not None}
     if not chosen:
-        raise UsageError(f"say what to write: {', '.join(f'{option} FILE' for option in targets)}")
+        raise UsageError(
+            f"say what to write: {', '.join(f'{option} FILE' for option in targets)}, --to NAME=FILE"
+        )
     if len(set(chosen.values())) < len(chosen):
         raise UsageError(f"{' and '.join(chosen)} name the same file: give each its own")
     for option, path in chosen.items():
@@ -127,6 +147,21 @@ def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
             raise UsageError(f"{option} {clean(str(path))} is the session itself: choose another name")
         if path.is_file() and _head_of(path) == _SQLITE:
             raise UsageError(f"{option} {clean(str(path))} holds a session: choose another name")
+
+
+def _added(words: Sequence[str]) -> list[tuple[Extension, Path]]:
+    """What NAME=FILE ask for. UsageError for a name that no package adds."""
+    known = exporters() if words else {}
+    found = []
+    for word in words:
+        name, equals, file = word.partition("=")
+        if not equals or file in ("", "-"):
+            raise UsageError(f"--to takes NAME=FILE, not {clean(word, limit=80)!r}")
+        if name not in known:
+            names = ", ".join(known) or "no package adds any"
+            raise UsageError(f"--to {clean(name, limit=40)}: no such exporter; there is: {names}")
+        found.append((known[name], Path(file)))
+    return found
 
 
 def _head_of(path: Path) -> bytes:
@@ -163,20 +198,28 @@ def _write(path: Path, content: Content) -> None:
         else:
             _put(sys.stdout, content)
         return
+    _put_in_place(path, lambda fresh: _into(fresh, content))
+
+
+def _put_in_place(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with ScratchFolder.make("export", path.parent) as folder:
             fresh = folder.path / path.name
-            if isinstance(content, bytes):
-                fresh.write_bytes(content)
-            else:
-                with fresh.open("w", encoding="utf-8", newline="") as out:
-                    _put(out, content)
+            write(fresh)
             deliver(fresh, path)
     except OSError as error:
         raise OSError(
             f"cannot write {path}: {error.strerror or error}. What was there is unchanged."
         ) from error
     tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
+
+
+def _into(fresh: Path, content: Content) -> None:
+    if isinstance(content, bytes):
+        fresh.write_bytes(content)
+    else:
+        with fresh.open("w", encoding="utf-8", newline="") as out:
+            _put(out, content)
 
 
 def _put(out: TextIO, content: str | Callable[[TextIO], None]) -> None:

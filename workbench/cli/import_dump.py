@@ -16,7 +16,8 @@ from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
-from lockstep.workbench.foreign.importing import FORMATS, dropped_lines, import_run
+from lockstep.workbench.foreign.added import ELSEWHERE, format_names, open_dump
+from lockstep.workbench.foreign.importing import dropped_lines, import_run
 from lockstep.workbench.foreign.name_map import NameMap
 from lockstep.workbench.foreign.passes import ForeignRun
 from lockstep.workbench.inferior.destination import may_write
@@ -29,10 +30,12 @@ from lockstep.workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
+_KNOWN = format_names()
+
 
 @app.command("import")
 def import_dump(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(_KNOWN)}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was dumped into.")],
     output: options.Output = None,
     model: Annotated[
@@ -45,7 +48,7 @@ def import_dump(
     names: Annotated[
         Path | None,
         typer.Option(
-            "--map", metavar="FILE.toml", help="Tables [taps] and [layouts]: what the engine's names stand for.",
+            "--map", metavar="FILE.toml", help="Tables \\[taps] and \\[layouts]: what the engine's names stand for.",
             show_default=False,
         ),
     ] = None,
@@ -55,13 +58,13 @@ def import_dump(
 
     Rows are placed by request and position, whatever passes they were packed into; what is dropped is told.
     """
-    if form not in FORMATS:
-        raise UsageError(f"FORMAT is one of {', '.join(FORMATS)}, not {form!r}")
+    if form not in (*_KNOWN, *ELSEWHERE):
+        raise UsageError(f"FORMAT is one of {', '.join(_KNOWN)}, not {form!r}")
     target = new_session_path(f"import-{form}") if output is None else may_write(output)
     told = None if names is None else NameMap.read(names)
     with Status() as status:
         opened = None if model is None else open_model(model)
-        run = FORMATS[form].open(folder, None if opened is None else opened.directory)
+        run = open_dump(form, folder, None if opened is None else opened.directory)
         if told is not None:
             run = told.applied(run)
         imported = import_as(run, form, target, opened, status)

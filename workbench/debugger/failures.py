@@ -18,6 +18,7 @@ from lockstep.workbench.attach.launch import AttachError
 from lockstep.workbench.debugger.errors import DebuggerError, EngineGone, InternalError, Interrupted
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.extensions import ExtensionError
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.references.request import ReferenceFailure
 from lockstep.workbench.settings import SettingsError
@@ -41,6 +42,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (CheckpointError, Exit.CANNOT_LOAD),
     (ForeignDumpError, Exit.CANNOT_LOAD),
     (AttachError, Exit.CANNOT_LOAD),
+    (ExtensionError, Exit.CANNOT_LOAD),
     (SessionError, Exit.CANNOT_LOAD),
     (RankTimeout, Exit.TIMEOUT),
     (RankError, Exit.RANK_LOST),

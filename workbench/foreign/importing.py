@@ -29,10 +29,17 @@ class DumpFormat:
     def open(self, folder: Path, model: Path | None) -> ForeignRun:
         """Open a dump of this format; `model` is the checkpoint it is of, if that is known. ForeignDumpError where it
         is none."""
-        if not folder.is_dir():
-            raise ForeignDumpError(f"{folder}: no such folder; give the one that {self.writer} wrote")
-        run: ForeignRun = getattr(import_module(self.module), self.function)(folder, model)
+        run: ForeignRun = getattr(import_module(self.module), self.function)(
+            existing(folder, self.writer), model
+        )
         return run
+
+
+def existing(folder: Path, writer: str) -> Path:
+    """The folder. ForeignDumpError where there is none."""
+    if not folder.is_dir():
+        raise ForeignDumpError(f"{folder}: no such folder; give the one that {writer} wrote")
+    return folder
 
 
 _READERS = "lockstep.workbench.foreign.readers."
@@ -42,7 +49,6 @@ FORMATS: dict[str, DumpFormat] = {
     "lockstep": DumpFormat("lockstep_tap.py", _READERS + "lockstep", "open_lockstep"),
     "sglang": DumpFormat("--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang"),
     "sglang-dumper": DumpFormat("SGLang's dumper.py", _READERS + "sglang_dumper", "open_sglang_dumper"),
-    "msprobe": DumpFormat("msprobe's PrecisionDebugger", _READERS + "msprobe", "open_msprobe"),
     "llamacpp": DumpFormat("llama-debug, or a cb_eval callback,", _READERS + "llamacpp", "open_llamacpp"),
     "transformers": DumpFormat(
         "model_addition_debugger_context", _READERS + "transformers", "open_transformers"

@@ -33,6 +33,14 @@ INSTALLERS = {
     "nanovllm.engine.model_runner": ("lockstep_nano.nano_runner", "nano"),
     "transformers.modeling_utils": ("lockstep_transformers.transformers_models", "torch"),
 }
+
+
+def added() -> "dict[str, tuple[str, str]]":
+    """The same of what other packages add: module, engine, function and file, a line each."""
+    lines = [line.split("\t") for line in os.environ.get("LOCKSTEP_TAP_DOORS", "").splitlines()]
+    return {words[0]: ("lockstep_doors.open_door", words[1]) for words in lines}
+
+
 #: What an engine that records itself may import without a copy of its own.
 OFFERED = ("lockstep_tap", "lockstep_modules")
 
@@ -143,7 +151,8 @@ unloadable: "list[Exception]" = []
 
 def install() -> None:
     engine = os.environ.get("LOCKSTEP_TAP_ENGINE", "auto")
-    wanted = {name: installer for name, (installer, of) in INSTALLERS.items() if engine in ("auto", of)}
+    every = list(added().items()) + list(INSTALLERS.items())  # of two for the same module, ours
+    wanted = {name: installer for name, (installer, of) in every if engine in ("auto", of)}
     sys.meta_path.insert(0, AfterImport(wanted))
     sys.meta_path.append(OurFiles)
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lockstep_msprobe import open_msprobe
 from safetensors.torch import save_file
 
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignRun
 from lockstep.workbench.foreign.readers.arrays import load_array
 from lockstep.workbench.foreign.readers.files import within
 from lockstep.workbench.foreign.readers.llamacpp import open_llamacpp
-from lockstep.workbench.foreign.readers.msprobe import open_msprobe
 from lockstep.workbench.foreign.readers.sglang import open_sglang
 from lockstep.workbench.foreign.readers.sglang_dumper import open_sglang_dumper
 from lockstep.workbench.foreign.readers.torch_file import load_torch

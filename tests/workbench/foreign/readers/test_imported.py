@@ -16,7 +16,8 @@ from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.cli.main import run as run_command
 from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.foreign.importing import FORMATS, import_run
+from lockstep.workbench.foreign.added import open_dump
+from lockstep.workbench.foreign.importing import import_run
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.msprobe_writer import write_model
@@ -74,7 +75,7 @@ WRITERS: dict[str, tuple[Callable[..., None], int]] = {
 
 
 def imported(form: str, folder: Path, checkpoint: Path, target: Path) -> Path:
-    import_run(FORMATS[form].open(folder, checkpoint), target, form=form)
+    import_run(open_dump(form, folder, checkpoint), target, form=form)
     return target
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lockstep_msprobe import open_msprobe
 
 from lockstep.workbench.foreign.passes import ForeignDumpError
-from lockstep.workbench.foreign.readers.msprobe import open_msprobe
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is

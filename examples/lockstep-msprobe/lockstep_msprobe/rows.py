@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from lockstep.sessions.meta import TokenId
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.files import read_json, shown
-from lockstep.workbench.foreign.readers.msprobe_entries import Call, Measured
 from lockstep.workbench.foreign.readers.pass_rows import PassRows, whole_numbers
+from lockstep_msprobe.entries import Call, Measured
 
 IDS_FILE = "ids.json"
 _FORM = '{"passes": [[ids of the first pass], [of the next], …]}'

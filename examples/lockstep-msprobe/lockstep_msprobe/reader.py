@@ -25,10 +25,10 @@ from lockstep.workbench.foreign.passes import (
 )
 from lockstep.workbench.foreign.readers.files import children, numbered, read_json, shown
 from lockstep.workbench.foreign.readers.modules import ModuleNames, Named, in_layer
-from lockstep.workbench.foreign.readers.msprobe_entries import Call, Measured
-from lockstep.workbench.foreign.readers.msprobe_rows import IDS_FILE, read_ids, rows_of_pass
 from lockstep.workbench.foreign.readers.pass_rows import PassRows
 from lockstep.workbench.foreign.readers.shape import read_model
+from lockstep_msprobe.entries import Call, Measured
+from lockstep_msprobe.rows import IDS_FILE, read_ids, rows_of_pass
 
 _STEP = re.compile(r"step(\d{1,9})", re.ASCII)
 _RANK = re.compile(r"rank(\d{0,5})|proc\d+", re.ASCII)
