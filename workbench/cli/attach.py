@@ -19,7 +19,7 @@ from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.diagnosis_text import render_diagnosis
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.inferior.destination import may_write
-from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.opening import open_to_run
 from lockstep.workbench.paths import new_session_path
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -82,7 +82,7 @@ def attach_to(
     target = new_session_path("attach") if output is None else may_write(output)
     if keep_dump is not None and keep_dump.exists() and (not keep_dump.is_dir() or any(keep_dump.iterdir())):
         raise UsageError(f"--keep-dump: {keep_dump} is there already: name a new folder")
-    opened = None if model is None else open_model(model)
+    opened = None if model is None else open_to_run(model, "judging a recording")
     several = model is not None and not once and capture is None and not only
     with ScratchFolder.make("attach", target.absolute().parent) as scratch:
         dumps_folder = scratch.path / "dump" if keep_dump is None else keep_dump

@@ -16,7 +16,7 @@ from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models import requests
-from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.opening import OpenedModel, open_to_run
 from lockstep.workbench.references.request import ReferenceName
 
 #: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
@@ -56,7 +56,7 @@ class ModelToCheck:
         listen: str = "",
     ) -> ModelToCheck:
         """From the words of a command line; ConfigError, RequestError and CheckpointError for what cannot run."""
-        opened = open_model(model)
+        opened = open_to_run(model)
         prompts = _prompts(opened, texts, ids, chat)
         config = requests.engine_config(
             opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights,

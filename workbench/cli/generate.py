@@ -27,7 +27,7 @@ from lockstep.workbench.inferior.recorder import StepRecorder
 from lockstep.workbench.inferior.session import create_session
 from lockstep.workbench.models import requests
 from lockstep.workbench.models.capture import NOTHING
-from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.opening import OpenedModel, open_to_run
 from lockstep.workbench.references.golden import need_readable
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -84,7 +84,7 @@ def generate(
     if capture and not save:
         raise UsageError("--capture says what --save records: give --save FILE.session")
     reference = options.reference_of(compare, "--compare") if compare else None
-    opened = open_model(model)
+    opened = open_to_run(model)
     if reference is not None:
         need_readable(opened.path, reference)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)

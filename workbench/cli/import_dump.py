@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lockstep.engine.extras import install, is_installed
 from lockstep.sessions import Session
 from lockstep.sessions.meta import ForeignMeta, ModelMeta
 from lockstep.workbench.cli import options
@@ -64,6 +65,8 @@ def import_dump(
     told = None if names is None else NameMap.read(names)
     with Status() as status:
         opened = None if model is None else open_model(model)
+        if opened is not None and not is_installed("engine"):
+            status.warn(f"the texts of the tokens are left out: {install('engine')} brings what reads them")
         run = open_dump(form, folder, None if opened is None else opened.directory)
         if told is not None:
             run = told.applied(run)

@@ -16,6 +16,7 @@ from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
 from lockstep.engine.config import EngineConfig, check_fit
+from lockstep.engine.extras import need
 from lockstep.engine.parallel import shards
 from lockstep.engine.text import bytes_text
 from lockstep.sessions.text import clean
@@ -57,6 +58,8 @@ def inspect(
     stands out is shown as what it is, and never changed. With a second checkpoint (safetensors or GGUF): how each of
     its tensors is made from the first's. Exit code 1: not all that separates them is what their types can do.
     """
+    if statistics or other is not None:
+        need("engine", "reading tensors (--no-statistics: their names, shapes and dtypes)")
     model = open_model(path)
     if other is not None:
         compared, within = inspect_pair(model, open_model(other), tensor, as_json)

@@ -17,7 +17,7 @@ from lockstep.workbench.debugger.host import replay as replaying
 from lockstep.workbench.debugger.host.replay import open_replay
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
-from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.opening import open_to_run
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
 
@@ -63,7 +63,7 @@ def replay(
 
 
 def _verify(path: Path, model: str, as_json: bool) -> Exit:
-    opened = open_model(model)
+    opened = open_to_run(model)
     with Session.open(path, session_limits()) as session:
         result = replaying.verify(session, opened.path, opened.config)
     print(dumps(result.to_json()) if as_json else result.to_text())

@@ -22,7 +22,7 @@ from lockstep.workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_qu
 from lockstep.workbench.inferior.generation import add_prompts, run_to_end
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models.capture import NOTHING
-from lockstep.workbench.models.opening import DEMO, OpenedModel, open_model
+from lockstep.workbench.models.opening import DEMO, OpenedModel, open_to_run
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.models.tokenizer import need_tokenizer
 
@@ -77,7 +77,7 @@ class Chapter:
 def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Chapter]:
     """Tell the story on `tp` ranks of the CPU; both sessions are left in `directory`. `fast` compares fewer
     steps, by fixed tolerances. Returns the three runs."""
-    model = open_model(DEMO)
+    model = open_to_run(DEMO)
     tokenizer = need_tokenizer(model.tokenizer, model.directory)
     teller.opening(model, DEFAULT_PROMPT, tp)
     prompt = tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])

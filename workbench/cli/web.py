@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from lockstep.engine.extras import need
+from lockstep.workbench.tui.web import serve
+
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 
@@ -23,7 +26,5 @@ def web(
     ] = 4,
 ) -> None:
     """Serve the screens to browsers of this machine (needs the extra `web`). The address on stdout lets in."""
-    # Imported here: the server is an extra.
-    from lockstep.workbench.tui.web import serve
-
+    need("web", "serving browsers")
     raise typer.Exit(serve([] if target is None else [target], port, visitors))

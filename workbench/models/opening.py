@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
+from lockstep.engine import extras
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.gguf.split import split_name
 from lockstep.engine.checkpoint.hub import HUB_ID
@@ -39,8 +41,16 @@ class OpenedModel:
         return self.path if self.path.is_dir() or self.path.suffix == ".gguf" else self.path.parent
 
 
+def open_to_run(name: str, what: str = "running a model") -> OpenedModel:
+    """As `open_model`. MissingExtra before anything is looked for where the extra `engine`, which `what` needs, is not
+    installed."""
+    extras.need("engine", what)
+    return open_model(name)
+
+
 def open_model(name: str) -> OpenedModel:
-    """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or one of `DEMOS`.
+    """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or one of `DEMOS`. Without the extra `engine` it
+    has no tokenizer: what it is made of can be read all the same.
 
     CheckpointError says what is wrong with it, its configuration or its tokenizer.
     """
@@ -49,7 +59,8 @@ def open_model(name: str) -> OpenedModel:
         path = gguf_file(path) or path
         config, source = open_checkpoint(path)
         source.close()
-        found = OpenedModel(DEMO, path, config, find_tokenizer(path))
+        tokenizer = find_tokenizer(path) if find_spec("tokenizers") is not None else None
+        found = OpenedModel(DEMO, path, config, tokenizer)
     except ConfigError as error:  # the files' fault, not the command line's
         raise CheckpointError(str(error)) from error
     return found if path == MODEL_DIR else replace(found, name=_short_name(name, found.directory))

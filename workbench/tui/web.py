@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from lockstep.engine.children import child_environment
-from lockstep.engine.extras import install
 
 #: Where browsers look for `localhost`: the second, tried first where there is IPv6, must not be somebody else's.
 _ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -18,13 +17,11 @@ _USAGE = 2
 
 def serve(arguments: Sequence[str] = (), port: int = 8000, visitors: int = 4) -> int:
     """Serve until interrupted. Each visitor, of so many at a time, gets a process of its own running `arguments`."""
-    try:
-        from aiohttp import web
+    # Imported here: the server is an extra.
+    from aiohttp import web
 
-        from lockstep.workbench.tui.web_server import OwnersServer
-    except ImportError:
-        print(f"lockstep web: the extra `web` is not installed: {install('web')}", file=sys.stderr)
-        return _USAGE
+    from lockstep.workbench.tui.web_server import OwnersServer
+
     try:
         sockets = _bound(port)
     except OSError as error:

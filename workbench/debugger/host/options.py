@@ -15,7 +15,7 @@ from lockstep.workbench.debugger.host.launch import DebugTarget, start
 from lockstep.workbench.debugger.host.replay import open_replay
 from lockstep.workbench.inferior.destination import may_write
 from lockstep.workbench.models import requests
-from lockstep.workbench.models.opening import open_model
+from lockstep.workbench.models.opening import open_to_run
 from lockstep.workbench.paths import new_session_path
 from lockstep.workbench.references.request import REFERENCES, ReferenceName
 
@@ -56,7 +56,7 @@ class HostOptions:
 
 def target_of(launch: Launch) -> DebugTarget:
     """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
-    model = open_model(launch.model)
+    model = open_to_run(launch.model)
     texts, chat = requests.texts_of(model, launch.prompts, launch.ids, launch.chat)
     prompts = requests.prompt_ids(model, texts, launch.ids, chat)
     config = requests.engine_config(
