@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from lockstep.engine.config import huggingface
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.rope_scaling import RopeScaling, rope_from_hf
 
 Family = Literal["qwen2", "qwen3", "llama", "mistral"]
@@ -109,7 +110,10 @@ class ModelConfig:
 def _family(fields: Fields) -> Family:
     name = fields.word("model_type")
     if name not in FAMILIES:
-        raise fields.error("model_type", f"not a supported architecture; supported are {', '.join(FAMILIES)}")
+        known = ", ".join(FAMILIES)
+        raise fields.error(
+            "model_type", f"not a supported architecture; supported are {known}; {lacking(name, fields.data)}"
+        )
     return name
 
 

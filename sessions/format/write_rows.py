@@ -13,6 +13,9 @@ from lockstep.sessions.format.json_text import json_text
 from lockstep.sessions.format.schema import CHECKSUMS, STATS
 from lockstep.sessions.records import MAX_LAYERS, SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 
+#: Bytes of new blobs that are written together.
+_TOGETHER = 1 << 20
+
 
 def step_row(branch: int, record: StepRecord, arrays: Iterable[int], tensors: int) -> rows.Row:
     """A row of `steps`; `arrays` are the kinds that it has, `tensors` the number."""
@@ -89,14 +92,19 @@ def insert_tensors(
     ranks: int,
 ) -> int:
     """Write tensors, each content once; by how many the step has more. Inside a transaction."""
-    before = _tensors_of(connection, branch, step) if tensors else 0
+    if not tensors:
+        return 0
+    before = _tensors_of(connection, branch, step)
+    contents = _Contents(connection)
+    placed: list[rows.Row] = []
     for tensor in tensors:
         tap = tap_index.get(tensor.tap)
         if tap is None or not 0 <= tensor.rank < ranks:
             raise ValueError(f"the session knows no tap {tensor.tap!r} on rank {tensor.rank}")
-        row = (branch, step, tap, tensor.seq, tensor.rank, tensor.slice, _blob(connection, tensor))
-        rows.insert(connection, "tensors", [row], replace=True)
-    return _tensors_of(connection, branch, step) - before if tensors else 0
+        placed.append((branch, step, tap, tensor.seq, tensor.rank, tensor.slice, contents.blob(tensor)))
+    contents.write()
+    rows.insert(connection, "tensors", placed, replace=True)
+    return _tensors_of(connection, branch, step) - before
 
 
 def _tensors_of(connection: sqlite3.Connection, branch: int, step: int) -> int:
@@ -104,19 +112,39 @@ def _tensors_of(connection: sqlite3.Connection, branch: int, step: int) -> int:
     return int(connection.execute(counting, (branch, step)).fetchone()[0])
 
 
-def _blob(connection: sqlite3.Connection, tensor: TensorRecord) -> int:
-    """The id of the tensor's blob, written if no blob has this content yet."""
-    array = dtypes.stored(tensor.array, tensor.dtype)
-    name = blobs.tensor_hash(array, tensor.dtype)
-    row = connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
-    if row is not None:
-        return int(row[0])
-    head = (rows.next_id(connection, "blobs"), name, tensor.dtype, json.dumps(array.shape))
-    connection.execute(
-        "INSERT INTO blobs (id, hash, dtype, shape, crc, data) VALUES (?, ?, ?, ?, ?, ?)",
-        (*head, rows.checksum("blobs", head), codec.encode(array)),
-    )
-    return int(head[0])
+class _Contents:
+    """The blobs that a step adds: each content once, written a few at a time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection, self._next = connection, rows.next_id(connection, "blobs")
+        self._added: dict[bytes, int] = {}
+        self._rows: list[rows.Row] = []
+        self._bytes = 0
+
+    def blob(self, tensor: TensorRecord) -> int:
+        """The id of the blob with the tensor's content, a new one if there is none yet."""
+        array = dtypes.stored(tensor.array, tensor.dtype)
+        name = blobs.tensor_hash(array, tensor.dtype)
+        if name in self._added:
+            return self._added[name]
+        row = self._connection.execute("SELECT id FROM blobs WHERE hash = ?", (name,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        head = (self._next, name, tensor.dtype, json.dumps(array.shape))
+        data = codec.encode(array)
+        self._added[name] = self._next
+        self._next += 1
+        self._rows.append((*head, rows.checksum("blobs", head), data))
+        self._bytes += len(data)
+        if self._bytes > _TOGETHER:
+            self.write()
+        return self._added[name]
+
+    def write(self) -> None:
+        """Write those that were not written yet."""
+        columns = "id, hash, dtype, shape, crc, data"
+        self._connection.executemany(f"INSERT INTO blobs ({columns}) VALUES (?, ?, ?, ?, ?, ?)", self._rows)
+        self._rows, self._bytes = [], 0
 
 
 def real(value: float | None) -> float | str | None:

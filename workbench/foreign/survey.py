@@ -80,28 +80,30 @@ class TapSurvey:
     def look(self, found: RankPasses) -> None:
         """Note the taps of one pass of all ranks."""
         seen: dict[str, dict[int, ForeignTensor]] = {}
-        before = ""
+        before, after = "", dict[str, list[str]]()
         for rank, one in found.items():
             for name, tensor in named_tensors(one):
-                if name not in self.taps:
-                    self._insert(name, before)
+                if name not in self.taps and name not in seen:
+                    after.setdefault(before, []).append(name)
                 before = name
                 seen.setdefault(name, {})[rank] = tensor
+        if after:
+            self._insert(after)
         for name, by_rank in seen.items():
             self._note(self.taps[name], by_rank, found)
         self.passes += 1
         if self.passes <= _TRIED:
             self._find_sums(seen)
 
-    def _insert(self, name: str, before: str) -> None:
-        """A new tap, after the one that was seen before it."""
-        if len(self.taps) >= MOST_TAPS:
+    def _insert(self, after: Mapping[str, Sequence[str]]) -> None:
+        """New taps by the one that each was seen after, the newest next to it; "" is before all."""
+        order: list[str] = []
+        stack = [*reversed(self.taps), *after.get("", ())]
+        while stack:
+            order.append(name := stack.pop())
+            stack += after.get(name, ())
+        if len(order) > MOST_TAPS:
             raise ForeignDumpError(f"the dump has more than {MOST_TAPS} taps; record fewer (`only`)")
-        if not self.taps or before == next(reversed(self.taps)):
-            self.taps[name] = SeenTap(name)
-            return
-        order = list(self.taps)
-        order.insert(order.index(before) + 1 if before else 0, name)
         self.taps = {one: self.taps.get(one) or SeenTap(one) for one in order}
 
     def _note(self, tap: SeenTap, by_rank: Mapping[int, ForeignTensor], found: RankPasses) -> None:
@@ -201,9 +203,10 @@ class TapSurvey:
         layouts that are inferred."""
         taps: list[Tap] = []
         inferred: dict[str, str] = {}
+        called = self.called
         for tap in self.taps.values():
             layout, guessed = self.layout(tap, ranks)
-            name = self.called.get(tap.name, tap.name)
+            name = called.get(tap.name, tap.name)
             taps.append(Tap(len(taps), name, layout))
             if guessed:
                 inferred.setdefault(any_layer(name), layout)

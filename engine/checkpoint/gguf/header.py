@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lockstep.engine.checkpoint.block_types import TYPES, BlockType
 from lockstep.engine.checkpoint.gguf.cursor import Cursor
-from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar, read_value
+from lockstep.engine.checkpoint.gguf.metadata import UINT32, MetadataArray, Scalar, read_value, type_name
 from lockstep.engine.checkpoint.header import is_lfs_pointer, lfs_error, regular_size
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.text import printable
@@ -24,7 +24,7 @@ MAGIC = b"GGUF"
 OLDER = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 VERSIONS = (2, 3)
 ALIGNMENT_KEY, DEFAULT_ALIGNMENT = "general.alignment", 32
-LARGEST_ALIGNMENT = 1 << 20
+LEAST_ALIGNMENT, LARGEST_ALIGNMENT = 8, 1 << 20  # a multiple of 8, says the format
 MOST_DIMENSIONS = 4
 LONGEST_TENSOR_NAME = 63  # bytes: ggml keeps 64 with the closing zero
 #: The least bytes that a metadata pair (key length, one letter, type, value) and a tensor info can take.
@@ -117,17 +117,19 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Scalar | MetadataArray]:
             raise cursor.error(at, f"metadata pair {index} has an empty key")
         if key in metadata:
             raise cursor.error(at, f"metadata key {printable(key)!r} is there twice")
+        if key == ALIGNMENT_KEY and (kind := int.from_bytes(cursor.peek(4), "little")) != UINT32:
+            raise cursor.error(cursor.position, f"{ALIGNMENT_KEY} has the type {type_name(kind)}, not UINT32")
         metadata[key] = read_value(cursor, key)
     return metadata
 
 
 def _alignment(cursor: Cursor, metadata: dict[str, Scalar | MetadataArray]) -> int:
     value = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"{cursor.path}: {ALIGNMENT_KEY} is not a whole number")
-    if not 0 < value <= LARGEST_ALIGNMENT or value & (value - 1):
+    assert isinstance(value, int), "a UINT32, as was checked when it was read"
+    if not LEAST_ALIGNMENT <= value <= LARGEST_ALIGNMENT or value & (value - 1):
         raise CheckpointError(
-            f"{cursor.path}: {ALIGNMENT_KEY} is {value}: expected a power of two up to {LARGEST_ALIGNMENT}"
+            f"{cursor.path}: {ALIGNMENT_KEY} is {value}: expected a power of two from {LEAST_ALIGNMENT} to "
+            f"{LARGEST_ALIGNMENT}"
         )
     return value
 

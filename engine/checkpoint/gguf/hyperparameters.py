@@ -14,6 +14,7 @@ from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
 from lockstep.engine.checkpoint.gguf.vocabulary import end_ids, token_id
 from lockstep.engine.config import DType, Family, ModelConfig
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.model import MOST_LAYERS
 from lockstep.engine.config.rope_scaling import DEFAULT_THETA, RopeScaling
 from lockstep.engine.errors import ConfigError
@@ -54,8 +55,10 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     general = Fields(metadata, where)
     architecture = general.word("general.architecture")
     if architecture not in ARCHITECTURES:
+        known, own = ", ".join(ARCHITECTURES), _OwnKeys(general, architecture).data
         raise general.error(
-            "general.architecture", f"not a supported architecture; supported are {', '.join(ARCHITECTURES)}"
+            "general.architecture",
+            f"not a supported architecture; supported are {known}; {lacking(architecture, own)}",
         )
     fields = _OwnKeys(general, architecture)
     _refuse_unsupported(fields)

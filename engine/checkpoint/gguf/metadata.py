@@ -20,7 +20,7 @@ class ValueType(NamedTuple):
     code: str
 
 
-STRING, ARRAY = 8, 9
+UINT32, STRING, ARRAY = 4, 8, 9
 FIXED: dict[int, ValueType] = {
     0: ValueType("UINT8", "B"),
     1: ValueType("INT8", "b"),
@@ -77,6 +77,11 @@ class MetadataArray:
         """The elements of an array of numbers or booleans (0 and 1)."""
         code = next(kind.code for kind in FIXED.values() if kind.name == self.element)
         return list(struct.unpack(f"<{self.count}{code}", self.raw))
+
+
+def type_name(kind: int) -> str:
+    """A value type by its number, in the words of the format's documentation."""
+    return {STRING: "STRING", ARRAY: "ARRAY"}.get(kind) or (FIXED[kind].name if kind in FIXED else str(kind))
 
 
 def read_value(cursor: Cursor, key: str) -> Scalar | MetadataArray:

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep.sessions import Session
-from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
+from lockstep.workbench.foreign import survey
+from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignFacts, ForeignPass, ForeignTensor
 from lockstep.workbench.foreign.session import write_session
+from lockstep.workbench.foreign.survey import SeenTap
 from lockstep.workbench.views.sentinels import desync
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
@@ -274,3 +276,32 @@ def test_more_taps_on_more_ranks_than_a_session_holds_are_refused(rows: Rows, tm
     with pytest.raises(ForeignDumpError, match="1100 taps on 1000 ranks"):
         write_session(run, tmp_path / "a.session", form="test")
     assert not (tmp_path / "a.session").exists()
+
+
+def test_many_taps_take_time_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each tap something is asked a few times, however many there are; new ones are put in their place together."""
+    asked = [0]
+
+    class Asked(SeenTap):
+        @property
+        def summed(self) -> bool:
+            asked[0] += 1
+            return False
+
+        @summed.setter
+        def summed(self, value: bool) -> None:
+            pass
+
+    def passed(index: int, names: list[str]) -> ForeignPass:
+        tensors = [ForeignTensor(name, "replicate", "float32", np.ones((1, 2), np.float32)) for name in names]
+        return ForeignPass(0, index, (index,), (index,), ("r",), tensors)
+
+    monkeypatch.setattr(survey, "SeenTap", Asked)
+    names = [f"module.{i}" for i in range(600)]
+    run = PackedRun(tmp_path, ForeignFacts(source="test", ranks=1))
+    run.by_rank[0] = [passed(0, names[::2]), passed(1, names)]
+    write_session(run, tmp_path / "a.session", form="test")
+    assert 0 < asked[0] < 10 * len(names)
+    with Session.open(tmp_path / "a.session") as session:
+        assert [tap.name for tap in session.taps] == names
+        assert session.tensor("module.599", step=1, rank=0) is not None

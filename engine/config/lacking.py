@@ -1,0 +1,128 @@
+"""What a model of another family has that this engine lacks, from the keys of its configuration. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+#: What a model may have -> keys that show it where they are set, of a Hugging Face configuration and of GGUF metadata
+#: (without the architecture's name).
+_SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "an encoder": ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
+    "images": ("vision_config", "vision_tower", "mm_vision_tower"),
+    "sound": ("audio_config", "audio_token_id"),
+    "a mixture of experts": (
+        "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_intermediate_size",
+        "ffn_config", "expert_count", "expert_used_count",
+    ),
+    "shared experts": (
+        "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "moe_num_shared_experts",
+        "expert_shared_count",
+    ),
+    "a scaled router": ("routed_scaling_factor", "router_scaling_factor", "expert_weights_scale"),
+    "keys and values from latents (MLA)": ("kv_lora_rank", "attention.kv_lora_rank"),
+    "sparse attention by an indexer": ("index_topk", "index_n_heads", "attention.indexer.top_k"),
+    "a soft cap of the scores": ("attn_logit_softcapping", "attention_logit_cap"),
+    "a soft cap of the logits": ("final_logit_softcapping",),
+    "windows that differ from layer to layer": (
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers", "interleaved_sliding_window",
+        "attention.sliding_window_pattern",
+    ),
+    "attention in chunks": ("attention_chunk_size", "attention.chunk_size"),
+    "layers without positions": ("no_rope_layers", "no_rope_layer_interval"),
+    "a rotation of several axes (mRoPE)": ("mrope_section", "rope.dimension_sections"),
+    "a recurrent state": (
+        "ssm_state_size", "state_size", "mamba_d_state", "mamba_num_heads", "mamba_n_heads", "mamba_d_conv",
+        "ssm.state_size", "ssm.inner_size", "lru_width",
+    ),
+    "linear attention": (
+        "linear_num_key_heads", "linear_num_value_heads", "linear_attn_config", "head_size_divisor", "wkv.head_size",
+    ),
+    "short convolutions": ("linear_conv_kernel_dim", "conv_L_cache", "shortconv.l_cache", "ssm.conv_kernel"),
+    "attention without positions but for a slope (ALiBi)": ("alibi", "attention.max_alibi_bias"),
+    "attention beside the MLP": ("use_parallel_residual", "parallel_attn"),
+    "layers that share keys and values": ("num_kv_shared_layers", "attention.shared_kv_layers"),
+    "inputs of each layer's own": ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
+    "an attention scale of its own": ("query_pre_attn_scalar", "attention_multiplier", "attention.scale"),
+    "a clamped projection": ("clip_qkv", "attention.clamp_kqv"),
+    "multipliers of embeddings, residuals or logits": (
+        "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb", "scale_depth",
+        "embedding_scale", "residual_scale",
+    ),
+    "norms with a mean (LayerNorm)": (
+        "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "attention.layer_norm_epsilon",
+    ),
+    "weights that are quantised": ("quantization_config",),
+}  # fmt: skip
+#: What no key shows -> the families that have it, by their names here and there.
+_HAD_BY: dict[str, tuple[str, ...]] = {
+    "attention sinks": ("gpt_oss", "gpt-oss"),
+    "a clamped activation": ("gpt_oss", "gpt-oss"),
+    "norms whose weight is added to 1": (
+        "gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "t5gemma", "qwen3_next", "qwen3next", "qwen3_5",
+        "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen35", "qwen35moe",
+    ),
+    "embeddings scaled by the width": (
+        "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma4", "gemma4_text", "recurrent_gemma", "t5gemma",
+    ),
+    "norms after attention and MLP": (
+        "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "glm4",
+    ),
+    "norms without weights": ("olmo",),
+    "QK norms over all heads": ("olmo2", "olmo3", "olmoe", "minimax_m2", "minimax-m2"),
+    "fused projections": ("phi3", "phimoe"),
+    "rotation of neighbouring pairs": ("cohere", "cohere2", "command-r", "glm", "glm4", "ernie4_5"),
+    "gated attention": ("qwen3_next", "qwen3next", "qwen3_5_text", "qwen3_5_moe_text", "qwen35", "qwen35moe"),
+    "a recurrent state": ("rwkv", "rwkv6", "rwkv7"),
+    "attention without positions but for a slope (ALiBi)": ("bloom", "mpt"),
+}  # fmt: skip
+_SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent")
+#: Where a model of text and more describes the part for text.
+_INNER = ("text_config", "language_config", "llm_config")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+
+
+def lacking(family: str, config: Mapping[str, object]) -> str:
+    """In words: "it has a mixture of experts and shared experts, not supported here"."""
+    inner = [found for key in _INNER if isinstance(found := config.get(key), dict)]
+    described = [(family, config), *((str(one.get("model_type", "")), one) for one in inner)]
+    parts = list(dict.fromkeys(part for name, one in described for part in _parts(name, one)))
+    if not parts:
+        return "its configuration names no part that they lack, but its code is not theirs"
+    told = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"it has {told}, not supported here"
+
+
+def _parts(family: str, config: Mapping[str, object]) -> Iterator[str]:
+    for part, keys in _SHOWN_BY.items():
+        if any(_is_set(config.get(key)) for key in keys):
+            yield part
+    for part, families in _HAD_BY.items():
+        if family in families:
+            yield part
+    rotations = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    shares = [one.get(key) for one in (config, *rotations) if isinstance(one, Mapping) for key in _SHARES]
+    if any(isinstance(share, float) and share != 1.0 for share in shares):
+        yield "a rotation of a part of each head"
+    if isinstance(kinds := config.get("layer_types"), list) and all(isinstance(kind, str) for kind in kinds):
+        yield from _layers(set(kinds))
+    for key in _ACTIVATIONS:
+        if isinstance(found := config.get(key), str) and found not in ("silu", "swish"):
+            yield "another activation than SiLU"
+
+
+def _layers(kinds: set[str]) -> Iterator[str]:
+    if "sliding_attention" in kinds and len(kinds) > 1:
+        yield "windows that differ from layer to layer"
+    if any("linear" in kind for kind in kinds):
+        yield "linear attention"
+    if any("mamba" in kind or "recurrent" in kind for kind in kinds):
+        yield "a recurrent state"
+    if any("conv" in kind for kind in kinds):
+        yield "short convolutions"
+    if "chunked_attention" in kinds:
+        yield "attention in chunks"
+
+
+def _is_set(value: object) -> bool:
+    """Neither absent nor a value that switches it off."""
+    return bool(value) and not (isinstance(value, float) and value == 1.0)

@@ -1,0 +1,105 @@
+"""A family that is refused is told what it has that the engine lacks, from its configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.engine.config.lacking import lacking
+from lockstep.engine.config.model import ModelConfig
+from lockstep.engine.errors import ConfigError
+
+_MOE = "a mixture of experts"
+#: By transformers' name -> some of what it has.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "qwen3_moe": (_MOE,),
+    "qwen2_moe": (_MOE, "shared experts"),
+    "mixtral": (_MOE,),
+    "olmoe": (_MOE, "QK norms over all heads"),
+    "qwen3_next": (_MOE, "linear attention", "a rotation of a part of each head"),
+    "qwen3_5": ("images", "linear attention"),
+    "qwen3_5_moe": (_MOE, "linear attention"),
+    "gemma": ("norms whose weight is added to 1",),
+    "gemma2": ("a soft cap of the scores", "windows that differ from layer to layer"),
+    "gemma3": ("images", "windows that differ from layer to layer"),
+    "gemma3_text": ("an attention scale of its own", "another activation than SiLU"),
+    "gemma4": ("inputs of each layer's own",),
+    "gpt_oss": (_MOE, "attention sinks", "windows that differ from layer to layer"),
+    "glm4": ("a rotation of a part of each head",),
+    "glm4_moe": (_MOE, "a rotation of a part of each head"),
+    "glm4_moe_lite": ("keys and values from latents (MLA)",),
+    "deepseek_v2": (_MOE, "shared experts", "keys and values from latents (MLA)"),
+    "deepseek_v3": (_MOE, "a scaled router", "keys and values from latents (MLA)"),
+    "deepseek_v32": ("sparse attention by an indexer",),
+    "deepseek_v4": (_MOE,),
+    "glm_moe_dsa": ("sparse attention by an indexer",),
+    "mistral4": (_MOE, "keys and values from latents (MLA)"),
+    "minimax_m2": (_MOE,),
+    "olmo": ("norms without weights",),
+    "olmo2": ("norms after attention and MLP",),
+    "olmo3": ("windows that differ from layer to layer",),
+    "nemotron_h": ("a recurrent state",),
+    "llama4": (_MOE, "attention in chunks", "layers without positions"),
+    "smollm3": ("layers without positions",),
+    "phi3": ("fused projections",),
+    "granitemoe": (_MOE,),
+    "jamba": (_MOE, "a recurrent state"),
+    "mamba2": ("a recurrent state",),
+    "rwkv": ("a recurrent state",),
+    "lfm2": ("short convolutions",),
+    "cohere2": ("multipliers of embeddings, residuals or logits",),
+    "dbrx": (_MOE,),
+    "t5": ("an encoder",),
+    "whisper": ("an encoder",),
+    "llava": ("images",),
+    "bloom": ("norms with a mean (LayerNorm)",),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_has_is_told(family: str) -> None:
+    from transformers import AutoConfig  # heavy, and only here
+
+    with pytest.raises(ConfigError) as refused:
+        ModelConfig.from_hf(AutoConfig.for_model(family).to_dict())
+    said = str(refused.value)
+    assert "not a supported architecture; supported are qwen2, qwen3, llama, mistral; it has " in said
+    for part in FAMILIES[family]:
+        assert part in said
+
+
+def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
+    with pytest.raises(ConfigError, match="names no part that they lack, but its code is not theirs"):
+        ModelConfig.from_hf({"model_type": "newest", "num_experts": 0, "attn_logit_softcapping": None})
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"expert_count": 8, "expert_used_count": 2}, "it has a mixture of experts, not supported here"),
+        (
+            {"attention.kv_lora_rank": 512, "expert_shared_count": 1, "ssm.state_size": 16},
+            "it has shared experts, keys and values from latents (MLA) and a recurrent state, not supported here",
+        ),
+        ({"attn_logit_softcapping": 50.0}, "it has a soft cap of the scores, not supported here"),
+    ],
+)
+def test_keys_of_gguf(config: dict[str, object], told: str) -> None:
+    assert lacking("newest", config) == told
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer_types": [3, None]}, {"layer_types": "sliding_attention"}, {"text_config": "x"}, {"rope_scaling": 7},
+        {"rope_parameters": {"partial_rotary_factor": "x"}}, {"hidden_act": ["gelu"]}, {"num_experts": {"x": 1}},
+    ],
+)  # fmt: skip
+def test_senseless_values_are_no_defect(config: dict[str, object]) -> None:
+    assert lacking("newest", config)
+
+
+def test_a_nest_of_configurations_is_not_followed_for_ever() -> None:
+    config: dict[str, object] = {}
+    for _ in range(10_000):
+        config = {"text_config": config}
+    assert "no part that they lack" in lacking("newest", config)
