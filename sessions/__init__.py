@@ -16,7 +16,7 @@ from lockstep.sessions.records import (
     Tap,
     TensorKey,
     TensorRecord,
-    Verdict,
+    VerdictRecord,
 )
 from lockstep.sessions.session import Session
 from lockstep.sessions.text import clean
@@ -47,7 +47,7 @@ __all__ = [
     "TapDiff",
     "TensorKey",
     "TensorRecord",
-    "Verdict",
+    "VerdictRecord",
     "clean",
     "rebuild",
 ]

@@ -138,7 +138,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerdictRecord:
     """One judged tap: what `check`, `golden` or `diagnose` found. `detail` is JSON (metrics, floor, rank)."""
 
     branch: int

@@ -32,7 +32,7 @@ from lockstep.sessions.records import (
     Tap,
     TensorKey,
     TensorRecord,
-    Verdict,
+    VerdictRecord,
 )
 from lockstep.sessions.replicas import Replicas
 
@@ -295,6 +295,6 @@ class Session:
 
     def verdicts(
         self, *, branch: int | None = None, step: int | None = None, tap: str | None = None
-    ) -> list[Verdict]:
+    ) -> list[VerdictRecord]:
         """The judgements, by branch, step and (where the session knows the tap) execution order."""
         return journal.verdicts(self._totals, self.meter, self._by_name, (branch, step, tap))

@@ -27,7 +27,7 @@ from lockstep.sessions.format.json_text import json_text
 from lockstep.sessions.format.schema import CHUNK_STEPS, SCHEMA_VERSION
 from lockstep.sessions.meta import SessionMeta
 from lockstep.sessions.recording_file import RecordingFile
-from lockstep.sessions.records import JSON, StepInFlight, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.records import JSON, StepInFlight, StepRecord, Tap, TensorRecord, VerdictRecord
 from lockstep.sessions.session import Session
 
 
@@ -230,7 +230,7 @@ class SessionWriter:
             rows.insert(db, "events", [(event, *row)])
         return event
 
-    def verdicts(self, verdicts: Iterable[Verdict]) -> None:
+    def verdicts(self, verdicts: Iterable[VerdictRecord]) -> None:
         """Record judgements; the newest of a tap at a step replaces an older one."""
         judged = [(v.branch, v.step, v.tap, v.verdict, json_text(v.detail)) for v in verdicts]
         with self._commit() as db:

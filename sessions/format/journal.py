@@ -8,7 +8,7 @@ from lockstep.sessions.format import read_rows
 from lockstep.sessions.format.rows import Row
 from lockstep.sessions.format.totals import Totals
 from lockstep.sessions.limits import ReadMeter
-from lockstep.sessions.records import Event, Tap, Verdict
+from lockstep.sessions.records import Event, Tap, VerdictRecord
 
 
 def events(
@@ -24,7 +24,7 @@ def verdicts(
     meter: ReadMeter,
     taps: Mapping[str, Tap],
     asked: tuple[int | None, int | None, str | None],
-) -> list[Verdict]:
+) -> list[VerdictRecord]:
     """The judgements of this (branch, step, tap), by branch, step and place in `taps`. None: any."""
     found = _chosen(totals.kept("verdicts"), 0, asked)
     verdicts = read_rows.records(read_rows.verdict, found, "verdicts", meter)

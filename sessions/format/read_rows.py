@@ -20,7 +20,7 @@ from lockstep.sessions.records import (
     StepRecord,
     Tap,
     TensorKey,
-    Verdict,
+    VerdictRecord,
 )
 
 T = TypeVar("T")
@@ -202,11 +202,11 @@ def event(row: Row) -> Event:
     )
 
 
-def verdict(row: Row) -> Verdict:
+def verdict(row: Row) -> VerdictRecord:
     """A row of `verdicts`."""
     on, step, tap, word, detail = row
     where = f"verdict on step {step}"
-    return Verdict(
+    return VerdictRecord(
         integer(on, where),
         integer(step, where),
         text(tap, where),

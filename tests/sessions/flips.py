@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
+from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, VerdictRecord
 from lockstep.sessions.format.schema import CHUNK_STEPS
 from lockstep.sessions.meta import ModelMeta
 from tests.sessions.samples import TAPS, create, record
@@ -50,7 +50,7 @@ def recording(path: Path, steps: int = CHUNK_STEPS + 3, *, finished: bool = True
         writer.event(branch, fork, "fork", name, {"at": fork})
     for tap in TAPS:
         writer.verdicts(
-            [Verdict(0, step, tap.name, "pass", {"ratio": step / 7}) for step in range(0, steps, 9)]
+            [VerdictRecord(0, step, tap.name, "pass", {"ratio": step / 7}) for step in range(0, steps, 9)]
         )
     writer.tensors(0, 1, [TensorRecord("embed", 0, 0, np.ones((1, 3), np.float32), "float32", "-1:")])
     if finished:

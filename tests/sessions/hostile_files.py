@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zstandard
 
-from lockstep.sessions import Tap, Verdict
+from lockstep.sessions import Tap, VerdictRecord
 from lockstep.sessions.format.schema import CHUNK_STEPS
 from tests.sessions.samples import create, record, seal, write
 
@@ -92,7 +92,7 @@ def _journal(text: str, words: str = "note") -> Callable[[Path], None]:
         with create(path) as writer:
             writer.step(0, record(0))
             writer.event(0, 0, "note", "")
-            writer.verdicts([Verdict(0, 0, "embed", "fail")])
+            writer.verdicts([VerdictRecord(0, 0, "embed", "fail")])
         with changed(path) as db:
             db.execute("UPDATE events SET text = ?, data = ?", (words, text))
             db.execute("UPDATE verdicts SET detail = ?", (text,))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.sessions import Verdict
+from lockstep.sessions import VerdictRecord
 from lockstep.sessions.dtypes import STORED_AS
 from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SessionMeta
 from lockstep.sessions.records import StepRecord
@@ -264,7 +264,7 @@ for _kind in KINDS:
     _each(f"event_{_kind}", _LINES, lambda made, text, kind=_kind: made.events.extend(
         [(0, 1, kind, text, None), (7, 1, kind, text, {})]))  # fmt: skip
 _each("verdicts", JUNK, lambda made, value: made.verdicts.extend(
-    Verdict(branch, step, tap, word, value) for branch, step in ((0, 1), (0, 10**18), (0, -1), (9, 0))
+    VerdictRecord(branch, step, tap, word, value) for branch, step in ((0, 1), (0, 10**18), (0, -1), (9, 0))
     for tap in ("embed", "nowhere", "[/]") for word in ("fail", "[/]", "absent", "")))  # fmt: skip
 
 _KNOWN = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "hidden_size": 16}

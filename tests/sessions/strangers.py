@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions import (
+    STATISTICS,
+    SequenceStep,
+    SessionWriter,
+    StepRecord,
+    Tap,
+    TensorRecord,
+    VerdictRecord,
+)
 from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from tests.sessions.hostile_files import changed
 from tests.sessions.samples import put_meta
@@ -59,7 +67,7 @@ class Stranger:
     steps: list[StepRecord]
     forks: list[Fork] = field(default_factory=list)
     events: list[tuple[int, int, str, str, Any]] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[VerdictRecord] = field(default_factory=list)
     ranks: int = RANKS
     rows: dict[str, Any] = field(default_factory=dict)
     sql: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -226,7 +234,7 @@ def _golden(**fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def verdict(step: int, tap: str, word: str = "", detail: Any = None) -> Verdict:
+def verdict(step: int, tap: str, word: str = "", detail: Any = None) -> VerdictRecord:
     bad = step == 2 and tap >= "layers.0.attn.probs"
     usual_detail = {
         "rel_l2": 0.3 if bad else 2e-7,
@@ -235,6 +243,6 @@ def verdict(step: int, tap: str, word: str = "", detail: Any = None) -> Verdict:
         "inherited": False,
         "rank": 1,
     }
-    return Verdict(
+    return VerdictRecord(
         0, step, tap, word or ("fail" if bad else "pass"), usual_detail if detail is None else detail
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, Verdict
+from lockstep.sessions import Session, SessionError, SessionWriter, TensorRecord, VerdictRecord
 from lockstep.sessions.compact import compact
 from lockstep.sessions.format import files
 from lockstep.sessions.format.schema import CHUNK_STEPS
@@ -118,7 +118,7 @@ def test_what_is_missing_of_the_whole_is_told(tmp_path: Path, statement: str, wo
         for step in range(3):
             writer.step(0, record(step))
             writer.event(0, step, "note", "x")
-        writer.verdicts([Verdict(0, 1, "embed", "fail")])
+        writer.verdicts([VerdictRecord(0, 1, "embed", "fail")])
     path = tamper(writer.path, statement, sealed=False)
     with Session.open(path) as session:
         session.events()
@@ -159,7 +159,7 @@ def test_what_is_changed_later_keeps_its_checksums(tmp_path: Path) -> None:
             writer.step(0, record(step))
         writer.set_meta(source="you", prompts=("x",))
         for word in ("fail", "pass"):
-            writer.verdicts([Verdict(0, 1, "embed", word)])
+            writer.verdicts([VerdictRecord(0, 1, "embed", word)])
         for part in ("", "-1:", "-1:"):
             writer.tensors(0, 1, [TensorRecord("embed", 0, 0, np.ones(2), "float64", part)], dropped=["some"])
         assert verify(writer.path) == []

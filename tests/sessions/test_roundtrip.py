@@ -21,7 +21,7 @@ from lockstep.sessions import (
     StepRecord,
     Tap,
     TensorRecord,
-    Verdict,
+    VerdictRecord,
 )
 from lockstep.sessions.format.schema import CHUNK_STEPS
 from lockstep.sessions.meta import SessionMeta
@@ -91,8 +91,8 @@ def test_events_and_verdicts(data: dict, text: str) -> None:
         with create(path, rules={"mask": "additive"}) as writer:
             first = writer.event(0, 0, "command", text, data)
             second = writer.event(0, 3, "stop", "nan")
-            writer.verdicts([Verdict(0, 1, "embed", "pass", data), Verdict(0, 0, text, "fail")])
-            writer.verdicts([Verdict(0, 1, "embed", "fail")])
+            writer.verdicts([VerdictRecord(0, 1, "embed", "pass", data), VerdictRecord(0, 0, text, "fail")])
+            writer.verdicts([VerdictRecord(0, 1, "embed", "fail")])
         with Session.open(path) as session:
             assert session.branches()[0].rules == {"mask": "additive"}
             events = session.events()
@@ -101,8 +101,8 @@ def test_events_and_verdicts(data: dict, text: str) -> None:
                 (second, 3, "stop", "nan", None),
             ]
             assert session.events(after=first) == events[1:] == session.events(kind="stop")
-            assert session.verdicts(tap="embed") == [Verdict(0, 1, "embed", "fail")]
-            assert session.verdicts(step=0) == [Verdict(0, 0, text, "fail")]
+            assert session.verdicts(tap="embed") == [VerdictRecord(0, 1, "embed", "fail")]
+            assert session.verdicts(step=0) == [VerdictRecord(0, 0, text, "fail")]
 
 
 @pytest.mark.parametrize("steps", [CHUNK_STEPS - 1, CHUNK_STEPS, 3 * CHUNK_STEPS + 5])

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lockstep.sessions import SessionError, TensorRecord, Verdict
+from lockstep.sessions import SessionError, TensorRecord, VerdictRecord
 from lockstep.sessions.dtypes import STORED_AS
 from lockstep.sessions.meta import SessionMeta
 from lockstep.workbench.tui.app import LockstepApp
@@ -72,7 +72,7 @@ def strangers(draw: st.DrawFn) -> Stranger:
     made.events += [(b, s, k, _stored(t), data) for b, s, k, t, data in draw(st.lists(events, max_size=4))]
     words = st.sampled_from(("pass", "fail", "suspect", "absent", "[/]"))
     verdicts = st.builds(
-        Verdict,
+        VerdictRecord,
         st.integers(-1, 2),
         st.integers(-1, 4),
         st.sampled_from(("embed", "logits", "x")),

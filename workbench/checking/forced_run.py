@@ -17,7 +17,7 @@ from pathlib import Path
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import DType
 from lockstep.engine.errors import RequestError
-from lockstep.sessions import SessionWriteError, Verdict
+from lockstep.sessions import SessionWriteError, VerdictRecord
 from lockstep.sessions.copy import copy
 from lockstep.sessions.errors import RecordingLost
 from lockstep.sessions.meta import ModelMeta, SessionMeta
@@ -181,7 +181,7 @@ class ForcedRun:
         if inferior.patched:
             inferior.set_patches([])
 
-    def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+    def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Into the session of the run."""
         try:
             store_judgement(self.path, self.branch, verdicts, event)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.engine.scratch import ScratchFolder
-from lockstep.sessions import Session, Verdict
+from lockstep.sessions import Session, VerdictRecord
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.records import JSON
@@ -96,7 +96,7 @@ class CheckedRun(Protocol):
         `corrected(step)` are patches of that step."""
         ...
 
-    def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+    def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Keep what was found."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lockstep.sessions import SessionWriter, Verdict
+from lockstep.sessions import SessionWriter, VerdictRecord
 from lockstep.sessions.records import JSON
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.ledger import in_words
@@ -15,7 +15,7 @@ from lockstep.workbench.views.golden_event import KIND, GoldenEvent, Quantisatio
 _WORST = ("fail", "suspect", "pass", "absent")
 
 
-def verdict_rows(taps: Sequence[TapVerdict], branch: int = 0) -> list[Verdict]:
+def verdict_rows(taps: Sequence[TapVerdict], branch: int = 0) -> list[VerdictRecord]:
     """One verdict a tap and step: of several sequences the worst (an inherited failure is less than one of the
     operation's own), of equals the first."""
     worst: dict[tuple[int, str], TapVerdict] = {}
@@ -23,10 +23,10 @@ def verdict_rows(taps: Sequence[TapVerdict], branch: int = 0) -> list[Verdict]:
         known = worst.setdefault((one.step, one.tap), one)
         if _badness(one) < _badness(known):
             worst[one.step, one.tap] = one
-    return [Verdict(branch, step, tap, one.verdict, _detail(one)) for (step, tap), one in worst.items()]
+    return [VerdictRecord(branch, step, tap, one.verdict, _detail(one)) for (step, tap), one in worst.items()]
 
 
-def store_judgement(path: Path, branch: int, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+def store_judgement(path: Path, branch: int, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
     """Keep what was found of a branch in the session at `path`. SessionWriteError where it cannot be written."""
     with SessionWriter.reopen(path) as writer:
         writer.verdicts(verdicts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.sessions import Session, Verdict
+from lockstep.sessions import Session, VerdictRecord
 from lockstep.workbench.views.causes import Cause
 from lockstep.workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden_event
 from lockstep.workbench.views.plain_text import figure_of, mapping, said
@@ -45,7 +45,7 @@ class Judged:
     injected: float | None = None  # relative L2 error on golden inputs
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Judged:
+    def of(cls, verdict: VerdictRecord) -> Judged:
         """As a session tells it."""
         detail = mapping(verdict.detail)
         state: State = "absent"
@@ -141,7 +141,7 @@ def judged_at(session: Session, branch: int, step: int) -> list[Judged]:
     return [Judged.of(verdict) for verdict in verdicts_at(session, branch, step)]
 
 
-def verdicts_at(session: Session, branch: int, step: int) -> list[Verdict]:
+def verdicts_at(session: Session, branch: int, step: int) -> list[VerdictRecord]:
     """The verdicts of a step as they were recorded: of this branch, else of the one that ran the step."""
     own = session.verdicts(branch=branch, step=step)
     if own or step not in session.steps(branch):

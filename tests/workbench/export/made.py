@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.sessions import STATISTICS, SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions import (
+    STATISTICS,
+    SequenceStep,
+    SessionWriter,
+    StepRecord,
+    Tap,
+    TensorRecord,
+    VerdictRecord,
+)
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from tests.sessions.samples import put_meta
 
@@ -127,7 +135,7 @@ def judge(path: Path, wrong: str = "layers.0.attn.probs", step: int = 3) -> None
                 "reason": "820 of 1681 elements are NaN" if bad and tap.index == first else "",
                 "inherited": bad and tap.index > first, "injected": 3.25e-8,
             }  # fmt: skip
-            found.append(Verdict(0, at, tap.name, "fail" if bad else "pass", detail))
+            found.append(VerdictRecord(0, at, tap.name, "fail" if bad else "pass", detail))
     with SessionWriter.reopen(path) as writer:
         writer.verdicts(found)
         writer.event(

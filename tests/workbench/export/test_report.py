@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.faults.catalogue import FAULTS
-from lockstep.sessions import Session, SessionWriter, Verdict
+from lockstep.sessions import Session, SessionWriter, VerdictRecord
 from lockstep.workbench.export.palette import DARK, LIGHT
 from lockstep.workbench.export.report import render
 from lockstep.workbench.views.request import Request
@@ -76,7 +76,7 @@ def _hostile(path: Path) -> Path:
             )
         writer.branch(safe[0], parent=0, fork_step=1, rules={safe[2]: safe[0]})
         writer.verdicts(
-            Verdict(0, 2, f"layers.{i}.{word}", "fail", {"reason": word, "ranks": [word]})
+            VerdictRecord(0, 2, f"layers.{i}.{word}", "fail", {"reason": word, "ranks": [word]})
             for i, word in enumerate(safe)
         )
     return path

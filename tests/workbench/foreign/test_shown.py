@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lockstep.sessions import Session, SessionWriter, Verdict
+from lockstep.sessions import Session, SessionWriter, VerdictRecord
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
@@ -66,7 +66,7 @@ def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> N
     for verdict, shown in (("match", "golden: ✓ match"), ("inconclusive", "golden: inconclusive")):
         event = msgspec.convert({"verdict": verdict}, GoldenEvent)
         with SessionWriter.reopen(session) as writer:
-            writer.verdicts([Verdict(0, 0, "embed", "pass", {})])
+            writer.verdicts([VerdictRecord(0, 0, "embed", "pass", {})])
             writer.event(0, 0, KIND, verdict, plain(event))
         with Session.open(session) as opened:
             source, here = SessionSource(opened), Where(0, 0)

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.engine.taps.names import layer_of, local_name, tap_specs
 from lockstep.sessions import SessionWriter
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, VerdictRecord
 from tests.workbench.tui.synthetic import TEXTS
 
 ODD = ("nan", "inf", "one token", "empty branch")
@@ -49,7 +49,7 @@ def build_odd(path: Path, kind: str) -> Path:
         writer.event(0, 1, "lens", "logit lens", {"seq": 0, "layers": rows, "golden": None})
         figures = {"rel_l2": None, "max_abs": None, "reason": "the engine's value holds NaN"}
         writer.verdicts(
-            [Verdict(0, 1, tap.name, "fail", dict(figures, inherited=tap.index > 0)) for tap in taps]
+            [VerdictRecord(0, 1, tap.name, "fail", dict(figures, inherited=tap.index > 0)) for tap in taps]
         )
     return path
 

@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.engine.taps.names import tap_specs
 from lockstep.sessions import SessionWriter
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
-from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.records import SequenceStep, StepRecord, Tap, TensorRecord, VerdictRecord
 
 #: Token texts, hostile ones among them: an escape sequence, markup, right-to-left, combining, wide.
 TEXTS = {
@@ -191,10 +191,10 @@ def _probs(
     return found
 
 
-def _verdicts(taps: list[Tap], step: int) -> list[Verdict]:
+def _verdicts(taps: list[Tap], step: int) -> list[VerdictRecord]:
     first = next(t.index for t in taps if t.name == "layers.0.attn.scores")
     return [
-        Verdict(
+        VerdictRecord(
             0,
             step,
             tap.name,

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.sessions import Session, SessionError, SessionWriter
 from lockstep.sessions.meta import ConfigMeta, SessionMeta
-from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord, Verdict
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord, VerdictRecord
 from lockstep.workbench.views.compared_logits import compared_logits, divergence
 from lockstep.workbench.views.compared_step import compared_step
 from lockstep.workbench.views.compared_tensors import compared_attention, compared_tensor
@@ -158,7 +158,9 @@ def test_rounding_is_what_the_noise_floor_leaves_room_for(
     tensors = {"layers.0.attn.q_proj": [part * (1 + 1e-7) for part in base]}
     _written(path, _step(3, {"layers.0.attn.q_proj": base}, [1] * 4), _step(3, tensors, [1, 2, 1, 1])).close()
     with SessionWriter.reopen(path) as writer:
-        writer.verdicts([Verdict(1, 0, "layers.0.attn.q_proj", "pass", {"rel_l2": 0.0, "floor": floor})])
+        writer.verdicts(
+            [VerdictRecord(1, 0, "layers.0.attn.q_proj", "pass", {"rel_l2": 0.0, "floor": floor})]
+        )
     found = compared_step(SessionSource(Session.open(path)), Where(), 1)
     rows = {row.name: row for row in found.rows}
     assert rows["layers.0.attn.q_proj"].difference == difference
@@ -224,7 +226,7 @@ def test_golden_of_another_tp_is_compared_by_its_tensors_and_else_by_the_verdict
         writer.step(0, StepRecord(0, "prefill", [told], 0.1, None, None, step.tensors))
     with SessionWriter.reopen(run) as writer:
         writer.event(0, 0, "golden", "", {"verdict": "diverged", "golden_session": "golden.session"})
-        writer.verdicts([Verdict(0, 0, "logits", "fail", {"rel_l2": 0.5, "ratio": 9.0})])
+        writer.verdicts([VerdictRecord(0, 0, "logits", "fail", {"rel_l2": 0.5, "ratio": 9.0})])
     source = SessionSource(Session.open(run))
     rows = {row.name: row for row in compared_step(source, Where(), GOLDEN).rows}
     assert rows["layers.0.attn.q_proj"].rel_l2 == pytest.approx(1 / 3)

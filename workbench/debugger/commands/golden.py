@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.engine.scratch import ScratchFolder
-from lockstep.sessions import SessionWriter, Verdict
+from lockstep.sessions import SessionWriter, VerdictRecord
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from lockstep.sessions.text import clean
 from lockstep.workbench.checking.corrections import Corrections
@@ -134,7 +134,7 @@ class BranchRun:
                     writer.step(0, record)
                 self.progress(what, passes, passes)
 
-    def store(self, verdicts: Sequence[Verdict], event: GoldenEvent) -> None:
+    def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Into the debugger's session. A step that an ancestor ran is judged as part of this branch all the same."""
         inferior = self.debugger.engine.inferior
         inferior.recorder.write(lambda writer: writer.verdicts(verdicts))
