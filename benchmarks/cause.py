@@ -28,7 +28,7 @@ from unittest import mock
 
 #: Part -> the functions that it consists of, by the names under which they are called.
 PARTS = {
-    "find the reference": ("lockstep.workbench.cli.checked_model.record_reference",),
+    "find the reference": ("lockstep.workbench.library.checked_model.record_reference",),
     "start the engine": ("lockstep.workbench.inferior.inferior.Inferior.start",),
     "run and record": ("lockstep.workbench.checking.forced_run.ForcedRun.record",),
     "judge against the reference": tuple(
@@ -37,7 +37,7 @@ PARTS = {
     "judge on its own inputs, name": tuple(
         f"lockstep.workbench.checking.pipeline.{name}" for name in ("diagnose", "named")
     ),
-    "confirm by switching off": ("lockstep.workbench.cli.diagnose.confirm",),
+    "confirm by switching off": ("lockstep.workbench.library.judging.confirm",),
 }
 _INSIDE = "--inside"
 

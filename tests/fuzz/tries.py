@@ -13,8 +13,8 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel import shards
 from lockstep.engine.run.sampler import choose
 from lockstep.engine.run.sampling import Sampling
-from lockstep.workbench.cli.checked_model import ModelToCheck
 from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.library.checked_model import ModelToCheck
 from tests.checkpoints import CLASSES, tiny_checkpoint
 from tests.fuzz.models import DTYPES, random_degree, random_model, random_prompts
 

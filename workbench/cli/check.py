@@ -10,16 +10,12 @@ from rich.console import Console
 
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import Session
-from lockstep.sessions.copy import copy
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.text import clean
 from lockstep.workbench.checking.pipeline import CheckResult
-from lockstep.workbench.checking.verdicts import store_judgement, verdict_rows
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.checked_model import ModelToCheck
 from lockstep.workbench.cli.invariants import check_invariants
 from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.recordings import judged_recording
 from lockstep.workbench.cli.reports import write_report
 from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import Exit, UsageError
@@ -27,16 +23,13 @@ from lockstep.workbench.export import csv, junit
 from lockstep.workbench.export.cases import cases
 from lockstep.workbench.export.check_text import inconclusive, render, where
 from lockstep.workbench.export.json import dumps
-from lockstep.workbench.inferior.destination import may_write
-from lockstep.workbench.paths import new_session_path, session_of, sessions_directory
-from lockstep.workbench.references.cache import prune
-from lockstep.workbench.references.request import ReferenceName
+from lockstep.workbench.library import judging
+from lockstep.workbench.library.checked_model import ModelToCheck
+from lockstep.workbench.library.verdict import Verdict
+from lockstep.workbench.paths import session_of
 from lockstep.workbench.views.golden_event import GoldenEvent
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
-
-#: Bytes that sessions of checks may take which nobody named a file for.
-UNNAMED_BYTES = 2 << 30
 
 _COLUMNS = (
     "step",
@@ -132,34 +125,52 @@ def check(
     but what was to be saved could not be. 6: inconclusive, the reference overflows at this dtype, or a recording does
     not carry a verdict.
     """
-    if (recording := session_of(target)) is not None:
-        if prompt or ids or rule or reference != "transformers" or floor != "auto" or tp != 1 or invariants:
-            raise UsageError(
-                "--prompt, --ids, --rule, --tp, --floor, --reference and --invariants are for a model: a recording is "
-                "read as it is"
-            )
-        saved = may_write(save) if save else None
-        result = judged_recording(recording, model, golden, True, branch, device)
-        raise typer.Exit(_of_recording(recording, branch, result, saved, junit_file, csv_file, as_json))
-    if model is not None or golden is not None:
-        raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
     several = len([*(prompt or ()), *(ids or ())]) > 1
-    if invariants and (save or csv_file or several or (floor, reference) != ("auto", "transformers")):
+    recording = session_of(target)
+    if invariants and (
+        recording
+        or model
+        or golden
+        or save
+        or csv_file
+        or several
+        or (floor, reference) != ("auto", "transformers")
+    ):
         raise UsageError(
             "--invariants needs no reference and records nothing: leave out --save, --csv, --floor and --reference, "
-            "and give one prompt"
+            "and give a model and one prompt"
         )
-    if floor not in ("auto", "fixed"):
-        raise UsageError(f"--floor is auto or fixed, not {floor!r}")
-    chosen = options.reference_of(reference)
-    asked = ModelToCheck.of(
-        target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
-        load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
-        listen=listen,
-    )  # fmt: skip
     if invariants:
+        asked = ModelToCheck.of(
+            target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
+            load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
+            listen=listen,
+        )  # fmt: skip
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
-    raise typer.Exit(_of_model(asked, chosen, floor == "auto", save, junit_file, csv_file, as_json))
+    with ScratchFolder.make("check") as scratch:
+        with Status() as status:
+            found = judging.check(
+                target, prompt=prompt, ids=ids, chat=chat, tp=tp, steps=steps, rules=rule, device=device, dtype=dtype,
+                floor=floor, reference=reference, load=load, weights=weights, batch_invariant=batch_invariant,
+                model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
+                timeout=timeout, start_timeout=start_timeout, listen=listen, progress=status,
+            )  # fmt: skip
+        if as_json:
+            print(dumps(found.to_json()))
+        else:
+            if found.subject:
+                print(clean(found.subject))
+            render(found.event, found.taps, Console(highlight=False, soft_wrap=True))
+        judged = found.result.engine_session
+        if recording is not None and junit_file is not None:
+            judged = save or scratch.path / "judged.session"
+            if save is None:
+                judging.store_judged(recording, branch, found.result, judged)
+        named = f"{found.model} --tp {tp}" if recording is None else recording.name
+        title = f"lockstep check {named}"
+        lost = write_report(junit_file, lambda out: out.write(_junit(title, found.result, judged)))
+        lost += write_report(csv_file, lambda out: _csv(out, found.result))
+    raise typer.Exit(_ended(found, save if recording is not None else found.session, save, lost, as_json))
 
 
 def code_of(event: GoldenEvent) -> Exit:
@@ -172,61 +183,17 @@ def _csv(out: TextIO, result: CheckResult) -> None:
     csv.write(out, _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in result.judgement.taps))
 
 
-def _of_model(
-    asked: ModelToCheck, library: ReferenceName, floor: bool, save: Path | None, junit_file: Path | None,
-    csv_file: Path | None, as_json: bool,
-) -> Exit:  # fmt: skip
-    """Run a model, hold it against the reference, tell what came of it, and write what was asked for."""
-    opened, tp = asked.opened, asked.config.tp
-    place = may_write(save) if save else new_session_path(f"check-{opened.name}-tp{tp}")
-    with ScratchFolder.make("check") as scratch:
-        with Status() as status:
-            recorded = asked.reference(status, library, floor)
-            with asked.engine(status) as inferior:
-                result = asked.check(inferior, recorded, place, scratch.path / "check.session", status)
-        if as_json:
-            print(dumps(result.to_json()))
-        else:
-            print(clean(asked.in_words()))
-            render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
-        lost = [f"{place} lacks {result.lost}"] if result.lost else []
-        title = f"lockstep check {opened.name} --tp {tp}"
-        lost += write_report(junit_file, lambda out: out.write(_junit(title, result, result.engine_session)))
-        lost += write_report(csv_file, lambda out: _csv(out, result))
-    if save is None and not result.lost:
-        prune(sessions_directory(), keep=place, limit=UNNAMED_BYTES, names="check-*.session")
+def _ended(found: Verdict, place: Path | None, save: Path | None, lost: list[str], as_json: bool) -> Exit:
+    """Report what was recorded at `place`, and what is lost."""
+    if found.lost:
+        lost = [f"{found.place} lacks {found.lost}", *lost]
     for words in lost:
         tell(f"error: {words}")
-    if not result.lost and not as_json:
+    if place is not None and not as_json:
         tell(f"recorded in {place}")
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
-    asked_for = lost if save is not None or not result.lost else lost[1:]
-    told = code_of(result.event)
-    return told or (Exit.NOT_SAVED if asked_for else Exit.OK)
-
-
-def _of_recording(
-    path: Path, branch: int, result: CheckResult, save: Path | None, junit_file: Path | None, csv_file: Path | None,
-    as_json: bool,
-) -> Exit:  # fmt: skip
-    """Tell what came of a recording, and write what was asked for; the recording itself stays as it is."""
-    if as_json:
-        print(dumps(result.to_json()))
-    else:
-        render(result.event, result.judgement.taps, Console(highlight=False, soft_wrap=True))
-    lost = write_report(csv_file, lambda out: _csv(out, result))
-    if save is not None or junit_file is not None:
-        with ScratchFolder.make("check") as scratch:
-            judged = save or scratch.path / "judged.session"
-            copy(path, judged, overwrite=True)
-            store_judgement(judged, branch, verdict_rows(result.judgement.taps, branch), result.event)
-            title = f"lockstep check {path.name}"
-            lost += write_report(junit_file, lambda out: out.write(_junit(title, result, judged)))
-    for words in lost:
-        tell(f"error: {words}")
-    if save is not None and not as_json:
-        tell(f"recorded in {save}")
-    return code_of(result.event) or (Exit.NOT_SAVED if lost else Exit.OK)
+    asked_for = lost if save is not None or not found.lost else lost[1:]
+    return code_of(found.event) or (Exit.NOT_SAVED if asked_for else Exit.OK)
 
 
 def _junit(title: str, result: CheckResult, judged: Path) -> str:

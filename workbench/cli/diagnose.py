@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions.text import clean
-from lockstep.workbench.checking.confirmation import confirm
-from lockstep.workbench.checking.differing_runs import with_runs
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.check import code_of
-from lockstep.workbench.cli.checked_model import ModelToCheck
 from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.recordings import judged_recording
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
-from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.diagnosis_text import render_diagnosis
 from lockstep.workbench.export.json import dumps
-from lockstep.workbench.inferior.destination import may_write
-from lockstep.workbench.paths import session_of
+from lockstep.workbench.library import judging
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -95,30 +87,16 @@ def diagnose(
 
     Exit code 0: nothing is wrong. 1: something is, and the causes are named. 6: inconclusive.
     """
-    if (path := session_of(target)) is not None:
-        if rule or prompt or ids:
-            raise UsageError("--rule, --prompt and --ids are for a model: a recording is read as it is")
-        result = judged_recording(path, model, golden, reference, branch, device, search_seconds)
-    else:
-        if model is not None or golden is not None:
-            raise UsageError("--model and --golden are for a recording: give RUN.session, or MODEL alone")
-        with ScratchFolder.make("diagnose") as scratch, Status() as status:
-            asked = ModelToCheck.of(
-                target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device,
-                dtype=dtype, timeout=timeout, start_timeout=start_timeout,
-            )  # fmt: skip
-            saved = may_write(save) if save else scratch.path / "run.session"
-            recorded = asked.reference(status)
-            with asked.engine(status) as inferior:
-                result = asked.check(inferior, recorded, saved, scratch.path / "spare.session", status)
-                result = confirm(inferior, recorded, result, status.count)
-            if result.event.verdict == "diverged":
-                result = replace(result, event=with_runs(result.event, asked.suite(status).compare_runs()))
-            status.clear()
-            if not as_json:
-                print(clean(asked.in_words()))
+    with Status() as status:
+        found = judging.diagnose(
+            target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
+            tp=tp, steps=steps, rules=rule, device=device, dtype=dtype, save=save, timeout=timeout,
+            start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
+        )  # fmt: skip
     if as_json:
-        print(dumps(result.to_json()))
+        print(dumps(found.to_json()))
     else:
-        render_diagnosis(result.event, Console(highlight=False, soft_wrap=True))
-    raise typer.Exit(code_of(result.event))
+        if found.subject:
+            print(clean(found.subject))
+        render_diagnosis(found.event, Console(highlight=False, soft_wrap=True))
+    raise typer.Exit(code_of(found.event))

@@ -25,6 +25,7 @@ from lockstep.workbench.inferior.generation import Generated, Speed, add_prompts
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.recorder import StepRecorder
 from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.library.checked_model import reference_of
 from lockstep.workbench.models import requests
 from lockstep.workbench.models.capture import NOTHING
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
@@ -83,7 +84,7 @@ def generate(
     """
     if capture and not save:
         raise UsageError("--capture says what --save records: give --save FILE.session")
-    reference = options.reference_of(compare, "--compare") if compare else None
+    reference = reference_of(compare, "--compare") if compare else None
     opened = open_to_run(model)
     if reference is not None:
         need_readable(opened.path, reference)

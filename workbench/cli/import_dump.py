@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from lockstep.engine.extras import install, is_installed
-from lockstep.sessions import Session
-from lockstep.sessions.meta import ForeignMeta, ModelMeta
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.foreign.added import ELSEWHERE, format_names, open_dump
-from lockstep.workbench.foreign.importing import dropped_lines, import_run
 from lockstep.workbench.foreign.name_map import NameMap
-from lockstep.workbench.foreign.passes import ForeignRun
 from lockstep.workbench.inferior.destination import may_write
-from lockstep.workbench.inferior.identity import checkpoint_digest
-from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.library.imported import ImportedRun, import_as
+from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.paths import new_session_path
-from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.coverage import Coverage, coverage
-from lockstep.workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -75,58 +66,11 @@ def import_dump(
         print(dumps(imported.to_json()))
         return
     print(imported.coverage.in_words())
-    imported.tell_rest()
+    tell_rest(imported)
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedRun:
-    """A foreign run that has become a session, and what is to be known of it."""
-
-    session: Path
-    coverage: Coverage
-    foreign: ForeignMeta | None
-    notes: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """What was left out, inferred and noted."""
-        dropped = dropped_lines(self.foreign) if self.foreign else ()
-        return [*self.coverage.remarks(), *dropped, *self.notes]
-
-    def tell_rest(self) -> None:
-        """On stderr, what else there is to know than the coverage."""
-        for line in self.lines():
-            tell(line)
-        tell(f"recorded in {self.session}")
-
-    def to_json(self) -> dict[str, object]:
-        """As `--json` prints it."""
-        return {
-            "session": str(self.session),
-            "coverage": plain(self.coverage),
-            "foreign": plain(self.foreign),
-            "notes": self.lines(),
-        }
-
-
-def import_as(
-    run: ForeignRun, form: str, target: Path, opened: OpenedModel | None, status: Status
-) -> ImportedRun:
-    """Write a run, a dump of the format `form`, as the session `target`; `opened` is the checkpoint it is of."""
-    tokenizer = None if opened is None else opened.tokenizer
-    meta = import_run(
-        run, target, form=form, model=None if opened is None else model_meta(opened),
-        token=(lambda token: None) if tokenizer is None else tokenizer.token,
-        progress=lambda done, of: status.count("pass", done, of),
-    )  # fmt: skip
-    with Session.open(target, session_limits()) as session, session.walk():
-        return ImportedRun(target, coverage(session), meta.foreign, meta.notes)
-
-
-def model_meta(opened: OpenedModel) -> ModelMeta:
-    """What a session says of a checkpoint, its digest among that."""
-    return msgspec.structs.replace(
-        msgspec.convert(asdict(opened.config), ModelMeta),
-        name=opened.name,
-        path=str(opened.path),
-        checkpoint=checkpoint_digest(opened.path),
-    )
+def tell_rest(imported: ImportedRun) -> None:
+    """On stderr, what else there is to know of it than the coverage."""
+    for line in imported.lines():
+        tell(line)
+    tell(f"recorded in {imported.session}")

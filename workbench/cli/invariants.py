@@ -10,7 +10,6 @@ from rich.console import Console
 
 from lockstep.sessions.text import clean
 from lockstep.workbench.checking.invariants.invariant import Invariant
-from lockstep.workbench.cli.checked_model import ModelToCheck
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
 from lockstep.workbench.cli.terminal import tell
@@ -18,6 +17,7 @@ from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export import junit
 from lockstep.workbench.export.check_text import say
 from lockstep.workbench.export.json import dumps
+from lockstep.workbench.library.checked_model import ModelToCheck
 from lockstep.workbench.views.plain_text import plural
 
 _MARKS = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "not tried": ("-", "dim")}

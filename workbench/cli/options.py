@@ -7,10 +7,6 @@ from typing import Annotated
 
 import typer
 
-from lockstep.workbench.exit_codes import UsageError
-from lockstep.workbench.references.llamacpp.library import need_installed
-from lockstep.workbench.references.request import REFERENCES, ReferenceName
-
 Model = Annotated[
     str,
     typer.Argument(
@@ -107,12 +103,3 @@ Reference = Annotated[
         help="Who is right. llama.cpp reads GGUF files, and is the extra `llamacpp`.",
     ),
 ]
-
-
-def reference_of(word: str, option: str = "--reference") -> ReferenceName:
-    """UsageError for a word that is no reference, and where its library is missing."""
-    if word not in REFERENCES:
-        raise UsageError(f"{option} is {' or '.join(REFERENCES)}, not {word!r}")
-    if word == "llama.cpp":
-        need_installed()
-    return word

@@ -6,9 +6,10 @@ import sys
 import threading
 
 from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.library.listening import Listener
 
 
-class Status:
+class Status(Listener):
     """A line that is written over, and gone when the work is. Silent where stderr is no terminal."""
 
     def __init__(self) -> None:
@@ -29,10 +30,14 @@ class Status:
         """Show `text` until the next."""
         self._write(f"lockstep: {text}…")
 
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        tell(text)
+
     def warn(self, text: str) -> None:
         """Print a warning that stays."""
-        self.clear()
-        tell(f"warning: {text}")
+        self.note(f"warning: {text}")
 
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far a recording has come; `of` 0: it is not counted."""

@@ -14,7 +14,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.regression import Regression, regression
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.attach_options import EngineName, Only, Passes, import_attached, tap_request
+from lockstep.workbench.cli.attach_options import EngineName, Only, Passes
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
 from lockstep.workbench.cli.terminal import tell
@@ -23,6 +23,8 @@ from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.export.regression import junit_of, sarif_of
 from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.library.attached import tap_request
+from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.paths import find_session, new_session_path
 from lockstep.workbench.settings import session_limits
 from lockstep.workbench.views.golden_event import plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -33,6 +33,9 @@ _ORDER = ("fail", "inherited", "suspect", "pass", "absent")
 
 #: Causes that `check` tells; `diagnose` tells all.
 MOST_CAUSES = 4
+
+#: How lines of the explanation are set off.
+_EXPLAINED = {"first wrong": "bold", "cause": "bold"}
 
 #: Columns of the names before the lines under the table.
 _INDENT = 12
@@ -117,22 +120,29 @@ def _cell(tap: str, cells: Cells, first: Divergence | None) -> Text:
 
 def explain(event: GoldenEvent, console: Console) -> None:
     """The first divergence: where, how wrong, why."""
+    for label, words in explanation(event):
+        dim = label == "" or words == NO_CAUSE
+        say(console, label, words, "dim" if dim else _EXPLAINED.get(label, ""))
+
+
+def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
+    """The first divergence as (label, words): where, how wrong, why; nothing where there is none."""
     first = event.first_divergence
     if first is None:
         return
-    say(console, "first wrong", where(first, event.tp), "bold")
-    say(console, "how wrong", how_wrong(first))
+    yield "first wrong", clean(where(first, event.tp))
+    yield "how wrong", how_wrong(first)
     for cause in event.causes[:MOST_CAUSES]:
         told = dict(cause_lines(cause))
         for label in ("cause", "or", "fix"):
             if label in told:
-                say(console, label, clean(told[label]), "bold" if label == "cause" else "")
+                yield label, clean(told[label])
     if (more := len(event.causes) - MOST_CAUSES) > 0:
-        say(console, "", f"and {more} more: `lockstep diagnose` tells all of them", "dim")
+        yield "", f"and {more} more: `lockstep diagnose` tells all of them"
     if not event.causes:
-        say(console, "cause", NO_CAUSE, "dim")
+        yield "cause", NO_CAUSE
     if event.ledger:
-        say(console, "ledger", event.ledger)
+        yield "ledger", clean(event.ledger)
 
 
 def where(first: Divergence, tp: int) -> str:
@@ -181,16 +191,19 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
         say(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:
         say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
+    style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
+    say(console, "verdict", conclusion(event, taps), style)
+
+
+def conclusion(event: GoldenEvent, taps: Sequence[TapVerdict]) -> str:
+    """The verdict itself, with what it rests on or why it is none."""
     if event.matches:
         suspects = sum(one.verdict == "suspect" for one in taps)
         counted = sum(one.verdict != "absent" for one in taps)
-        said = f"match: {counted} tensors judged, {suspects} suspect, none wrong"
-    elif event.verdict == "inconclusive":
-        said = f"inconclusive: {clean(inconclusive(event))}"
-    else:
-        said = "diverged"
-    style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
-    say(console, "verdict", said, style)
+        return f"match: {counted} tensors judged, {suspects} suspect, none wrong"
+    if event.verdict == "inconclusive":
+        return f"inconclusive: {clean(inconclusive(event))}"
+    return "diverged"
 
 
 def untapped(run: UntappedRun, reference: str) -> str:

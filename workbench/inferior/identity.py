@@ -7,8 +7,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import lockstep
 from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.version import __version__
 
 #: Whose versions decide what numbers come out.
 _LIBRARIES = ("torch", "transformers")
@@ -24,7 +24,7 @@ def checkpoint_digest(checkpoint: Path) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Name -> version of the libraries and of Python; what is not installed is left out."""
-    found = {"python": platform.python_version(), "lockstep": lockstep.__version__}
+    found = {"python": platform.python_version(), "lockstep": __version__}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)

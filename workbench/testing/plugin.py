@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 import pytest
 
 if TYPE_CHECKING:
-    from lockstep.workbench.checking.pipeline import CheckResult
+    from lockstep.workbench.library.verdict import Verdict
 
 #: Names the folder of reference recordings for what runs in this process: `workbench.paths.golden_directory`.
 _GOLDEN = "LOCKSTEP_GOLDEN_DIR"
-#: Columns of a failure's message.
-_WIDTH = 100
 
 
 class CheckOptions(TypedDict, total=False):
@@ -40,7 +38,7 @@ class CheckOptions(TypedDict, total=False):
 class ModelCheck(Protocol):
     """What the fixture `lockstep_check` is."""
 
-    def __call__(self, model: str | Path, tp: int = 1, **options: Unpack[CheckOptions]) -> CheckResult:
+    def __call__(self, model: str | Path, tp: int = 1, **options: Unpack[CheckOptions]) -> Verdict:
         """Run the check of `model` on `tp` ranks. The test fails unless it matches the reference."""
         ...
 
@@ -48,7 +46,7 @@ class ModelCheck(Protocol):
 class RecordingCheck(Protocol):
     """What the fixture `lockstep_recording` is."""
 
-    def __call__(self, path: str | Path, model: str | Path) -> CheckResult:
+    def __call__(self, path: str | Path, model: str | Path) -> Verdict:
         """Judge the recording at `path`, of the checkpoint `model`. The test fails unless it matches the reference."""
         ...
 
@@ -67,11 +65,15 @@ def lockstep_check(request: pytest.FixtureRequest, tmp_path: Path) -> ModelCheck
     operation, how wrong it is, the cause and the fix; else the verdict is returned."""
     sessions = (tmp_path / f"check-{number}.session" for number in range(1, 1_000_000))
 
-    def check(model: str | Path, tp: int = 1, **options: Unpack[CheckOptions]) -> CheckResult:
+    def check(model: str | Path, tp: int = 1, **options: Unpack[CheckOptions]) -> Verdict:
         __tracebackhide__ = True
         session = next(sessions)
         with _judging(request.config):
-            result = _checked(str(model), tp, session, options)
+            from lockstep.workbench.library import judging
+
+            result = judging.check(
+                model, tp=tp, save=session, spare=session.with_suffix(".spare.session"), **options
+            )
         return _passed(f"lockstep check {model} --tp {tp}", result)
 
     return check
@@ -82,25 +84,25 @@ def lockstep_recording(request: pytest.FixtureRequest) -> RecordingCheck:
     """`lockstep_recording(path, model)`: a session that an engine recorded (`lockstep attach`, `lockstep import`),
     judged as by `lockstep check RUN --model MODEL`."""
 
-    def check(path: str | Path, model: str | Path) -> CheckResult:
+    def check(path: str | Path, model: str | Path) -> Verdict:
         __tracebackhide__ = True
         with _judging(request.config):
-            result = _judged(Path(path), str(model))
+            from lockstep.workbench.library import judging
+
+            result = judging.check(path, model=model)
         return _passed(f"lockstep check {path} --model {model}", result)
 
     return check
 
 
-def _passed(title: str, result: CheckResult) -> CheckResult:
+def _passed(title: str, result: Verdict) -> Verdict:
     """The verdict. pytest's failure, with the report as its message, where it is no match."""
     __tracebackhide__ = True
     if not result.matches:
-        first = result.event.first_divergence
+        first = result.first_divergence
         # On the first line, which is all that pytest's summary has of a failure.
-        wrong = result.event.verdict if first is None else f"{first.tap} is the first wrong operation"
-        pytest.fail(
-            f"{wrong}: {title}\n{_report(result)}\nrecorded in {result.engine_session}", pytrace=False
-        )
+        wrong = result.verdict if first is None else f"{first.tap} is the first wrong operation"
+        pytest.fail(f"{wrong}: {title}\n{result}\nrecorded in {result.session}", pytrace=False)
     return result
 
 
@@ -127,45 +129,3 @@ def _judging(config: pytest.Config) -> Iterator[None]:
             )
     if trouble:
         raise pytest.fail.Exception(f"lockstep: {trouble}", pytrace=False) from None
-
-
-def _checked(model: str, tp: int, session: Path, options: CheckOptions) -> CheckResult:
-    """One check, recorded to `session`. All that this module asks of the rest for a model."""
-    from lockstep.workbench.cli.checked_model import ModelToCheck
-    from lockstep.workbench.cli.progress import Status
-
-    prompt, ids, rules = options.get("prompt"), options.get("ids"), options.get("rules", {})
-    asked = ModelToCheck.of(
-        model, tp=tp, texts=[prompt] if isinstance(prompt, str) else prompt,
-        ids=None if ids is None else [",".join(map(str, ids))], chat=options.get("chat", False),
-        steps=options.get("steps", 8), rules=[f"{name}={value}" for name, value in rules.items()],
-        device=options.get("device", "cpu"), dtype=options.get("dtype", "auto"),
-        weights=options.get("weights", "dequantised"),
-    )  # fmt: skip
-    with Status() as status:
-        reference = asked.reference(status)
-        with asked.engine(status) as engine:
-            return asked.check(engine, reference, session, session.with_suffix(".spare.session"), status)
-
-
-def _judged(path: Path, model: str) -> CheckResult:
-    """One recording judged. All that this module asks of the rest for a recording."""
-    from lockstep.workbench.cli.recordings import judged_recording
-
-    return judged_recording(path, model, None, True, 0, "cpu")
-
-
-def _report(result: CheckResult) -> str:
-    """The first wrong operation, how wrong, the cause and the fix, and the verdict, a line each."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    from lockstep.workbench.export import check_text
-
-    written = StringIO()
-    console = Console(file=written, width=_WIDTH, color_system=None, highlight=False, soft_wrap=True)
-    check_text.rests(result.event, console)
-    check_text.explain(result.event, console)
-    check_text.verdict(result.event, result.judgement.taps, console)
-    return written.getvalue().rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +40,9 @@ def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]
     """The axes of a tap's tensor of that shape, the `part` of the whole (a slice string) that was captured of it.
     `positions` are those of the sequence's new tokens. Channels that are heads side by side are two axes."""
     local = local_name(tap)
-    keys = range(positions[-1] + 1) if len(positions) else range(0)
+    keys = (
+        range(min(positions[-1] + 1, sys.maxsize)) if len(positions) else range(0)
+    )  # longer ones have no len()
     if local in _HEADS_FIRST and len(shape) == 3:
         named: list[tuple[str, Sequence[int]]] = [("head", ()), ("query", positions), ("key", keys)]
     elif local in _BY_HEAD and len(shape) == 3:

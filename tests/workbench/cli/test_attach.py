@@ -117,8 +117,8 @@ def test_a_rank_that_left_nothing_is_told(engine: list[str], tmp_path: Path, cap
     ("words", "code", "told"),
     [
         (["--", "true"], 3, "no rank wrote a pass; it imported no vLLM"),
-        (["--engine", "tensorrt", "--", "true"], 2, "--engine is one of auto, vllm, sglang, nano, torch"),
-        (["--capture", "some", "--", "true"], 2, "--capture is full or stats, not 'some'"),
+        (["--engine", "tensorrt", "--", "true"], 2, "engine is one of auto, vllm, sglang, nano, torch"),
+        (["--capture", "some", "--", "true"], 2, "capture is full or stats, not 'some'"),
         (["--", "/no/such/program"], 3, "cannot start /no/such/program"),
         ([], 2, "Missing argument"),
     ],

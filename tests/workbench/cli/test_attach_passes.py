@@ -19,8 +19,8 @@ from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.attach.launch import Attached, AttachError, Remark, TapRequest
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.recorded_run import diagnose_recording
-from lockstep.workbench.cli import attach_passes
 from lockstep.workbench.cli.main import run
+from lockstep.workbench.library import attach_passes
 from lockstep.workbench.references.golden import forced_onto
 from lockstep.workbench.references.request import GoldenRequest
 from lockstep.workbench.references.transformers_recorder import record

@@ -1,5 +1,4 @@
-"""A model on the command line, run by our engine on prompts and held against a reference: what `check` and `diagnose`
-have in common."""
+"""A model that our engine runs on prompts, held against a reference: what `check` and `diagnose` have in common."""
 
 from __future__ import annotations
 
@@ -13,11 +12,13 @@ from lockstep.workbench.checking.forced_run import check as run_check
 from lockstep.workbench.checking.forced_run import check_fits, record_reference
 from lockstep.workbench.checking.invariants.suite import Suite
 from lockstep.workbench.checking.pipeline import CheckResult, Reference
-from lockstep.workbench.cli.progress import Status
+from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models import requests
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
-from lockstep.workbench.references.request import ReferenceName
+from lockstep.workbench.references.llamacpp.library import need_installed
+from lockstep.workbench.references.request import REFERENCES, ReferenceName
 
 #: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
 DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
@@ -67,26 +68,26 @@ class ModelToCheck:
         return cls(opened, prompts, steps, config, requests.rules_of(rules, opened, tp))
 
     def reference(
-        self, status: Status, library: ReferenceName = "transformers", floor: bool = True
+        self, listener: Listener, library: ReferenceName = "transformers", floor: bool = True
     ) -> Reference:
         """The reference for the prompts, from the cache or recorded now."""
         return record_reference(
             self.opened.path, self.prompts, self.steps, self.config.dtype, reference=library,
-            floor=floor, device=self.config.device, progress=status.count, warn=status.warn,
+            floor=floor, device=self.config.device, progress=listener.count, warn=listener.warn,
         )  # fmt: skip
 
     @contextmanager
-    def engine(self, status: Status) -> Iterator[Inferior]:
+    def engine(self, listener: Listener) -> Iterator[Inferior]:
         """The engine, under the rules."""
         tp = self.config.tp
-        status.say(f"starting {tp} rank{'s' * (tp > 1)}")
+        listener.say(f"starting {tp} rank{'s' * (tp > 1)}")
         with Inferior(
-            self.opened.path, self.opened.config, self.config, self.rules, on_warning=status.warn
+            self.opened.path, self.opened.config, self.config, self.rules, on_warning=listener.warn
         ) as inferior:
             yield inferior
 
     def check(
-        self, inferior: Inferior, reference: Reference, target: Path, spare: Path, status: Status
+        self, inferior: Inferior, reference: Reference, target: Path, spare: Path, listener: Listener
     ) -> CheckResult:
         """Run, judge and explain it; the run is recorded to `target`."""
         return run_check(
@@ -95,13 +96,13 @@ class ModelToCheck:
             target,
             rules=self.rules,
             model=self.opened,
-            progress=status.count,
+            progress=listener.count,
             spare=spare,
         )
 
-    def suite(self, status: Status) -> Suite:
+    def suite(self, listener: Listener) -> Suite:
         """Runs of the first prompt that must agree with each other."""
-        opened, told = self.opened, status.say
+        opened, told = self.opened, listener.say
         return Suite(opened.path, opened.config, self.config, self.rules, self.prompts[0], self.steps, told)
 
     def in_words(self) -> str:
@@ -109,6 +110,15 @@ class ModelToCheck:
         lengths = " + ".join(str(len(prompt)) for prompt in self.prompts)
         config = self.config
         return f"{self.opened.name}, tp={config.tp}, {config.dtype}: {lengths} prompt tokens, {self.steps} decode steps"
+
+
+def reference_of(word: str, option: str = "--reference") -> ReferenceName:
+    """UsageError for a word that is no reference, and where its library is missing."""
+    if word not in REFERENCES:
+        raise UsageError(f"{option} is {' or '.join(REFERENCES)}, not {word!r}")
+    if word == "llama.cpp":
+        need_installed()
+    return word
 
 
 def _prompts(

@@ -1,4 +1,4 @@
-"""Judging a recording on the command line: which checkpoint it is of, and the reference that it is held against."""
+"""Judging a recording: which checkpoint it is of, and the reference that it is held against."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from lockstep.sessions import Session
 from lockstep.sessions.keeping import reading
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.recorded_run import checkpoint_of, diagnose_recording
-from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
 from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
@@ -24,17 +24,18 @@ def judged_recording(
     reference: bool,
     branch: int,
     device: str,
+    listener: Listener,
     seconds: float = SEARCH_SECONDS,
 ) -> CheckResult:
     """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
     of. `golden`, `reference` and `seconds` as in `diagnose_recording`."""
-    with Status() as status, Session.open(path, session_limits()) as session, reading(session):
+    with Session.open(path, session_limits()) as session, reading(session):
         try:
             checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
         except DiagnosisError as error:
             raise UsageError(str(error)) from error
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
-            record=reference, device=device, seconds=seconds, warn=status.warn,
-            progress=lambda done, of: status.count("reference", done, of),
+            record=reference, device=device, seconds=seconds, warn=listener.warn,
+            progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+from markupsafe import Markup
 
 from lockstep.sessions import Session
 from lockstep.sessions.copy import copy
-from lockstep.sessions.records import JSON
+from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import ALWAYS, Attached, AttachError, TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.closer_look import first_look, further_look
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.same_run import SameRun, same_run
-from lockstep.workbench.cli.attach_options import import_attached
-from lockstep.workbench.cli.import_dump import ImportedRun
-from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.recordings import judged_recording
-from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.library import html
+from lockstep.workbench.library.imported import ImportedRun, import_attached
+from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.library.recordings import judged_recording
+from lockstep.workbench.library.verdict import Verdict
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.settings import session_limits
 
@@ -35,7 +36,7 @@ class PassReport:
     found: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AttachedRuns:
     """What came of the runs: the last that left something, what its session holds, and (with a model) its verdict.
     `text` says whether the tokens are those of the command without a tap, `other_text` that they are not."""
@@ -46,6 +47,23 @@ class AttachedRuns:
     passes: tuple[PassReport, ...] = ()
     text: str = ""
     other_text: bool = False
+    command: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def session(self) -> Path:
+        """The recording, for `lockstep.open`."""
+        return self.imported.session
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the model says of it; None where none was given."""
+        return None if self.result is None else Verdict(self.result, warnings=self.warnings)
+
+    @property
+    def exit_code(self) -> int:
+        """The command's, as a shell counts."""
+        return self.attached.exit_code
 
     @property
     def judged(self) -> CheckResult:
@@ -53,10 +71,10 @@ class AttachedRuns:
         assert self.result is not None, "there is a model to compare with"
         return self.result
 
-    def noted(self, found: str) -> AttachedRuns:
+    def noted(self, found: str, listener: Listener) -> AttachedRuns:
         """With what the last pass showed, which is told."""
         *before, last = self.passes
-        tell(f"pass {len(self.passes)}: {found}")
+        listener.note(f"pass {len(self.passes)}: {found}")
         return replace(self, passes=(*before, replace(last, found=found)))
 
     def unsure(self, why: str, *, whatever: bool) -> AttachedRuns:
@@ -68,11 +86,25 @@ class AttachedRuns:
         event = msgspec.structs.replace(event, verdict=verdict, notes=(*event.notes, why))
         return replace(self, result=replace(self.result, event=event))
 
-    def to_json(self) -> dict[str, JSON]:
-        """The passes and the text, for `--json`."""
-        told: dict[str, JSON] = {"text": self.text} if self.text else {}
-        passes: list[JSON] = [{"kept": one.kept, "found": one.found} for one in self.passes]
-        return {**told, "passes": passes} if passes else told
+    def to_json(self) -> dict[str, object]:
+        """Plain values: what `--json` prints."""
+        told = self.imported.to_json() | {"command": list(self.command), "code": self.attached.code}
+        if self.text:
+            told["text"] = self.text
+        if self.passes:
+            told["passes"] = [{"kept": one.kept, "found": one.found} for one in self.passes]
+        return told if self.result is None else told | {"judged": self.result.to_json()}
+
+    def __repr__(self) -> str:
+        verdict = "not judged" if self.verdict is None else repr(self.verdict)
+        return f"<AttachedRuns {clean(str(self.session))}: {clean(self.imported.coverage.in_words())}; {verdict}>"
+
+    def _repr_html_(self) -> str:
+        remarks = [("note", line) for line in (*self.imported.lines(), self.text) if line]
+        passes = [(f"pass {i}", f"{one.kept}: {one.found}") for i, one in enumerate(self.passes, 1)]
+        told = [("session", str(self.session)), *passes, *remarks]
+        verdict = Markup("" if self.verdict is None else self.verdict._repr_html_())
+        return html.block(html.heading(self.imported.coverage.in_words()), verdict, html.lines(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +118,7 @@ class RepeatedCommand:
     scratch: Path
     model: str | None = None
     opened: OpenedModel | None = None
+    listener: Listener = field(default_factory=Listener)
 
     def once(self, asked: TapRequest) -> AttachedRuns:
         """One run, judged if there is a model."""
@@ -94,39 +127,41 @@ class RepeatedCommand:
     def closer(self, asked: TapRequest) -> AttachedRuns:
         """A run that keeps statistics of every row. Where these leave the reference, another that keeps the tensors
         around that place as well; and where the place turns out to be before these, a last one."""
-        tell(
+        listener = self.listener
+        listener.note(
             "pass 1 keeps statistics and a hash of every row; where they leave the reference, the command is run again "
             "for the tensors around that place (--once: one run that keeps all tensors)"
         )
         runs = self._pass(1, asked, (), "statistics of everything")
         look = first_look(runs.judged, self._layers())
         for number in (2, 3):
-            runs = runs.noted(look.why)
+            runs = runs.noted(look.why, listener)
             if not look.tensors:
                 return runs
             if runs.attached.stopped:
-                tell(f"the command is not run again: {runs.attached.stopped} ended it")
+                listener.note(f"the command is not run again: {runs.attached.stopped} ended it")
                 return runs
-            tell(f"pass {number} keeps {look.told}: {_AGAIN}")
+            listener.note(f"pass {number} keeps {look.told}: {_AGAIN}")
             earlier = self.scratch / f"pass{number - 1}.session"
             copy(self.target, earlier)
             try:
                 again = self._pass(number, asked, look.tensors, look.told)
             except (AttachError, ForeignDumpError) as error:
-                tell(f"pass {number}: {error}; what pass {number - 1} recorded is kept")
+                listener.note(f"pass {number}: {error}; what pass {number - 1} recorded is kept")
                 return runs
             runs = replace(again, passes=(*runs.passes, *again.passes))
             same = self._same(earlier)
-            tell(f"pass {number}: {same.in_words()}")
+            listener.note(f"pass {number}: {same.in_words()}")
             if same.other_tokens:
                 why = f"the runs of the command read other tokens: {same.other_tokens}"
-                return runs.noted(why).unsure(why, whatever=True)
+                return runs.noted(why, listener).unsure(why, whatever=True)
             look = further_look(runs.judged, look)
-        return runs.noted(look.why)
+        return runs.noted(look.why, listener)
 
     def as_started(self, asked: TapRequest) -> Path | None:
         """A run of the engine as it is: a session of the tokens that it read. None where none are seen."""
-        tell("first without the tap, as the command starts it: its tokens alone are noted")
+        listener = self.listener
+        listener.note("first without the tap, as the command starts it: its tokens alone are noted")
         path = self.scratch / "as-started.session"
         try:
             attached = attach(
@@ -135,12 +170,11 @@ class RepeatedCommand:
                 replace(asked, capture="ids", only=()),
                 self.scratch,
             )
-            with Status() as status:
-                import_attached(attached, path, None, status)
+            import_attached(attached, path, None, self.listener)
         except (AttachError, ForeignDumpError) as error:
-            tell(f"its tokens are not compared: {error}")
+            listener.note(f"its tokens are not compared: {error}")
             return None
-        tell(f"and now with the tap: {_AGAIN}")
+        listener.note(f"and now with the tap: {_AGAIN}")
         return path
 
     def compared(self, runs: AttachedRuns, as_started: Path) -> AttachedRuns:
@@ -162,13 +196,13 @@ class RepeatedCommand:
 
     def _run(self, asked: TapRequest, dump: Path) -> AttachedRuns:
         attached = attach(self.command, dump, asked, self.scratch)
-        with Status() as status:
-            imported = import_attached(attached, self.target, self.opened, status)
+        imported = import_attached(attached, self.target, self.opened, self.listener)
         if ended := how_it_ended(attached.code):
-            tell(f"the command {ended}; what it did until then is recorded")
-        result = (
-            None if self.model is None else judged_recording(self.target, self.model, None, True, 0, "cpu")
-        )
+            self.listener.note(f"the command {ended}; what it did until then is recorded")
+        result = None
+        if self.model is not None:
+            result = judged_recording(self.target, self.model, None, True, 0, "cpu", self.listener)
+        self.listener.clear()
         return AttachedRuns(attached, imported, result)
 
     def _same(self, earlier: Path) -> SameRun:

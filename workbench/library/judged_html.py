@@ -1,0 +1,35 @@
+"""A judgement in a notebook: the first wrong operation, the causes and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
+from lockstep.workbench.export.check_text import explanation
+from lockstep.workbench.library import html
+from lockstep.workbench.views.causes import Cause, cause_lines
+from lockstep.workbench.views.golden_event import GoldenEvent
+
+
+def judged(event: GoldenEvent, conclusion: str = "", more: Iterable[tuple[str, str]] = ()) -> list[Markup]:
+    """The parts of it; `conclusion` is said in place of the bare verdict, `more` lines stand with the first."""
+    parts = [html.heading(f"verdict: {conclusion or event.verdict}", event.verdict)]
+    told = [(label, words) for label, words in explanation(event) if label in ("first wrong", "how wrong")]
+    told += [("note", note) for note in event.remarks]
+    told += more
+    parts += [html.lines(told)] if told else []
+    if event.causes:
+        parts.append(
+            html.table(("cause", "confidence", "fix"), [_cause_row(cause) for cause in event.causes])
+        )
+    if event.faulty:
+        rows = [(one.tap, one.step, one.seq, one.injected, one.ratio) for one in event.faulty]
+        columns = ("tap", "step", "sequence", "own error (relative L2)", "over noise")
+        parts.append(html.table(columns, rows, "ledger: the operations that are wrong by themselves"))
+    return parts
+
+
+def _cause_row(cause: Cause) -> tuple[object, ...]:
+    told = dict(cause_lines(cause))
+    return told.get("cause") or told.get("or"), told.get("confidence"), told.get("fix")

@@ -1,0 +1,133 @@
+"""`lockstep.record`: a model in this process, recorded while the user's own code calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import SessionError
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.launch import CAPTURES
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.library import html
+from lockstep.workbench.library.imported import ImportedRun, import_as
+from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.paths import new_session_path
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.workbench.attach.inside.lockstep_tap import Tape
+
+
+class ModuleRecording:
+    """What `lockstep.record` gives: empty inside the block, `session` and `notes` behind it."""
+
+    def __init__(self) -> None:
+        self.imported: ImportedRun | None = None
+
+    @property
+    def session(self) -> Path | None:
+        """The recording, for `lockstep.open`; None as long as the block runs, or where nothing was recorded."""
+        return None if self.imported is None else self.imported.session
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out or inferred, and what went wrong while it was recorded."""
+        return () if self.imported is None else tuple(self.imported.lines())
+
+    def __repr__(self) -> str:
+        told = "not recorded" if self.imported is None else self.imported.coverage.in_words()
+        return f"<ModuleRecording {clean(str(self.session))}: {clean(told)}>"
+
+    def _repr_html_(self) -> str:
+        if self.imported is None:
+            return html.block(html.paragraph("nothing is recorded yet"))
+        told = [("session", str(self.session)), *(("note", note) for note in self.notes)]
+        return html.block(html.heading(self.imported.coverage.in_words()), html.lines(told))
+
+
+@contextmanager
+def record(
+    module: nn.Module,
+    output: str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    only: str | Sequence[str] = "*",
+    capture: str = "full",
+    progress: Listener | None = None,
+) -> Iterator[ModuleRecording]:
+    """Record every call of `module` inside a `with` block: a model of transformers, or one whose parts have the names
+    that transformers, vLLM, SGLang and nano-vllm give them.
+
+    Hooks are set at the beginning and taken away at the end, and the session is written to `output` (None: among the
+    user's sessions). `model` is the checkpoint, for the texts of tokens and the verdict later. `only` are globs of the
+    taps to keep; `capture` "stats" keeps of each row statistics and a hash. An error inside the block passes through,
+    and what was recorded until then is kept.
+
+    ForeignDumpError where the module was never called; SessionError where the session cannot be written.
+    """
+    if capture not in CAPTURES:
+        raise UsageError(f"capture is {' or '.join(CAPTURES)}, not {capture!r}")
+    target = new_session_path("record") if output is None else may_write(Path(output))
+    opened = None if model is None else open_model(str(model))
+    recording, listener = ModuleRecording(), progress or Listener()
+    with ScratchFolder.make("record", target.absolute().parent) as scratch:
+        tape = _tape(module, scratch.path / "dump", opened, only, capture)
+        try:
+            with closing(tape):
+                _tap(module, tape)
+                yield recording
+        except BaseException as error:
+            try:
+                recording.imported = _imported(tape, target, opened, listener)
+            except (ForeignDumpError, SessionError) as lost:
+                error.add_note(f"lockstep.record: {lost}")
+            raise
+        recording.imported = _imported(tape, target, opened, listener)
+
+
+def _tape(
+    module: nn.Module, dump: Path, opened: OpenedModel | None, only: str | Sequence[str], capture: str
+) -> Tape:
+    from lockstep.workbench.attach.inside.lockstep_tap import Tape  # it imports torch, which only this needs
+
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    name = str(getattr(module, "name_or_path", "")) if opened is None else str(opened.path)
+    return Tape(dump, engine=_engine(module), model=name, config=config, only=only, capture=capture)
+
+
+def _tap(module: nn.Module, tape: Tape) -> None:
+    from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
+
+    attach(module, tape)
+    follow(module, tape)
+
+
+def _engine(module: nn.Module) -> str:
+    """The package that the module's class is of, with its version: "transformers 5.1"."""
+    package = type(module).__module__.partition(".")[0]
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return type(module).__name__
+
+
+def _imported(tape: Tape, target: Path, opened: OpenedModel | None, listener: Listener) -> ImportedRun:
+    if not tape.index:
+        stopped = tape.facts.get("stopped")
+        why = f"recording stopped at {stopped}" if stopped else "no call of the module ended inside the block"
+        raise ForeignDumpError(f"nothing is recorded: {why}")
+    imported = import_as(LockstepDump.open(tape.folder.parent), "lockstep", target, opened, listener)
+    listener.clear()
+    return imported
