@@ -1,6 +1,8 @@
 # make demo       the debugger's main job on the embedded model, told as a story
 # make test       linters, types, architecture, and every test that takes no minutes
-# make test-all   the slow tests as well; those for a GPU or llama.cpp where there is one
+# make test-all   the slow tests as well, those for a GPU or llama.cpp where there is one, part by part, and which parts
+#                 have failed; PART=diagnosis for one, PART="tui cli" for some: quick engine sessions checking diagnosis
+#                 debugger tui cli e2e soak rest backends (tests/parts.py)
 # make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
@@ -13,11 +15,10 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-QUICK := not slow and not gpu and not llamacpp and not vllm
 # One thread a process: three workers and their ranks fill two cores. Nothing is to be downloaded. Byte code
 # is written even where the shell forbids it: the tests start thousands of processes.
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
-PYTEST := $(TESTING) $(BIN)/python -m pytest -n 3 --dist loadfile
+PARTS := $(TESTING) $(BIN)/python -m tests.parts
 
 .PHONY: demo test test-all vllm soak fuzz lint clean
 .DELETE_ON_ERROR:
@@ -26,10 +27,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/lockstep demo
 
 test: lint
-	@$(PYTEST) -m "$(QUICK)"
+	@$(PARTS) quick
 
 test-all: lint
-	@$(PYTEST)
+	@$(PARTS) $(PART)
 
 vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -m vllm tests/e2e/test_vllm.py

@@ -1,4 +1,5 @@
-"""What every test gets: directories of its own, and no network. What it leaves in the working directory is told."""
+"""What every test gets: directories of its own, and no network. What it leaves in the working directory or in
+shared memory fails the run."""
 
 from __future__ import annotations
 
@@ -11,10 +12,18 @@ from hypothesis import settings
 
 from lockstep.engine import children
 from tests.preloaded import Forking, Server
+from tests.shared_memory import pytest_configure, pytest_sessionfinish  # noqa: F401 - hooks
 
 # The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test that states no time of its own has ten minutes: the machine may be busy."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

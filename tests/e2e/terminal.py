@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that anything may take on a busy machine; what is waited for ends the waiting.
-PATIENCE = 60.0
+PATIENCE = 120.0
 #: Names every process that a terminal started, whoever its parent is by now.
 _MARK = "LOCKSTEP_E2E_TERMINAL"
 _PROMPT = "ready$"
@@ -187,7 +187,7 @@ class Terminal:
         """Send a signal to a process by the module that it runs."""
         os.kill(self.of(module)[which], number)
 
-    def nothing_is_left(self, seconds: float = 20.0) -> None:
+    def nothing_is_left(self, seconds: float = PATIENCE) -> None:
         """No process, no temporary file, no half-written session file."""
         deadline = time.monotonic() + seconds
         while left := [*(" ".join(words[:6]) for words in self.processes().values()), *self._litter()]:

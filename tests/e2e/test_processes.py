@@ -43,7 +43,7 @@ def test_a_rank_that_is_killed_is_named_and_restart_brings_it_back(
     kept = _steps(shown)
     assert kept >= 3, "what was recorded is still to be seen"
     here.enter(":restart")
-    here.wait("● stopped")
+    here.wait("● before step 0")
     here.enter(":next 2")
     here.until(lambda shown: "● stopped" in shown and _steps(shown) > 0)
     # ctrl+c interrupts; the screens stay.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soak import attaching, folders, mixups, processes, recordings
+from tests.soak import attaching, folders, mixups, models, processes, recordings, screens
 from tests.soak.trial import Trial
 
 WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
@@ -32,6 +32,17 @@ TRIALS = (
     Trial(
         "recorder", "SIGKILL to the recorder of a golden reference, or to whoever asked for it",
         "it is told; nothing half-made is in the cache", processes.kill_recorder, 30,
+    ),
+    Trial(
+        "golden", "SIGKILL to the recorder, the host or the screens in a real terminal, while the screens wait for a "
+        "golden reference (before its passes or among them) or, 1 of 4, for an export",
+        "the screens say so and go on, or end and leave nothing; nothing half-made is in the cache or beside the "
+        f"export; {WHOLE}", screens.kill_at_golden, 30, seconds=300,
+    ),
+    Trial(
+        "screens-long", "15 minutes of screens in a real terminal: up to 4,000 steps, branches, exports, restarts and "
+        "golden recordings beside twenty busy processes", "the screens answer, stay below a GiB, and leave a session "
+        "that `verify` passes and nothing else", screens.long_session, 1, seconds=1800,
     ),
     Trial(
         "stopped", "SIGSTOP to one of two ranks, from their start to rest, (1 of 2) on a busy machine",
@@ -117,6 +128,11 @@ TRIALS = (
     Trial(
         "odd", "a session with senseless values, one of each kind: read, verified, exported, replayed",
         HARMLESS, recordings.read_odd, len(recordings.ODDITIES),
+    ),
+    Trial(
+        "tokenisers", "a tokenizer made to cost memory or time, or to bring its library down, one of each kind",
+        "it encodes and decodes, or is one error that names it, within 2 GiB and 10 s of the processor",
+        models.use_tokenizer, len(models.KINDS), seconds=300,
     ),
     Trial("fuzz-values", "the same with any values (5 files a try)", HARMLESS, recordings.fuzz_values, 20),
     Trial("fuzz-bytes", "the same with any bytes (10 files a try)", HARMLESS, recordings.fuzz_bytes, 20),

@@ -7,7 +7,7 @@ norm that writes into its input leaves no input to be judged on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of
@@ -24,6 +24,7 @@ def folded(
 ) -> list[tuple[FindingGroup, tuple[FindingGroup, ...]]]:
     """The groups that stand by themselves, in their order, each with those that follow from it. `judged`: the taps that
     could be; `layers`: how many the model has."""
+    misshapen = _misshapen(groups)
     heads: list[FindingGroup] = []
     after: dict[int, list[FindingGroup]] = {}  # by the place in `heads`
     for group in groups:
@@ -31,7 +32,8 @@ def folded(
             (
                 i
                 for i, head in enumerate(heads)
-                if _follows(group, [head, *after[i]])
+                if _follows(group, [head, *after[i]], misshapen)
+                or _by_the_same_shape(group, head)
                 or _by_position(group, head)
                 or _by_length(group, head)
                 or _by_overwriting(group, head, layers)
@@ -47,13 +49,40 @@ def folded(
     return [(head, tuple(after[i])) for i, head in enumerate(heads)]
 
 
-def _follows(group: FindingGroup, before: Sequence[FindingGroup]) -> bool:
-    """Whether all of it has another shape because an input has."""
-    misshapen = {one.tap: set(one.steps) for each in before for one in each.findings if one.shape}
-    return all(_has_such_input(one, misshapen) for one in group.findings)
+def misshapen_by_input(groups: Sequence[FindingGroup]) -> frozenset[str]:
+    """The taps that have another shape only because an input has."""
+    misshapen, findings = _misshapen(groups), [one for group in groups for one in group.findings]
+    return frozenset(one.tap for one in findings if _has_such_input(one, misshapen)) - {
+        one.tap for one in findings if not _has_such_input(one, misshapen)
+    }
 
 
-def _has_such_input(finding: WrongOperation, misshapen: dict[str, set[int]]) -> bool:
+def _misshapen(groups: Iterable[FindingGroup]) -> dict[str, set[int]]:
+    """The steps at which taps have another shape than they should."""
+    return {one.tap: set(one.steps) for group in groups for one in group.findings if one.shape}
+
+
+def _follows(group: FindingGroup, before: Sequence[FindingGroup], misshapen: Mapping[str, set[int]]) -> bool:
+    """Whether all of it has another shape because an input has, some of those among `before`: one cause may have been
+    told in a part of the layers alone."""
+    mine = _misshapen(before)
+    return all(_has_such_input(one, misshapen) for one in group.findings) and any(
+        _has_such_input(one, mine) for one in group.findings
+    )
+
+
+def _by_the_same_shape(group: FindingGroup, head: FindingGroup) -> bool:
+    """Whether nothing is known of it but that it has the shape that the cause gives to the same operation in other
+    layers: its input is not finite."""
+    shapes = {(local_name(one.tap), one.shape) for one in head.findings if one.shape}
+    return (
+        bool(head.chosen)
+        and not group.chosen
+        and all((local_name(one.tap), one.shape) in shapes for one in group.findings)
+    )
+
+
+def _has_such_input(finding: WrongOperation, misshapen: Mapping[str, set[int]]) -> bool:
     steps = [misshapen[tap] for tap in inputs_of(finding.tap) if tap in misshapen]
     return bool(finding.shape) and any(set(finding.steps) <= some for some in steps)
 

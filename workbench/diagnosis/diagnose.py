@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lockstep.sessions.session import Session
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
-from lockstep.workbench.diagnosis.consequences import folded
+from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.effects import Effect, harmless
 from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
@@ -33,7 +33,8 @@ class Explanation:
     findings behind them (`wrong`); what differs without an effect in words, and at which taps (`harmless`); how many
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
     those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over;
-    `ended`: why operations after that could not even be judged."""
+    `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of another
+    shape because an input is."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -44,6 +45,7 @@ class Explanation:
     overflown: bool = False
     untried: tuple[str, ...] = ()
     ended: str = ""
+    misshapen: frozenset[str] = frozenset()
 
 
 def diagnose(
@@ -93,6 +95,7 @@ def diagnose(
         bool(over),
         tuple(seen.untried),
         seen.ended,
+        misshapen_by_input(wrong),
     )
 
 

@@ -99,8 +99,9 @@ def reason_of(finding: WrongOperation) -> str:
 
 
 def _unheard(found: Explanation, faulty: tuple[Faulty, ...]) -> tuple[Faulty, ...]:
-    """Operations that are wrong by themselves, of which golden inputs did not tell."""
-    known = {one.tap for one in faulty}
+    """Operations that are wrong by themselves, of which golden inputs did not tell. What has another shape because
+    its input has is none."""
+    known = {one.tap for one in faulty} | found.misshapen
     first = {one.tap: one for one in reversed(found.wrong) if one.tap not in known}
     return tuple(
         Faulty(one.tap, min(one.steps, default=0), min(one.seqs, default=0), one.rel_l2, one.ratio)

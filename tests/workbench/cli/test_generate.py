@@ -298,8 +298,8 @@ def test_interrupt_ends_every_rank(model: Path) -> None:
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) == 2
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    gone, alive = psutil.wait_procs(ranks, timeout=10)
+    _, said = process.communicate(timeout=120)
+    gone, alive = psutil.wait_procs(ranks, timeout=60)
     assert process.returncode == 130, said
     assert (len(gone), alive) == (2, [])
     assert "Traceback" not in said
@@ -314,10 +314,10 @@ def test_a_killed_rank_is_named(model: Path) -> None:
     process.stdout.read(1)
     victims = psutil.Process(process.pid).children(recursive=True)
     victims[1].kill()
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 5, said
     assert "is lost: killed by SIGKILL" in said
-    _, alive = psutil.wait_procs(victims, timeout=10)
+    _, alive = psutil.wait_procs(victims, timeout=60)
     assert alive == []
 
 

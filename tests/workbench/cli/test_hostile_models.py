@@ -17,6 +17,7 @@ from tests.workbench.models.hostile_tokenizers import KINDS
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["generate", "check", "run"])
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize(
     "sizes",
     [{"num_hidden_layers": 10_000}, {"hidden_size": 2_000_000_000}],

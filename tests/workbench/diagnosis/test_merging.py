@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
 from lockstep.workbench.diagnosis.confidence import confidences
-from lockstep.workbench.diagnosis.consequences import folded
+from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from lockstep.workbench.diagnosis.merging import groups
 from lockstep.workbench.diagnosis.variants.residual import READER
@@ -183,6 +183,21 @@ def test_a_shape_that_an_input_brings_along_follows_from_it() -> None:
     assert [len(after) for _, after in folded(groups([cut, elsewhere]))] == [0, 0]
     right = replace(cut, shape="")
     assert [len(after) for _, after in folded(groups([right, turned]))] == [0, 0]
+    assert misshapen_by_input(groups([cut, turned, elsewhere])) == {turned.tap}
+
+
+def test_what_has_the_shape_of_a_cause_in_other_layers_is_told_with_it() -> None:
+    """Where NaN goes in, nothing else can be known of the same operation, nor of what comes after it."""
+    shape = "shape [24, 64] instead of [24, 32]"
+    cut = replace(wrong("layers.0.attn.q_proj", hypothesis("sharded_on_in_features", {})), shape=shape)
+    turned = [replace(wrong(f"layers.{i}.attn.q_rope", order=10 * i + 1), shape=shape) for i in range(3)]
+    unknown = [replace(wrong(f"layers.{i}.attn.q_proj", order=10 * i), shape=shape) for i in (1, 2)]
+    ((head, after),) = folded(groups([cut, *turned, *unknown]))
+    assert head.findings == (cut,)
+    assert {one.tap for group in after for one in group.findings} == {one.tap for one in (*turned, *unknown)}
+    assert misshapen_by_input(groups([cut, *turned, *unknown])) == {one.tap for one in turned}
+    other = [replace(one, shape="shape [24, 16] instead of [24, 32]") for one in unknown]
+    assert len(folded(groups([cut, *turned, *other]))) == 2
 
 
 def test_a_norm_that_has_written_into_its_input_is_not_told_to_be_skipped() -> None:

@@ -10,7 +10,8 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.operations.site import Unjudged
 from lockstep.workbench.diagnosis.reconcile import reconciled
-from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.views.golden_event import Divergence, Faulty
+from tests.workbench.diagnosis.test_merging import wrong
 
 RIGHT = Explanation((), (), (), (), 40, ())
 
@@ -65,3 +66,15 @@ def test_what_is_not_finite_where_the_dtype_does_not_carry_the_model_is_no_diver
     assert reconciled(known, replace(RIGHT, overflown=True)).verdict == "inconclusive"
     finite = tuple(replace(one, rel_l2=1.0) for one in taps)
     assert reconciled(replace(known, taps=finite), replace(RIGHT, overflown=True)).verdict == "diverged"
+
+
+def test_what_has_another_shape_because_its_input_has_is_not_wrong_by_itself() -> None:
+    """A projection of another shape cannot be replaced by the golden one: the rotation after it is misshapen too."""
+    shape = "shape [13, 4, 8] instead of [13, 8, 8]"
+    taps = [f"layers.0.attn.{name}" for name in ("q_proj", "q_rope", "v_proj", "v_cache", "scores")]
+    wrong_ones = tuple(replace(wrong(tap, order=i), shape=shape) for i, tap in enumerate(taps))
+    known = replace(diverged(taps[0], 44.0), faulty=(Faulty(taps[0], 0, 0, 1.0, 44.0),))
+    found = replace(RIGHT, wrong=wrong_ones, misshapen=frozenset((taps[1], taps[3])))
+    judged = reconciled(known, found)
+    assert judged.faulty is not None
+    assert [one.tap for one in judged.faulty] == [taps[0], taps[2], taps[4]]

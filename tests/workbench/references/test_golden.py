@@ -142,6 +142,7 @@ def test_too_slow_is_a_timeout(model_dir: Path, own_cache: Path) -> None:
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache: Path) -> None:
     counted: list[tuple[int, int]] = []
 

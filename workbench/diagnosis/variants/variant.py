@@ -160,7 +160,8 @@ class _Rest:
             error, noise, right = part.error()[scope], part.noise[scope], np.abs(part.expected[scope])
         else:  # another shape: the prediction has it, or has it not
             error, right = np.abs(part.seen[scope]) + 1e-300, np.abs(predicted[scope])
-            noise = np.full(left.shape, float(np.nanmedian(part.noise)))
+            known = part.noise[~np.isnan(part.noise)]
+            noise = np.full(left.shape, float(np.median(known)) if known.size else 0.0)
         guess = np.where(np.isfinite(predicted[scope]), np.abs(predicted[scope]), 0.0)
         right = np.where(np.isfinite(right), right, 0.0)
         scale = float(np.linalg.norm(guess)) / max(float(np.linalg.norm(right)), 1e-300)

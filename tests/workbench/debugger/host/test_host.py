@@ -164,6 +164,7 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path) -> None:
     heard = Heard()
     client = launch(checkpoint, tmp_path / "lost.session", heard, tp=2)

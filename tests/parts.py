@@ -1,0 +1,107 @@
+"""`make test-all`: the whole suite in parts, one after the other, with a line for each and which of them have failed.
+
+`make test-all PART=diagnosis` runs one part, `PART="tui cli"` some. Every test is in exactly one: quick ones are a part
+of their own, as are those for a GPU, llama.cpp or vLLM; slow ones go by folder, and `rest` has what no folder has.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+_ELSEWHERE = "gpu or llamacpp or vllm"
+_SLOW = f"slow and not ({_ELSEWHERE})"
+
+#: Parts of slow tests: folders, none inside another.
+FOLDERS = {
+    "engine": ("tests/engine",),
+    "sessions": ("tests/sessions",),
+    "checking": ("tests/workbench/checking",),
+    "diagnosis": ("tests/workbench/diagnosis",),
+    "debugger": ("tests/workbench/debugger",),
+    "tui": ("tests/workbench/tui",),
+    "cli": ("tests/workbench/cli",),
+    "e2e": ("tests/e2e",),
+    "soak": ("tests/soak", "tests/fuzz"),
+}
+_ALL = [folder for folders in FOLDERS.values() for folder in folders]
+
+#: Part -> what pytest is given. Files of quick tests stay together, as they share engines; the cases of one slow file
+#: may take longer than all other files of its part.
+PARTS: dict[str, list[str]] = {
+    "quick": ["--dist", "loadfile", "-m", f"not slow and not ({_ELSEWHERE})"],
+    **{name: ["--dist", "worksteal", "-m", _SLOW, *folders] for name, folders in FOLDERS.items()},
+    "rest": ["--dist", "worksteal", "-m", _SLOW, *(f"--ignore={folder}" for folder in _ALL)],
+    "backends": ["--dist", "loadfile", "-m", _ELSEWHERE],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a part. `code`: pytest's exit code."""
+
+    name: str
+    code: int
+    seconds: float
+    tests: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        word = "ok" if self.code == 0 else "FAILED"
+        count = f"{self.tests:6,} tests {self.failed:4} failed {self.skipped:4} skipped {self.seconds:6.0f} s"
+        return f"{self.name:10} {count}  {word}"
+
+
+def run_part(name: str) -> Result:
+    """Run one part. Whatever pytest prints is shown."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lockstep-parts-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-n", "3", f"--junitxml={report}", *PARTS[name]]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        return Result(name, code, time.monotonic() - started, *_counts(report))
+
+
+def _counts(report: Path) -> tuple[int, int, int]:
+    """Tests, failures and skips; none where pytest has not come so far as to write a report."""
+    if not report.exists():
+        return 0, 0, 0
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    found = [{name: int(value) for name, value in one.items() if value.isdigit()} for one in suites]
+    tests, failures, errors, skipped = (
+        sum(one.get(name, 0) for one in found) for name in ("tests", "failures", "errors", "skipped")
+    )
+    return tests, failures + errors, skipped
+
+
+def run(names: Sequence[str], part: Callable[[str], Result] = run_part) -> int:
+    """Run the parts (none named: all); the exit code. One that fails does not end the others."""
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    results: list[Result] = []
+    for name in names or PARTS:
+        results.append(part(name))
+        print(results[-1], flush=True)
+    if len(results) > 1:
+        print("", *results, sep="\n")
+    failed = [one.name for one in results if one.code]
+    if failed:
+        print(f"failed: {', '.join(failed)} (make test-all PART=… runs one)")
+    else:
+        tests, seconds = sum(one.tests for one in results), sum(one.seconds for one in results)
+        print(f"passed: {tests:,} tests in {seconds / 60:.0f} minutes")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
