@@ -7,15 +7,17 @@ import os
 import stat
 from pathlib import Path
 
-from platformdirs import user_state_path
-
 _NOBODY_ELSE_WRITES = stat.S_IWGRP | stat.S_IWOTH
 
 
 def state_directory() -> Path:
     """What tells of earlier runs and may be lost: `$LOCKSTEP_STATE_DIR`, or the user's state directory (XDG)."""
-    root = os.environ.get("LOCKSTEP_STATE_DIR")
-    return Path(root) if root else user_state_path("lockstep", appauthor=False)
+    if root := os.environ.get("LOCKSTEP_STATE_DIR"):
+        return Path(root)
+    # Imported here: a damaged installation is to be reported as well.
+    from platformdirs import user_state_path
+
+    return user_state_path("lockstep", appauthor=False)
 
 
 def private_folder(path: Path) -> Path:

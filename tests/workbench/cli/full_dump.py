@@ -15,7 +15,7 @@ from tests.workbench.unprivileged import ROOT
 #: An engine that records itself, 0.2 to 1 MB a pass, and has an end of its own.
 ENGINE = """
 import random, torch
-from lockstep_recorder import open_tape
+from _lockstep_attached.lockstep_recorder import open_tape
 tape = open_tape("mine", 0, 1, mode="eager")
 for at, ids in enumerate([[5, 6, 7], [8], [9]]):
     tape.step(ids, 0 if at == 0 else at + 2, "a")

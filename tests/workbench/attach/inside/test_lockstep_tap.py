@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.engine.taps import measure
+from lockstep.engine.taps import measure, parts
 from lockstep.workbench.attach.inside import lockstep_tap
 from lockstep.workbench.attach.inside.lockstep_tap import Tape, hashes, statistics
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
@@ -81,7 +81,7 @@ def test_statistics_and_hashes_in_place_of_numbers(tmp_path: Path) -> None:
     full, half = next(LockstepDump.open(tmp_path).passes(0)).tensors
     for one, value in ((full, x), (half, x.bfloat16())):
         assert one.array is None
-        expected = measure.statistics(measure.measure(value).numpy())  # the engine's own, of another author
+        expected = parts.statistics(measure.measure(value).numpy())  # the engine's own, of another author
         np.testing.assert_allclose(one.statistics, expected, rtol=1e-6)
         assert one.hashes is not None
         assert one.hashes.dtype == np.uint64
