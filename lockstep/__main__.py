@@ -1,6 +1,8 @@
 """`python -m lockstep`: the command line."""
 
+import sys
+
 from lockstep.workbench.cli.entry import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,7 @@ from lockstep.workbench.attach.group import run_in_group
 from lockstep.workbench.attach.reports import Remark, ranks_with_passes, read_remarks
 
 #: The folder that every Python process of the command finds first on its path.
-DOOR = Path(__file__).resolve().parent / "door"
+DOOR = Path(__file__).absolute().parent / "door"
 
 Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
 #: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids alone.

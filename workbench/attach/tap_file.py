@@ -7,7 +7,7 @@ from pathlib import Path
 
 NAME = "lockstep_tap.py"
 #: The files that go along into an attached process.
-INSIDE = Path(__file__).resolve().parent / "inside"
+INSIDE = Path(__file__).absolute().parent / "inside"
 SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"

@@ -22,12 +22,10 @@ from lockstep.workbench.paths import new_session_path
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
-_KNOWN = format_names()
-
 
 @app.command("import")
 def import_dump(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(_KNOWN)}.")],
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(format_names())}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was dumped into.")],
     output: options.Output = None,
     model: Annotated[
@@ -50,8 +48,8 @@ def import_dump(
 
     Rows are placed by request and position, whatever passes they were packed into; what is dropped is told.
     """
-    if form not in (*_KNOWN, *ELSEWHERE):
-        raise UsageError(f"FORMAT is one of {', '.join(_KNOWN)}, not {form!r}")
+    if form not in (*(known := format_names()), *ELSEWHERE):
+        raise UsageError(f"FORMAT is one of {', '.join(known)}, not {form!r}")
     target = new_session_path(f"import-{form}") if output is None else may_write(output)
     told = None if names is None else NameMap.read(names)
     with Status() as status:

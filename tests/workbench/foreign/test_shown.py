@@ -49,7 +49,7 @@ def test_sessions_show_names_the_engine(session: Path, capsys: pytest.CaptureFix
 def test_no_list_calls_its_rules_correct(
     session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.workbench.cli.sessions.sessions_directory", lambda: session.parent)
+    monkeypatch.setattr("lockstep.workbench.paths._sessions", lambda: session.parent)
     replay = ["replay", str(session), "--batch", "--ex", "where", "--ex", "branches"]
     for words in (["sessions", "list"], ["sessions", "show", str(session)], replay):
         assert run(words) == 0

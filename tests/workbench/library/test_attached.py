@@ -17,7 +17,7 @@ from tests.workbench.library.safe_html import Shown
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     program = tmp_path_factory.mktemp("attached") / "engine.py"
-    program.write_text(ENGINE.replace("from lockstep.workbench.attach.inside.", "from "))
+    program.write_text(ENGINE.replace("lockstep.workbench.attach.inside", "_lockstep_attached"))
     return [sys.executable, str(program), "0", "1"]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.workbench.cli import checked_model, main, recordings  # noqa: F401 - what pytester imports first, it forgets
+from lockstep.workbench.cli import main
 from lockstep.workbench.debugger import failures  # noqa: F401
-from lockstep.workbench.export import check_text  # noqa: F401
+from lockstep.workbench.library import judging  # noqa: F401
 from tests.checkpoints import tiny_checkpoint
 
 pytest_plugins = ["pytester"]
