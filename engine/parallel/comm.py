@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # the public alias is not exported for type checkers
 
+from lockstep.engine.errors import EngineError
 from lockstep.engine.parallel.devices import own_gpus
 from lockstep.engine.parallel.operations import COLLECTIVES, OpKind
 
@@ -33,6 +35,16 @@ class ProgressSink(Protocol):
     ) -> None:
         """Note an operation of `rank`."""
         ...
+
+
+def _store(path: str, size: int) -> FileStore:
+    """The rendezvous file. Where its folder is gone torch would wait for it for minutes with the interpreter locked,
+    so that the thread that ends a rank with its starter could not run."""
+    if not Path(path).parent.is_dir():
+        raise EngineError(
+            "the folder of the rendezvous is gone: the program that started this rank has ended"
+        )
+    return FileStore(path, size)
 
 
 class Comm:
@@ -78,7 +90,7 @@ class Comm:
             comm._begin(OpKind.RENDEZVOUS)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
-                store=None if store_path is None else FileStore(store_path, size),
+                store=None if store_path is None else _store(store_path, size),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout),
