@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.sessions import Session, SessionError, SessionWriter
+from lockstep.sessions.format.codec import zstd
 from lockstep.sessions.format.schema import APPLICATION_ID, CHUNK_STEPS
 from lockstep.sessions.meta import SessionMeta
 from lockstep.sessions.verify import verify
@@ -199,7 +199,7 @@ def _finished() -> bytes:
 
 def frame(content: bytes, claims: int | None = None) -> bytes:
     """A zstd frame that claims `claims` bytes: header of RFC 8878 §3.1.1 with an 8-byte content size."""
-    honest = zstandard.ZstdCompressor().compress(content)
+    honest = zstd.compress(content)
     if claims is None:
         return honest
     return b"\x28\xb5\x2f\xfd" + bytes([0b11100000]) + claims.to_bytes(8, "little") + honest[6:]
