@@ -45,6 +45,14 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     return bits.view(np.float32)
 
 
+def small_floats(exponent: int, mantissa: int, bias: int) -> NDArray[np.float64]:
+    """What the positive codes, from 0 on, of a floating point number of so many bits mean, those of infinities and NaN
+    as numbers."""
+    code = np.arange(1 << (exponent + mantissa))
+    power, fraction = code >> mantissa, (code & ((1 << mantissa) - 1)) / (1 << mantissa)
+    return np.where(power == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (power - bias))
+
+
 def rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """The nearest numbers that `dtype` can hold, ties to even; as float32, of float64 as float64."""
     if dtype == "float64":

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.taps import parts
 from lockstep.engine.taps.names import local_name
+from lockstep.sessions.dtypes import widen
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.layouts import rebuild_records
 from lockstep.sessions.meta import PASS_STATISTICS, ROW_STATISTICS
@@ -76,9 +77,8 @@ def _measured(tap: str, records: Sequence[TensorRecord]) -> tuple[NDArray[np.flo
 
 
 def _values(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The numbers: bfloat16 lies in the upper half of a float32."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
+    """The numbers, as floats."""
+    array = widen(array, dtype)
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 

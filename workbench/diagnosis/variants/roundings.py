@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.sessions.dtypes import small_floats
 from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -108,19 +109,12 @@ def _ggml(name: str) -> Rounding:
     return change
 
 
-def _numbers(exponent: int, mantissa: int, bias: int) -> Array:
-    """What the codes 0 to 127 of an eight-bit floating point number mean; those of infinities and NaN as numbers."""
-    code = np.arange(128)
-    power, fraction = code >> mantissa, (code & ((1 << mantissa) - 1)) / (1 << mantissa)
-    return np.where(power == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (power - bias))
-
-
 #: Eight-bit formats: what their positive codes mean, and the largest that is written.
 _FORMATS = {
-    "e4m3": (_numbers(4, 3, 7), 448.0),
-    "e5m2": (_numbers(5, 2, 15), 57344.0),
-    "e4m3fnuz": (_numbers(4, 3, 8), 240.0),
-    "e5m2fnuz": (_numbers(5, 2, 16), 57344.0),
+    "e4m3": (small_floats(4, 3, 7), 448.0),
+    "e5m2": (small_floats(5, 2, 15), 57344.0),
+    "e4m3fnuz": (small_floats(4, 3, 8), 240.0),
+    "e5m2fnuz": (small_floats(5, 2, 16), 57344.0),
 }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.sessions.dtypes import small_floats
+
 #: The numbers of a tensor, and its dtype by name: bfloat16 as uint16.
 Numbers = tuple[str, NDArray[Any]]
 
@@ -34,22 +36,18 @@ def as_numbers(dtype: str, found: NDArray[Any]) -> Numbers:
 def _eight_bits(dtype: str) -> NDArray[np.float32]:
     """The 256 values of an eight-bit float: those of OCP's MX formats ("fn": no infinities), and AMD's and Graphcore's
     ("uz": one zero, and NaN in the place of the other)."""
-    codes = np.arange(256)
     if dtype == "float8_e8m0fnu":
-        values = np.where(codes == 255, np.nan, 2.0 ** (codes.astype(np.float64) - 127))
-        return values.astype(np.float32)
+        return np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)
     mantissa_bits = 3 if "e4m3" in dtype else 2
     exponent_bits = 7 - mantissa_bits
     bias = (1 << (exponent_bits - 1)) - (0 if dtype.endswith("uz") else 1)
-    exponent, mantissa = (codes & 127) >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
-    fraction = mantissa / (1 << mantissa_bits)
-    sizes = np.where(exponent == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (exponent - bias))
-    values = np.where(codes & 128, -sizes, sizes)
+    sizes = small_floats(exponent_bits, mantissa_bits, bias)
+    values = np.concatenate([sizes, -sizes])
     if dtype.endswith("uz"):
         values[128] = np.nan
     elif dtype == "float8_e4m3fn":
         values[[127, 255]] = np.nan
     else:  # e5m2 has what larger floats have
-        special = exponent == (1 << exponent_bits) - 1
-        values[special] = np.where(mantissa[special], np.nan, np.copysign(np.inf, values[special]))
+        for sign, first in ((1, 0x7C), (-1, 0xFC)):
+            values[first : first + 4] = [sign * np.inf, np.nan, np.nan, np.nan]
     return values.astype(np.float32)

@@ -216,8 +216,8 @@ _CALLS: Mapping[Any, Callable[..., Any]] = {
     GlobalName("torch", "Size"): _sizes,
     GlobalName("torch", "device"): lambda *words: ":".join(map(str, words)),
     GlobalName("_codecs", "encode"): _encoded,
-    GlobalName("__builtin__", "set"): lambda items=(): set(_of(list, list(items))),
-    GlobalName("builtins", "set"): lambda items=(): set(_of(list, list(items))),
+    GlobalName("__builtin__", "set"): set,
+    GlobalName("builtins", "set"): set,
 }
 
 _CONSTANTS: Mapping[str, Callable[[], Any]] = {
