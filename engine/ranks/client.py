@@ -23,7 +23,14 @@ from lockstep.engine.errors import (
     RequestError,
 )
 from lockstep.engine.ranks.accepting import accept_ranks
-from lockstep.engine.ranks.hangs import RankTrace, divergence_text, hang_text, history_texts, standing_text
+from lockstep.engine.ranks.hangs import (
+    RankTrace,
+    divergence_text,
+    hang_text,
+    history_texts,
+    standing_text,
+    stopped_text,
+)
 from lockstep.engine.ranks.messages import LoadModel, PutPatches, RankCommand, StagePatch, answers_of
 from lockstep.engine.ranks.patience import Patience
 from lockstep.engine.ranks.processes import RankProcess, start_ranks
@@ -46,6 +53,8 @@ from lockstep.engine.taps.names import TapSpec
 A = TypeVar("A")
 Rank = RankProcess | RemoteRank
 
+#: After how many seconds a rank whose process is stopped is reported; the command goes on when it does.
+STOPPED_SECONDS = 5.0
 #: How long the other ranks have to answer as well once one has failed.
 _GRACE_SECONDS = 1.0
 
@@ -57,7 +66,7 @@ _ERRORS: dict[str, type[EngineError]] = {
 class Client:
     """A running engine: starts ranks that run the module `program`, or awaits those of torchrun at `config.listen`
     (`command` is what torchrun is to be told, where that is not `-m program`). `on_warning` hears of strangers that try
-    to join.
+    to join, and of a rank whose process is stopped.
 
     Use as a context manager: leaving it ends every rank.
     """
@@ -73,6 +82,7 @@ class Client:
     ) -> None:
         self.config = config
         self.specs = specs
+        self._warn = on_warning
         self._taps = [spec.name for spec in specs]
         self.board = ProgressBoard.create(config.tp)
         self._ranks: list[Rank] = []
@@ -204,6 +214,7 @@ class Client:
         answers: dict[int, Answer] = {}
         self._captured: list[list[CapturedTensor]] = [[] for _ in self._ranks]
         patience = Patience(timeout, lambda: self._traces(answers), self.config.timeout_seconds)
+        warned = False
         while len(answers) < len(self._ranks):
             if lost := self._receive(answers, 0.1):
                 self._lost(lost)
@@ -213,6 +224,9 @@ class Client:
                 poll()
             if patience.over(len(answers) + self.board.operations() + sum(map(len, self._captured))):
                 self._hung(answers, patience.spent)
+            if not warned and patience.stopped_for >= STOPPED_SECONDS:
+                warned = True
+                self._warn(stopped_text(self._traces(answers), self._taps))
         found: list[A] = []
         for rank, answer in sorted(answers.items()):
             if not isinstance(answer, kind):

@@ -97,6 +97,14 @@ def hang_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
     return "; ".join(_blame(trace, traces, taps) for trace in waited_for(traces))
 
 
+def stopped_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
+    """That a command waits for stopped processes, and what continues each."""
+    told = [_blame(trace, traces, taps) for trace in waited_for(traces)]
+    pids = [str(trace.vitals.pid) for trace in waited_for(traces) if trace.vitals.state == "stopped"]
+    advice = f"; `kill -CONT {' '.join(pids)}` continues it" if pids else ""
+    return "; ".join(told) + advice
+
+
 def divergence_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
     """Where two ranks have entered different collectives at the same count; "" where none have."""
     by_rank = [{one.collectives: one for one in trace.history if one.kind in COLLECTIVES} for trace in traces]

@@ -24,9 +24,10 @@ class Patience:
         self.seconds, self._look = seconds, look
         self._stopped = seconds if stopped is None else stopped
         self._looked = 0.0
-        self._still_since: float | None = (
-            None  # seconds waited when a rank was first seen stopped, without a break
-        )
+        #: Seconds waited when a rank was first seen stopped, without a break.
+        self._still_since: float | None = None
+        #: For how many seconds a rank that the others wait for has been seen stopped.
+        self.stopped_for = 0.0
         self._waiting = Waiting()
         self._progress = -1
         self._rounds = 0
@@ -39,12 +40,13 @@ class Patience:
             self._progress, self._rounds = progress, 0
             self._again()
         waited = self._waiting.look()
+        self._look_for_stopped(waited)
         if self.seconds is None:
             return False
         if not self._before and waited > min(_LOOK_AFTER, self.seconds / 2):
             self._before, self._since = [trace.vitals for trace in self._look()], waited
         if waited <= self.seconds:
-            return self._stands_still(waited)
+            return self._stopped is not None and self.stopped_for >= self._stopped
         self._rounds += 1
         if self._rounds >= MOST_SLOW or not self._at_work(waited - self._since):
             return True
@@ -57,16 +59,17 @@ class Patience:
         whole = self.seconds is not None and self._waiting.seconds > self.seconds
         return (self.seconds if whole else self._stopped) or 0.0
 
-    def _stands_still(self, waited: float) -> bool:
-        """Whether a rank that the others wait for has been stopped for as long as one may be."""
-        if self._stopped is None or waited - self._looked < min(_LOOK_AFTER, self._stopped / 2):
-            return False
+    def _look_for_stopped(self, waited: float) -> None:
+        """Note for how long a rank that the others wait for has been stopped."""
+        pause = _LOOK_AFTER if self._stopped is None else min(_LOOK_AFTER, self._stopped / 2)
+        if waited - self._looked < pause:
+            return
         self._looked = waited
         if not any(trace.vitals.stopped for trace in waited_for(self._look())):
             self._still_since = None
         elif self._still_since is None:
             self._still_since = waited
-        return self._still_since is not None and waited - self._still_since >= self._stopped
+        self.stopped_for = 0.0 if self._still_since is None else waited - self._still_since
 
     def _at_work(self, seconds: float) -> bool:
         return any(
@@ -75,4 +78,4 @@ class Patience:
 
     def _again(self) -> None:
         self._waiting.restart()
-        self._before, self._looked, self._still_since = [], 0.0, None
+        self._before, self._looked, self._still_since, self.stopped_for = [], 0.0, None, 0.0

@@ -65,6 +65,8 @@ def replay(
 def _verify(path: Path, model: str, as_json: bool) -> Exit:
     opened = open_to_run(model)
     with Session.open(path, session_limits()) as session:
-        result = replaying.verify(session, opened.path, opened.config)
+        result = replaying.verify(
+            session, opened.path, opened.config, on_warning=lambda text: tell(f"warning: {text}")
+        )
     print(dumps(result.to_json()) if as_json else result.to_text())
     return Exit.DIVERGED if result.divergences else Exit.OK

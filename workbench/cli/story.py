@@ -88,7 +88,10 @@ def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) ->
         warn=teller.warning,
     )  # fmt: skip
     teller.working("starting the ranks", 0, tp)
-    with Inferior(model.path, model.config, config) as engine, ScratchFolder.make("demo") as folder:
+    with (
+        Inferior(model.path, model.config, config, on_warning=teller.warning) as engine,
+        ScratchFolder.make("demo") as folder,
+    ):
         stage = _Stage(teller, model, engine, reference, prompt)
         runs = [
             stage.play(1, {}, directory / "demo-faultless.session"),

@@ -20,6 +20,7 @@ import pytest
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import RankTimeout
 from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.ranks import client as client_module
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.hangs import RankTrace, hang_text
 from lockstep.engine.ranks.messages import AddSequence, LoadModel, RunStep, WatchTaps
@@ -233,6 +234,28 @@ def test_a_hung_rank_ends_the_command_with_its_name(engine: Callable[..., Client
     ]  # fmt: skip
     assert not client.alive
     assert not any(rank.is_running() for rank in ranks)
+
+
+def test_a_stopped_rank_is_reported_before_the_patience_is_over(
+    variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what continues it; and once it was continued the command ends as if nothing had been."""
+    path, warnings = variant("qwen2-tied"), list[str]()
+    monkeypatch.setattr(client_module, "STOPPED_SECONDS", 0.5)
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        os.kill(client.pids[1], signal.SIGCONT)
+
+    specs = model_taps(model_config(path), 2)
+    with Client(EngineConfig(tp=2, threads=1), specs, program=PROGRAM, on_warning=warn) as client:
+        client.load(path)
+        client.call(AddSequence(0, [5, 6, 7]))
+        os.kill(client.pids[1], signal.SIGSTOP)
+        assert client.call(RunStep())[1].phase == "prefill"
+    (said,) = warnings
+    assert said.startswith("rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process")
+    assert said.endswith(f"is stopped (state T: SIGSTOP or SIGTSTP); `kill -CONT {client.pids[1]}` continues it")
 
 
 def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> None:

@@ -89,6 +89,16 @@ def test_one_that_is_stopped_for_a_moment_goes_on(monkeypatch: pytest.MonkeyPatc
     assert ranks.waits() == pytest.approx(5, abs=2)
 
 
+def test_for_how_long_one_is_stopped_is_known_without_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, (1.0, 0.0))
+    ranks.patience, ranks.state = Patience(None, ranks.look), "stopped"
+    ranks.waits(10)
+    assert ranks.patience.stopped_for == pytest.approx(10, abs=2)
+    ranks.state = "running"
+    ranks.waits(2)
+    assert ranks.patience.stopped_for == 0
+
+
 def test_progress_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, (0.0, 0.0))
     for _ in range(5):

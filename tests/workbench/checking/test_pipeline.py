@@ -76,7 +76,7 @@ CAUSE = {
     "rope=interleaved": "(2i, 2i+1)",
     "cache_reuse=false": "not the cache",
     "cache_layer=shared": "rows are those of layer 2",
-    "qkv_sizes=mixed": "columns",
+    "qkv_sizes=mixed": "cut out of the rank's pack where they begin",
     "load_bias=false": "{q,k,v}_proj.bias is not added",
     "positions=stuck": "position 0",
 }

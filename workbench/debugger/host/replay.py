@@ -54,14 +54,18 @@ class Verification(Result):
 
 
 def verify(
-    session: Session, path: Path, model: ModelConfig, progress: Callable[[int], None] = lambda done: None
+    session: Session,
+    path: Path,
+    model: ModelConfig,
+    progress: Callable[[int], None] = lambda done: None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> Verification:
     """Run a whole session again on `model` (the checkpoint at `path`) and compare every checksum."""
     timeline = open_timeline(session)
     passes = unverifiable = 0
     divergences = []
     rules = timeline.lines[0].rules
-    with Inferior(path, model, engine_config(session), rules) as inferior:
+    with Inferior(path, model, engine_config(session), rules, on_warning=on_warning) as inferior:
         for ids, sampling in recorded_sequences(session):
             inferior.add(ids, sampling)
         executor = Executor(inferior, timeline)
