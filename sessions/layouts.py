@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Rebuilt:
     slice: str = ""
 
 
+@lru_cache(256)
 def parse(text: str) -> Layout:
     """The layout that `text` names. `LayoutError` on anything else."""
     if text == "replicate":

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal
 
 from lockstep.engine.config import ModelConfig
@@ -26,6 +27,8 @@ from lockstep.engine.parallel import shards
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
 #: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.
 STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
+#: Names whose parts are kept: a stranger's dump may have as many (`workbench.foreign.survey.MOST_TAPS`).
+_NAMES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def model_taps(model: ModelConfig, tp: int) -> tuple[TapSpec, ...]:
     return tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=replicas)
 
 
+@lru_cache(_NAMES)
 def layer_of(tap: str) -> int | None:
     """ "layers.3.attn.q_proj" -> 3; None outside the layers. A stranger's tap may have any name."""
     head, _, rest = tap.partition(".")
@@ -109,6 +113,7 @@ def layer_of(tap: str) -> int | None:
     return int(number) if head == "layers" and dot and number.isdecimal() and len(number) < 6 else None
 
 
+@lru_cache(_NAMES)
 def local_name(tap: str) -> str:
     """A tap's name within its layer: "layers.3.attn.q_proj" -> "attn.q_proj"; all of it outside the layers."""
     return tap if layer_of(tap) is None else tap.split(".", 2)[2]

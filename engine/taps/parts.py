@@ -20,34 +20,37 @@ _SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 _CHUNK = 1 << 20  # elements whose 64-bit products are alive at a time
 
 
-def measured(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """An array of any shape -> its parts [len(PARTS)]; minimum, maximum, sum and 2-norm are over the finite elements
-    (inf, -inf, 0, 0 when there are none)."""
-    finite = np.isfinite(values)
-    kept = values[finite].astype(np.float64)
-    if not kept.size:
-        low, high = math.inf, -math.inf
-    else:
-        low, high = float(kept.min()), float(kept.max())
-    nan = int(np.isnan(values).sum())
-    return np.array(
+def measured(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Arrays of equal size [n, m] -> the parts of each [n, len(PARTS)]; minimum, maximum, sum and 2-norm are over the
+    finite elements (inf, -inf, 0, 0 when there are none)."""
+    finite = np.isfinite(rows)
+    kept = np.where(finite, rows, 0).astype(np.float64)
+    counts, nan = finite.sum(axis=1), np.isnan(rows).sum(axis=1)
+    return np.stack(
         [
-            low, high, kept.sum(), math.sqrt(float(np.dot(kept, kept))), nan, values.size - kept.size - nan,
-            int((values == 0).sum()), kept.size,
-        ]
-    )  # fmt: skip
+            rows.min(axis=1, where=finite, initial=math.inf).astype(np.float64),
+            rows.max(axis=1, where=finite, initial=-math.inf).astype(np.float64),
+            kept.sum(axis=1),
+            np.sqrt((kept * kept).sum(axis=1)),
+            nan,
+            rows.shape[1] - counts - nan,
+            (rows == 0).sum(axis=1),
+            counts,
+        ],
+        axis=1,
+    )
 
 
-def checksum(bits: NDArray[np.generic]) -> int:
-    """A sum over the exact bits of an array of numbers, weighted by position, modulo 2**64: that of
-    `measure.tensor_checksum` on the same numbers."""
-    words = np.ascontiguousarray(bits).reshape(-1).view(_SIGNED[bits.dtype.itemsize])
-    total = 0
-    for start in range(0, words.size, _CHUNK):
-        part = words[start : start + _CHUNK].astype(np.int64).view(np.uint64)
-        places = np.arange(start, start + part.size, dtype=np.uint64)
-        total += int(np.sum(part * ((2 * places + 1) * np.uint64(ODD)), dtype=np.uint64))
-    return total % (1 << 64)
+def checksums(rows: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """A sum over the exact bits of each array of numbers, weighted by position, modulo 2**64: [n, m] -> [n]. That of
+    `measure.checksum` on the same numbers."""
+    words = np.ascontiguousarray(rows).view(_SIGNED[rows.dtype.itemsize])
+    totals = np.zeros(len(words), np.uint64)
+    for start in range(0, words.shape[1], _CHUNK):
+        part = words[:, start : start + _CHUNK].astype(np.int64).view(np.uint64)
+        places = np.arange(start, start + part.shape[1], dtype=np.uint64)
+        totals += np.sum(part * ((2 * places + 1) * np.uint64(ODD)), axis=1, dtype=np.uint64)
+    return totals
 
 
 def chained(sums: NDArray[np.uint64]) -> int:

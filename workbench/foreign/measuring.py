@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from lockstep.sessions.records import STATISTICS, SequenceStep, Tap, TensorRecor
 from lockstep.sessions.replicas import replica_groups
 from lockstep.workbench.foreign.shapes import ATTENTION
 
+#: Elements of arrays of equal size that are measured together.
+_TOGETHER = 1 << 20
 #: How many of the largest logits a step keeps by themselves.
 TOP_K = 20
 
@@ -33,10 +35,10 @@ def statistics(
         held.setdefault((one.rank, one.tap), []).append(one)
     stats = np.full((len(taps), ranks, len(STATISTICS)), np.nan, np.float32)
     checksums = np.zeros((len(taps), ranks), np.uint64)
-    for tap in taps:
-        for rank in range(ranks):
-            if found := held.get((rank, tap.name)):
-                stats[tap.index, rank], checksums[tap.index, rank] = _measured(tap.name, found)
+    places = [(tap, rank) for tap in taps for rank in range(ranks) if (rank, tap.name) in held]
+    pieces = [_pieces(tap.name, held[rank, tap.name]) for tap, rank in places]
+    where = ([tap.index for tap, _ in places], [rank for _, rank in places])
+    stats[where], checksums[where] = _measured(pieces)
     only = False
     for tap in taps:
         for rank in range(ranks):
@@ -61,19 +63,55 @@ def _alike(layout: str, checksums: NDArray[np.uint64], seen: Sequence[int]) -> N
             checksums[rank] = checksums[known[0]]
 
 
-def _measured(tap: str, records: Sequence[TensorRecord]) -> tuple[NDArray[np.float32], int]:
-    """Statistics and checksum of a tap over all sequences of a step, as the engine has them: rows together, attention
-    by sequence, without the cells that a mask has put to -inf."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Numbers of a tap that are measured in one. `masked`: cells that a mask has put to -inf."""
+
+    array: NDArray[Any]
+    dtype: str
+    masked: int
+
+
+def _pieces(tap: str, records: Sequence[TensorRecord]) -> list[_Piece]:
+    """A tap over all sequences of a step as the engine measures it: rows together, attention by sequence."""
     dtype = records[0].dtype
     arrays = [one.array for one in records]
-    if local_name(tap) not in ATTENTION and len({one.shape[1:] for one in arrays}) == 1:
+    if len(arrays) > 1 and local_name(tap) not in ATTENTION and len({one.shape[1:] for one in arrays}) == 1:
         arrays = [np.concatenate(arrays)]
-    values = [_values(one, dtype) for one in arrays]
-    masked = [int(np.isneginf(one).sum()) if tap.endswith("scores") else 0 for one in values]
-    found = parts.unmask(np.stack([parts.measured(one) for one in values]), masked)
-    sums = np.array([parts.checksum(_bits(one, dtype)) for one in arrays], np.uint64)
-    whole = parts.merge(found) if len(found) > 1 else found[0]
-    return parts.statistics(whole[None])[0], int(sums[0]) if len(sums) == 1 else parts.chained(sums)
+    scores = tap.endswith("scores")
+    return [
+        _Piece(one, dtype, int(np.isneginf(_values(one, dtype)).sum()) if scores else 0) for one in arrays
+    ]
+
+
+def _measured(taps: Sequence[Sequence[_Piece]]) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+    """Statistics [n, STATISTICS] and checksums [n] of n taps. Arrays of equal size are measured together: an engine may
+    have tens of thousands of small ones."""
+    pieces = [piece for tap in taps for piece in tap]
+    found, sums = np.zeros((len(pieces), len(parts.PARTS))), np.zeros(len(pieces), np.uint64)
+    alike: dict[tuple[int, str, str], list[int]] = {}
+    for index, one in enumerate(pieces):
+        alike.setdefault((one.array.size, one.array.dtype.str, one.dtype), []).append(index)
+    for (size, _, dtype), all_of_them in alike.items():
+        count = max(1, _TOGETHER // max(1, size))
+        for start in range(0, len(all_of_them), count):
+            some = all_of_them[start : start + count]
+            rows = np.stack([pieces[index].array.reshape(-1) for index in some])
+            found[some], sums[some] = (
+                parts.measured(_values(rows, dtype)),
+                parts.checksums(_bits(rows, dtype)),
+            )
+    found = parts.unmask(found, [one.masked for one in pieces])
+    if len(pieces) > len(taps):
+        ends = np.cumsum([len(tap) for tap in taps])
+        by_tap = [slice(end - len(tap), end) for tap, end in zip(taps, ends.tolist(), strict=True)]
+        sums = np.array([_chained(sums[one]) for one in by_tap], np.uint64)
+        found = np.stack([parts.merge(found[one]) for one in by_tap])
+    return parts.statistics(found), sums
+
+
+def _chained(sums: NDArray[np.uint64]) -> int:
+    return int(sums[0]) if len(sums) == 1 else parts.chained(sums)
 
 
 def _values(array: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -26,17 +26,17 @@ PartKey = tuple[str, int, int]
 
 @dataclass(slots=True)
 class _Part:
-    """One tensor of one rank for one sequence at one step, as far as its rows have come."""
+    """One tensor of one rank for one sequence at one step, as far as its rows have come: `filled`, None for all."""
 
     array: NDArray[Any]
     dtype: str
-    filled: NDArray[np.bool_]
+    filled: NDArray[np.bool_] | None
 
     def record(self, key: PartKey) -> TensorRecord:
         """The tensor, or the rows of it that were seen."""
         tap, rank, seq = key
         array, part = self.array, ""
-        if not self.filled.all():
+        if self.filled is not None and not self.filled.all():
             rows = np.flatnonzero(self.filled)
             array, part = array[rows], slices.choose(rows.tolist())
         if local_name(tap) in ATTENTION:
@@ -127,6 +127,9 @@ class PlacedTensors:
         if local_name(tap) in ATTENTION:
             rows = _keys(rows, span.stop, -np.inf if tap.endswith("scores") else 0)
         if key not in parts:
+            if target == list(range(size)):  # all of them at once, as most come
+                parts[key] = _Part(stored(rows, dtype), dtype, None)
+                return
             array = np.zeros((size, *rows.shape[1:]), STORED_AS[dtype])
             parts[key] = _Part(array, dtype, np.zeros(size, np.bool_))
         part = parts[key]
@@ -136,7 +139,8 @@ class PlacedTensors:
                 f"{part.dtype}{list(part.array.shape[1:])} in another pass: they make up no tensor"
             )
         part.array[target] = stored(rows, dtype)
-        part.filled[target] = True
+        if part.filled is not None:
+            part.filled[target] = True
 
 
 def _keys(rows: NDArray[Any], keys: int, nothing: float) -> NDArray[Any]:

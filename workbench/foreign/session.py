@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,19 @@ _ABSENT = {
 }
 
 
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """A dump makes objects by the hundred thousand, none in cycles: to look for some as often as usual takes as long as
+    the import itself."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@_seldom_collected()
 def write_session(
     run: ForeignRun,
     path: Path,
