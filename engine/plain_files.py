@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from lockstep.engine.text import bytes_text
 
@@ -22,7 +22,7 @@ class PlainFileError(Exception):
     """A file that is not read; the message says why, without its name."""
 
 
-def open_plain(path: Path, most: int) -> BinaryIO:
+def open_plain(path: Path, most: int) -> BufferedReader:
     """Open a regular file of at most `most` bytes for reading, itself and not what it points to. PlainFileError for
     anything else."""
     try:

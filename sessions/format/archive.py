@@ -15,6 +15,9 @@ from lockstep.sessions.format import database, files, log, log_owner, rows
 from lockstep.sessions.format.rows import Row
 from lockstep.sessions.limits import Charged, ReadMeter
 
+#: Bytes of rows that are taken between two looks at what is left of the budget.
+_BETWEEN_LOOKS = 1 << 16
+
 
 class Archive:
     """Queries on one session file; SQLite's errors become `SessionError`."""
@@ -62,11 +65,14 @@ class Archive:
                     raise database.unreadable(self.path, error, what) from error
 
     def _take(self, cursor: sqlite3.Cursor, what: str) -> Charged[Row]:
-        taken, found = 0, []
+        taken, counted, found = 0, 0, []
         for row in cursor:
             taken += getsizeof(row) + sum(map(getsizeof, row))
-            self.meter.room(taken, f"the rows of {what}" if what else "the rows")
+            if taken >= counted:  # not of each: there may be a hundred thousand
+                self.meter.room(taken, f"the rows of {what}" if what else "the rows")
+                counted = taken + _BETWEEN_LOOKS
             found.append(row)
+        self.meter.room(taken, f"the rows of {what}" if what else "the rows")
         return self.meter.charged(found, taken)
 
     def rows(self, table: str, clause: str = "", *arguments: object, where: str = "") -> Charged[Row]:

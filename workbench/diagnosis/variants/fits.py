@@ -79,10 +79,23 @@ def known_number(
     return next((one for one in known if math.isclose(value, one[0], rel_tol=tolerance)), None)
 
 
+def finite(array: Array) -> Array:
+    """The array. LinAlgError where a number is none: given NaN or infinities, LAPACK's iterations may never end."""
+    if not np.isfinite(array).all():
+        raise np.linalg.LinAlgError("NaN or infinities have no decomposition")
+    return array
+
+
+def least_squares(columns: Array, seen: Array) -> Array:
+    """What the columns [rows, n] are to be multiplied with, so that their sum comes nearest to `seen` [rows] or
+    [rows, m]. LinAlgError where a number is not finite."""
+    return np.asarray(np.linalg.lstsq(finite(columns), finite(seen), rcond=None)[0])
+
+
 def coefficients(seen: Array, terms: Sequence[Array]) -> list[float]:
     """The sum of multiples of `terms` that comes nearest to `seen`: the multiples."""
     columns = np.stack([term.ravel() for term in terms], axis=1)
-    return [float(x) for x in np.linalg.lstsq(columns, seen.ravel(), rcond=None)[0]]
+    return [float(x) for x in least_squares(columns, seen.ravel())]
 
 
 #: Numbers that engines multiply by, with their names.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from lockstep.engine.plain_files import PlainFileError, open_plain
 from lockstep.engine.text import printable
@@ -52,7 +52,7 @@ def within(folder: Path, name: object) -> Path:
     return folder / text
 
 
-def opened(path: Path, limit: int = MAX_TENSORS) -> BinaryIO:
+def opened(path: Path, limit: int = MAX_TENSORS) -> BufferedReader:
     """A plain file, open. ForeignDumpError for a link, a pipe, a missing or an oversized one."""
     try:
         return open_plain(path, limit)

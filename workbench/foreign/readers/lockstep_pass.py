@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, overload
 
@@ -75,26 +76,37 @@ class PassTensors(Sequence[ForeignTensor]):
     def __getitem__(self, index: int | slice) -> ForeignTensor | Sequence[ForeignTensor]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        tap = self._taps[index]
+        with opened(self._path) as file:
+            return self._tensor(self._taps[index], file)
+
+    def __iter__(self) -> Iterator[ForeignTensor]:
+        """All of them, the file opened once: there may be tens of thousands."""
+        with opened(self._path) as file:
+            for tap in self._taps:
+                yield self._tensor(tap, file)
+
+    def _tensor(self, tap: TapeTap, file: BufferedReader) -> ForeignTensor:
         rows = None if tap.rows is None else tuple(tap.rows)
         if tap.key in self._entries:
             entry = self._entries[tap.key]
-            return ForeignTensor(tap.name, tap.layout, entry.dtype, array=self._read(entry), rows=rows)
-        statistics, hashes = (self._read(self._entries[f"{tap.key}.{one}"]) for one in ("stats", "hash"))
+            return ForeignTensor(tap.name, tap.layout, entry.dtype, array=self._read(entry, file), rows=rows)
+        statistics, hashes = (
+            self._read(self._entries[f"{tap.key}.{one}"], file) for one in ("stats", "hash")
+        )
         return ForeignTensor(
             tap.name, tap.layout, tap.dtype, rows=rows, statistics=statistics, hashes=hashes.view(np.uint64)
         )
 
-    def _read(self, entry: TensorEntry) -> NDArray[Any]:
-        count = int(np.prod(entry.shape, dtype=np.int64))
+    def _read(self, entry: TensorEntry, file: BufferedReader) -> NDArray[Any]:
+        found = np.empty(entry.shape, STORED_AS[entry.dtype])
         try:
-            with opened(self._path) as file:
-                flat: NDArray[Any] = np.fromfile(file, STORED_AS[entry.dtype], count, offset=entry.start)
+            file.seek(entry.start)
+            count = file.readinto(found.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise ForeignDumpError(f"{self._path}: cannot be read: {error.strerror or error}") from error
-        if len(flat) != count:
+        if count != found.nbytes:
             raise ForeignDumpError(f"{self._path}: truncated while it was being read")
-        return flat.reshape(entry.shape)
+        return found
 
     def _check(self, where: str, tap: TapeTap, tokens: int) -> None:
         def wrong(what: str) -> ForeignDumpError:

@@ -72,7 +72,7 @@ def score_dimensions(site: Site) -> Iterator[Variant]:
         )
     if count < CELLS_EACH * dim:
         return
-    weights = np.linalg.lstsq(square, projected, rcond=None)[0]
+    weights = fits.least_squares(square, projected)
     simple = np.array([fits.simple(float(w), max(1e-3, resolution(site))) for w in weights])
     known = {w for w in simple.tolist() if w != 1}
     free = len(known) if np.isin(simple, (-1.0, 0.0, 0.5, 1.0, 2.0)).all() else dim

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import named, simple
+from lockstep.workbench.diagnosis.variants.fits import least_squares, named, simple
 from lockstep.workbench.diagnosis.variants.replay import Linear, own_part
 from lockstep.workbench.diagnosis.variants.variant import Variant
 
@@ -237,7 +237,7 @@ def feature_scale(site: Site) -> Iterator[Variant]:
             continue
         terms = linear.x[linear.rows][:, None, :] * weight[None]  # [rows, some, in]
         design = terms.reshape(-1, blocks, size).sum(-1)
-        by, *_ = np.linalg.lstsq(design, error[:, some].ravel(), rcond=None)
+        by = least_squares(design, error[:, some].ravel())
         left = design @ by - error[:, some].ravel()
         if np.linalg.norm(left) > 0.5 * np.linalg.norm(error[:, some]):
             continue

@@ -12,6 +12,7 @@ from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.shares import BEFORE, whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import finite, least_squares
 from lockstep.workbench.diagnosis.variants.replay import Linear, cut, own_part
 from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
@@ -158,7 +159,7 @@ def single_weights(site: Site) -> Iterator[Variant]:
             if np.linalg.norm(left) <= np.linalg.norm(noise[:, i]) * 1.5:
                 break
             chosen.append(int(np.argmax((x.T @ left) ** 2 / power)))
-            by, *_ = np.linalg.lstsq(x[:, chosen], linear.error[:, i], rcond=None)
+            by = least_squares(x[:, chosen], linear.error[:, i])
             left = linear.error[:, i] - x[:, chosen] @ by
         else:
             if np.linalg.norm(left) > np.linalg.norm(noise[:, i]) * 2.5:
@@ -194,7 +195,7 @@ def features_changed(site: Site) -> Iterator[Variant]:
     chosen = np.flatnonzero(share < 1e-3 if site.facts.dtype in ("float32", "float64") else share < 0.1)
     if len(chosen) != rank:
         return
-    by, *_ = np.linalg.lstsq(x[:, chosen], linear.error, rcond=None)
+    by = least_squares(x[:, chosen], linear.error)
     predicted = linear.expected.copy()
     predicted[:, linear.columns] += linear.x[:, chosen] @ by
     own = linear.weight[linear.columns][:, chosen].astype(np.float64).T
@@ -218,7 +219,7 @@ def low_rank(site: Site) -> Iterator[Variant]:
         return
     basis, rank = _span(linear)
     tokens, features = linear.error.shape
-    inputs = int(np.linalg.matrix_rank(linear.x[linear.rows]))
+    inputs = int(np.linalg.matrix_rank(finite(linear.x[linear.rows])))
     if rank is None or rank > min(inputs - SPARE, 2 * inputs // 3, features // 4):
         return  # the inputs themselves span no more, or all of the error is fitted
     if np.linalg.norm(basis.sum(0)) > 0.99 * np.sqrt(tokens):
@@ -242,7 +243,7 @@ def _span(linear: Linear) -> tuple[Array, int | None]:
     """An orthonormal basis [rows, rank] of the columns of the error, as far as they exceed the noise; no rank where
     they fill all rows."""
     noise = float(np.linalg.norm(linear.site.parts[0].noise[np.ix_(linear.rows, linear.columns)]))
-    left, size, _ = np.linalg.svd(linear.error, full_matrices=False)
+    left, size, _ = np.linalg.svd(finite(linear.error), full_matrices=False)
     rest = np.sqrt(np.cumsum((size**2)[::-1])[::-1])  # what is left without the first so many
     within = np.flatnonzero(rest <= 1.5 * noise)
     rank = int(within[0]) if len(within) else None

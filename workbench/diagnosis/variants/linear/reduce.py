@@ -11,6 +11,7 @@ from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.shares import BEFORE, rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import least_squares
 from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
@@ -27,7 +28,7 @@ def summed(site: Site) -> Iterator[Variant]:
     design = np.stack([term[scope] for term in terms], axis=1)
     if len(design) < 4 * len(terms) or not np.isfinite(design).all():
         return
-    by, *_ = np.linalg.lstsq(design, part.seen[scope], rcond=None)
+    by = least_squares(design, part.seen[scope])
     ranks = len(partials)
     near = [_well_known(float(x), ranks) for x in by]
     predicted = np.tensordot(np.array(near), np.stack(terms), 1)

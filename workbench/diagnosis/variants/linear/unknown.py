@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import finite, least_squares
 from lockstep.workbench.diagnosis.variants.linear.unloaded import ALIKE, FEW_TOKENS, alike_angles, centred
 from lockstep.workbench.diagnosis.variants.replay import Linear
 from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
@@ -35,7 +36,7 @@ def another_input(site: Site) -> Iterator[Variant]:
     some = np.linspace(0, out - 1, min(out, ENOUGH * width)).astype(int)
     weight = linear.weight[some].astype(np.float64)
     given = (linear.seen - linear.bias)[np.ix_(linear.rows, some)]
-    basis, _ = np.linalg.qr(weight)
+    basis, _ = np.linalg.qr(finite(weight))
     left = given - (given @ basis) @ basis.T
     noise = site.parts[0].noise[np.ix_(linear.rows, some)]
     larger = max(
@@ -44,7 +45,7 @@ def another_input(site: Site) -> Iterator[Variant]:
     if np.linalg.norm(left) > WITHIN * larger * np.linalg.norm(noise):
         return
     x = linear.x.copy()
-    x[linear.rows] = np.linalg.lstsq(weight, given.T, rcond=None)[0].T
+    x[linear.rows] = least_squares(weight, given.T).T
     predicted = linear.replay(x=x)
     if predicted is None:
         return
