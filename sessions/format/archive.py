@@ -72,7 +72,8 @@ class Archive:
                 self.meter.room(taken, f"the rows of {what}" if what else "the rows")
                 counted = taken + _BETWEEN_LOOKS
             found.append(row)
-        self.meter.room(taken, f"the rows of {what}" if what else "the rows")
+        if found:  # what returns nothing, as BEGIN, has been done
+            self.meter.room(taken, f"the rows of {what}" if what else "the rows")
         return self.meter.charged(found, taken)
 
     def rows(self, table: str, clause: str = "", *arguments: object, where: str = "") -> Charged[Row]:
