@@ -17,8 +17,9 @@ class SequenceSpan:
 
     Tokens [start, stop) of the packed batch; after the pass `kv_len` rows are to be cached, in the slots
     `rows` [kv_len] in order of position. `q_positions` [T] and `kv_positions` [kv_len] determine the causal
-    mask. `end` is one past the highest position that is written in the pass, `length` how long the sequence is by
-    now, the rest of a prompt that comes in chunks included.
+    mask; `in_order`: the queries are those of the last T of `kv_len` rows, as without a fault. `end` is one past the
+    highest position that is written in the pass, `length` how long the sequence is by now, the rest of a prompt that
+    comes in chunks included.
 
     `held` [layers] is how far each layer's cache reaches: one past the highest row that was actually written to
     it. It grows as the layers write.
@@ -34,6 +35,7 @@ class SequenceSpan:
     end: int
     length: int
     held: list[int]
+    in_order: bool
 
 
 @dataclass(slots=True)

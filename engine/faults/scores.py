@@ -24,18 +24,18 @@ def scale_by_hidden(model: ModelConfig) -> float:
     return 1 / math.sqrt(model.hidden_size)
 
 
-def window_one_more(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+def window_one_more(q_positions: Tensor, rows: slice, kv_positions: Tensor, window: int | None) -> Tensor:
     """Both bounds of the window are taken as inclusive."""
     from lockstep.engine.rules.defaults import within_window
 
-    return within_window(q_positions, kv_positions, None if window is None else window + 1)
+    return within_window(q_positions, rows, kv_positions, None if window is None else window + 1)
 
 
-def window_ignored(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+def window_ignored(q_positions: Tensor, rows: slice, kv_positions: Tensor, window: int | None) -> Tensor:
     """The window is not passed on."""
     from lockstep.engine.rules.defaults import within_window
 
-    return within_window(q_positions, kv_positions, None)
+    return within_window(q_positions, rows, kv_positions, None)
 
 
 def _window(model: ModelConfig, tp: int) -> str | None:
@@ -47,21 +47,23 @@ def scale_twice(model: ModelConfig) -> float:
     return 1 / model.head_dim
 
 
-def top_left(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+def top_left(q_positions: Tensor, rows: slice, kv_positions: Tensor, window: int | None) -> Tensor:
     """Row i of the queries sees keys 0 … i, wherever the queries stand: torch's `is_causal`."""
     import torch
 
     from lockstep.engine.rules.defaults import within_window
 
-    rows = torch.arange(len(q_positions), device=q_positions.device)
-    return within_window(rows, kv_positions - kv_positions[0], window)
+    numbers = torch.arange(len(q_positions), device=q_positions.device)
+    return within_window(numbers, rows, kv_positions - kv_positions[0], window)
 
 
-def window_in_prefill_only(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
+def window_in_prefill_only(
+    q_positions: Tensor, rows: slice, kv_positions: Tensor, window: int | None
+) -> Tensor:
     """A decode step attends to the whole cache."""
     from lockstep.engine.rules.defaults import within_window
 
-    return within_window(q_positions, kv_positions, None if len(q_positions) == 1 else window)
+    return within_window(q_positions, rows, kv_positions, None if len(q_positions) == 1 else window)
 
 
 def half_precision_softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,14 +2,20 @@
 
 There are three paths, which agree: the explicit scores -> probs -> context when a tap on scores or probs is on,
 `scaled_dot_product_attention` otherwise, and on a GPU in half precision `paged_attention` for the whole batch at
-once, unless a tap or a replaced seam lies inside the kernel. The first two take the same additive bias, so a wrong
-mask is wrong in both, and run a ragged batch sequence by sequence, so that a sequence's result does not depend on
-the rest of the batch. With `Comm.all_reduce` it is bit-equal alone and in a batch on the CPU in half precision, at any
-tp; in float32 with `EngineConfig.batch_invariant`, else to rounding, as MKL multiplies fewer than four rows in another
-order. On a GPU neither is promised.
+once, unless a tap or a replaced seam lies inside the kernel. The first is computed in tiles: scores and probabilities
+are whole only where a tap must have them so, and are the same numbers then. No path makes a mask that is larger than a
+tile. The first two take the same additive bias, so a wrong mask is wrong in both, and run a ragged batch sequence by
+sequence, so that a sequence's result does not depend on the rest of the batch. With `Comm.all_reduce` it is bit-equal
+alone and in a batch on the CPU in half precision, at any tp; in float32 with `EngineConfig.batch_invariant`, else to
+rounding, as MKL multiplies fewer than four rows in another order. On a GPU neither is promised.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +27,26 @@ from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers import paged_attention
 from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.paged_attention import Pages
-from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
+from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
 
+#: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
+FUSED_ROWS = 256
+
 
 class StepInputs:
-    """Inputs shared by the attention of all layers in a step, computed on first use: additive biases (one per
-    sequence and window) and block tables."""
+    """Inputs shared by the attention of all layers in a step, computed on first use: additive biases, as far as they
+    are few, and block tables."""
 
     def __init__(self, batch: Batch, wiring: Wiring, dtype: torch.dtype) -> None:
         self._batch, self._rules, self._dtype = batch, wiring.rules, dtype
-        self._made: dict[tuple[int, int | None], Tensor] = {}
+        self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
+        self._cells = 0
         self._pages: Pages | None = None
+        own = ("window", "mask", "cache_reuse")
+        self._as_usual = all(getattr(wiring.rules, seam) is getattr(CORRECT, seam) for seam in own)
 
     def pages(self, page_size: int) -> Pages:
         """The batch's block tables and lengths."""
@@ -41,15 +54,38 @@ class StepInputs:
             self._pages = Pages.of(self._batch, page_size)
         return self._pages
 
-    def bias(self, index: int, window: int | None) -> Tensor:
-        """Bias [T, keys read] of the batch's sequence `index` under `window`."""
-        key = (index, window)
+    def tiling(self, index: int, kv_heads: int, group: int, window: int | None) -> Tiling:
+        """That of the batch's sequence `index`. Where a fault decides what is seen, no key is left out."""
+        span = self._batch.spans[index]
+        queries = span.stop - span.start
+        keys = span.kv_len - self._rules.cache_reuse(span.kv_len, queries)
+        return Tiling(kv_heads, group, queries, keys, self._as_usual and span.in_order, window)
+
+    def bias(self, index: int, tiling: Tiling, tile: Tile, *, every_key: bool = False) -> Tensor | None:
+        """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
+        keys are seen."""
+        rows, keys = tile.rows, tile.keys
+        if tiling.causal and rows.stop - rows.start == 1:
+            return None
+        if (
+            tiling.causal and tiling.window is None and not every_key
+        ):  # all see what lies before the tile's own queries
+            keys = slice(keys.stop - (rows.stop - rows.start), keys.stop)
+        key = (index, tiling.window, rows.start, rows.stop, keys.start, keys.stop)
         if key not in self._made:
+            self._make_room((rows.stop - rows.start) * (keys.stop - keys.start))
             span = self._batch.spans[index]
-            first = self._rules.cache_reuse(span.kv_len, span.stop - span.start)
-            allowed = self._rules.window(span.q_positions, span.kv_positions[first:], window)
+            read = span.kv_positions[span.kv_len - tiling.keys :]
+            allowed = self._rules.window(span.q_positions, rows, read[keys], tiling.window)
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
+
+    def _make_room(self, cells: int) -> None:
+        """Let go of the biases that were made where they become many."""
+        if self._cells + cells > CELLS:
+            self._made.clear()
+            self._cells = 0
+        self._cells += cells
 
 
 class Attention:
@@ -117,7 +153,7 @@ class Attention:
     def _each(self, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """Sequence by sequence: q [T, heads, D] -> [T, heads * D]."""
         contexts = [
-            self._attend(index, span, q[span.start : span.stop], inputs.bias(index, self.window), pool)
+            self._attend(index, span, q[span.start : span.stop], inputs, pool)
             for index, span in enumerate(batch.spans)
         ]
         return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
@@ -149,7 +185,7 @@ class Attention:
             self.tap_k_rope(k)
         return q, k
 
-    def _attend(self, index: int, span: SequenceSpan, q: Tensor, bias: Tensor, pool: KVPool) -> Tensor:
+    def _attend(self, index: int, span: SequenceSpan, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
         """One sequence: q [T, heads, D] over its cached rows -> [T, heads * D]."""
         first = self.rules.cache_reuse(span.kv_len, q.shape[0])
         k, v = pool.read(self.cache, span.rows[first:])  # [K, kv_heads, D]
@@ -162,27 +198,90 @@ class Attention:
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
         k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
         v = self.rules.kv_expand(v, self.kv_heads, group)
+        tiling = inputs.tiling(index, self.kv_heads, group, self.window)
         attend = self._explicit if self.explicit else self._fused
-        return self.rules.merge(attend(index, q, k, v, bias).flatten(0, 1))
+        return self.rules.merge(attend(_Sequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
 
-    def _fused(self, index: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """q [kv_heads, group, T, D] -> [kv_heads, group, T, D]."""
-        if q.shape[2] == 1:  # one token: query heads that share a KV head and their one row of bias
-            rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)
-            out = F.scaled_dot_product_attention(rows, k, v, attn_mask=bias, scale=self.scale)
-            return out.reshape(q.shape)
-        k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+    def _fused(self, one: _Sequence) -> Tensor:
+        """[kv_heads, group, T, D]."""
+        q, k, v, tiling = one.q, one.k, one.v, one.tiling
+        expanded = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
+        if tiling.causal and tiling.window is None and tiling.queries == tiling.keys > 1:
+            return F.scaled_dot_product_attention(q, *expanded, is_causal=True, scale=self.scale)
+        parts = []
+        for tile in tiling.by_rows(FUSED_ROWS):
+            bias = one.inputs.bias(one.index, tiling, tile, every_key=True)
+            if tiling.queries == 1:  # query heads that share a KV head and their one row of bias
+                rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)
+                seen = k[:, :, tile.keys], v[:, :, tile.keys]
+                out = F.scaled_dot_product_attention(rows, *seen, attn_mask=bias, scale=self.scale)
+                return out.reshape(q.shape)
+            seen = expanded[0][:, :, tile.keys], expanded[1][:, :, tile.keys]
+            queries = q[:, :, tile.rows]
+            parts.append(F.scaled_dot_product_attention(queries, *seen, attn_mask=bias, scale=self.scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def _explicit(self, index: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """q [kv_heads, group, T, D] -> [kv_heads, group, T, D]. Query heads that share a KV head are rows of
-        one product, so that the shared rows are read once and never copied."""
-        rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)  # [kv_heads, n, group / n * T, D]
-        products = (rows @ k.transpose(-1, -2)).view(*q.shape[:3], -1)
-        scores = products * self.scale + bias  # [kv_heads, group, T, K]
-        if self.tap_scores:
-            self.tap_scores(scores.flatten(0, 1), index)
-        probs = self.rules.softmax(scores, q.dtype)
-        if self.tap_probs:
-            self.tap_probs(probs.flatten(0, 1), index)
-        return (probs.view(*rows.shape[:3], -1) @ v).view(q.shape)
+    def _explicit(self, one: _Sequence) -> Tensor:
+        """[kv_heads, group, T, D]."""
+        scores, tiling = _seen(self.tap_scores, one, one.tiling, -math.inf, partial(self._scores, one))
+        probs, tiling = _seen(
+            self.tap_probs, one, tiling, 0.0, lambda tile: self.rules.softmax(scores(tile), one.q.dtype)
+        )
+        out = torch.empty_like(one.q, memory_format=torch.contiguous_format)
+        for tile in tiling:
+            v = one.v[tile.heads, :, tile.keys]
+            part = probs(tile)  # [h, group, t, k]
+            weighed = part.reshape(len(v), v.shape[1], -1, part.shape[-1]) @ v
+            out[tile.heads, :, tile.rows] = weighed.view(*part.shape[:3], -1)
+        return out
+
+    def _scores(self, one: _Sequence, tile: Tile) -> Tensor:
+        """Scaled and masked, [h, group, t, k]. Query heads that share a KV head are rows of one product, so that the
+        shared rows are read once and never copied."""
+        q, k = one.q[tile.heads, :, tile.rows], one.k[tile.heads, :, tile.keys]
+        rows = q.reshape(len(k), k.shape[1], -1, self.head_dim)  # [h, n, group / n * t, D]
+        scores = (rows @ k.transpose(-1, -2)).view(*q.shape[:3], -1).mul_(self.scale)
+        if (bias := one.inputs.bias(one.index, one.tiling, tile)) is not None:
+            scores[..., -bias.shape[1] :] += bias
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """What one sequence of the batch attends with: q [kv_heads, group, T, D], k and v [kv_heads, 1 or group, K, D]."""
+
+    index: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tiling: Tiling
+    inputs: StepInputs
+
+
+_Compute = Callable[[Tile], Tensor]
+
+
+def _seen(
+    tap: TapCallback | None, one: _Sequence, tiling: Tiling, outside: float, compute: _Compute
+) -> tuple[_Compute, Tiling]:
+    """What gives a tile once `tap` has seen the tensor [heads, T, K], and the tiles to ask it for. The tap takes it
+    tile by tile while they are computed, or whole and before them, when it may change any cell: the mask no longer
+    tells then which keys count. Cells that lie in no tile are `outside`."""
+    if not tap:
+        return compute, tiling
+    sink = tap.tiles(one.index, tiling.shape, outside, one.q)
+    if sink is None:
+        whole = one.q.new_full((*one.q.shape[:3], tiling.keys), outside)
+        for tile in tiling:
+            whole[tile.heads, :, tile.rows, tile.keys] = compute(tile)
+        tap(whole.flatten(0, 1), one.index)
+        return lambda tile: whole[tile.heads, :, tile.rows, tile.keys], (
+            tiling.over_all_keys() if tap.changes else tiling
+        )
+
+    def watched(tile: Tile) -> Tensor:
+        x = compute(tile)
+        sink.add(x.flatten(0, 1), tile.heads.start * tiling.group, tile.rows.start, tile.keys.start)
+        return x
+
+    return watched, tiling

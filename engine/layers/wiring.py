@@ -15,11 +15,28 @@ from torch import Tensor
 from lockstep.engine.rules import Rules
 
 
+class TileSink(Protocol):
+    """Takes a tensor [heads, T, K] in tiles."""
+
+    def add(self, x: Tensor, head: int, row: int, key: int) -> None:
+        """A tile [h, t, k], whose first element stands at those indices."""
+
+
 class TapCallback(Protocol):
     """Called with the tensor at a tap; may pause the rank or overwrite the tensor in place."""
 
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
         """`sequence` is the index in the batch when the tensor is one sequence's alone."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether a patch overwrites the tensor."""
+
+    def tiles(
+        self, sequence: int, shape: tuple[int, int, int], outside: float, like: Tensor
+    ) -> TileSink | None:
+        """What takes the sequence's tensor [heads, T, K], of the dtype of `like`, in tiles; cells in none of them hold
+        `outside`. None where the tap needs the whole."""
 
 
 @dataclass(frozen=True, slots=True)

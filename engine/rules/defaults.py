@@ -115,15 +115,16 @@ def attend_all(kv_len: int, new: int) -> int:
     return 0
 
 
-def within_window(q_positions: Tensor, kv_positions: Tensor, window: int | None) -> Tensor:
-    """Which keys each query may see, [T, K] bool: none after it, none `window` or more before it."""
-    distance = q_positions[:, None] - kv_positions[None, :]
+def within_window(q_positions: Tensor, rows: slice, kv_positions: Tensor, window: int | None) -> Tensor:
+    """Which keys each of the queries `rows` may see, [rows, K] bool: none after it, none `window` or more before it.
+    `q_positions` [T] are those of all queries of the pass."""
+    distance = q_positions[rows, None] - kv_positions[None, :]
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
 
 def additive_bias(allowed: Tensor) -> Tensor:
-    """[T, K] bool -> float32: 0 where allowed, -inf elsewhere. Filled, never multiplied: 0 * -inf is NaN."""
+    """[rows, K] bool -> float32: 0 where allowed, -inf elsewhere. Filled, never multiplied: 0 * -inf is NaN."""
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, -math.inf)
 
 

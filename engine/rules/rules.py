@@ -55,7 +55,7 @@ class Rules:
     cache_reuse: Callable[[int, int], int] = defaults.attend_all
     cache_values: Callable[[Tensor, Tensor], Tensor] = defaults.values_of
     kv_expand: Callable[[Tensor, int, int], Tensor] = defaults.share_kv_heads
-    window: Callable[[Tensor, Tensor, int | None], Tensor] = defaults.within_window
+    window: Callable[[Tensor, slice, Tensor, int | None], Tensor] = defaults.within_window
     mask: Callable[[Tensor], Tensor] = defaults.additive_bias
     scale: Callable[[ModelConfig], float] = defaults.softmax_scale
     softmax: Callable[[Tensor, torch.dtype], Tensor] = defaults.softmax

@@ -232,6 +232,7 @@ class Runner:
                     list(
                         self.sequences[seq].held
                     ),  # a pass that is broken off leaves the sequence's own alone
+                    positions[seq] == list(range(wanted[seq] - len(ids), wanted[seq])),
                 )
             )
             start += len(ids)

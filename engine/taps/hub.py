@@ -19,10 +19,12 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import TapSpec
 from lockstep.engine.taps.pausing import Pauser
 
 Cut = Literal["full", "last"]
+Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,42 @@ class Captured:
 class StatisticsTap:
     """A tap that only measures statistics, bound into a layer: the fast path of a recorded run."""
 
-    __slots__ = ("add", "enter", "index", "masked", "volatile")
+    __slots__ = ("add", "enter", "hub", "index", "masked", "volatile")
+    changes = False
 
     def __init__(self, hub: TapHub, index: int, volatile: bool) -> None:
-        self.index, self.volatile = index, volatile
+        self.hub, self.index, self.volatile = hub, index, volatile
         self.enter, self.add, self.masked = hub.comm.enter, hub.ledger.add, hub.masked
 
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
         """Note the statistics of x."""
         self.enter(self.index)
-        masked = 0 if sequence is None else self.masked(self.index, x)
+        masked = 0 if sequence is None else self.masked(self.index, x.shape)
         self.add(self.index, x, masked, self.volatile)
+
+    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles:
+        """What measures a tensor [heads, T, K] in tiles."""
+        return self.hub.tiles(self.index, sequence, shape, outside, like)
+
+
+class Tiles:
+    """A tensor [heads, T, K] of one sequence that passes a tap in tiles: what is measured of it, and what is kept."""
+
+    __slots__ = ("first", "measured", "tail")
+
+    def __init__(self, measured: TiledStatistics | None, tail: Tensor | None, first: int) -> None:
+        self.measured = measured
+        self.tail, self.first = tail, first  # the newest rows [heads, n, K], and the number of the first
+
+    def add(self, x: Tensor, head: int, row: int, key: int) -> None:
+        """A tile [h, t, k], whose first element stands at those indices of the whole."""
+        if self.measured is not None:
+            self.measured.add(x, head, row, key)
+        heads, rows, keys = x.shape
+        skipped = max(0, self.first - row)
+        if self.tail is not None and skipped < rows:
+            kept = slice(row + skipped - self.first, row + rows - self.first)
+            self.tail[head : head + heads, kept, key : key + keys] = x[:, skipped:]
 
 
 class RankTap:
@@ -91,6 +118,19 @@ class RankTap:
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
         """Let x pass: the whole packed batch's tensor, or that of the batch's sequence `sequence`."""
         self.hub.see(self.index, x, sequence)
+
+    @property
+    def changes(self) -> bool:
+        """Whether a patch overwrites the tensor."""
+        return any(patch.tap == self.index for patch in self.hub.patches)
+
+    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles | None:
+        """What measures and keeps a tensor [heads, T, K] in tiles; None where it is patched, shown or kept whole."""
+        hub = self.hub
+        shown = hub.pauser is not None and hub.pauser.needs(self.index)
+        if self.changes or shown or hub.policy.tensors.get(self.index) == "full":
+            return None
+        return hub.tiles(self.index, sequence, shape, outside, like)
 
 
 class TapHub:
@@ -137,7 +177,7 @@ class TapHub:
         """Handle tensor x at tap `index`."""
         self.comm.enter(index)
         self._apply_patches(index, x, sequence, after=False)
-        masked = 0 if sequence is None else self.masked(index, x)
+        masked = 0 if sequence is None else self.masked(index, x.shape)
         if self.pauser is not None:
             before, self._standing = self.patches, (index, x, sequence, masked)
             self.pauser.at(index, x, sequence, masked)
@@ -148,6 +188,23 @@ class TapHub:
         if index in self.policy.tensors:
             self._captured += self._cut(index, x, sequence)
         self._apply_patches(index, x, sequence, after=True)
+
+    def tiles(self, index: int, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles:
+        """A tensor [heads, T, K] of the batch's sequence `sequence`, of the dtype of `like`, will pass tap `index` in
+        tiles."""
+        self.comm.enter(index)
+        measured = tail = None
+        if self.policy.statistics:
+            measured = TiledStatistics(shape, outside, like.dtype, like.device)
+            self.ledger.add_tiled(index, measured, self.masked(index, shape))
+        rows = 0
+        if index in self.policy.tensors:
+            heads, _, keys = shape
+            rows = self._rows(shape)
+            tail = like.new_full((heads, rows, keys), outside)
+            seq = self.batch.spans[sequence].seq
+            self._captured.append(Captured(index, seq, tail, self.policy.tensors[index]))
+        return Tiles(measured, tail, shape[1] - rows)
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
         """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has told of."""
@@ -191,7 +248,7 @@ class TapHub:
             if cut == "full":
                 kept = part
             elif self._is_attention(index):  # [heads, T, K]
-                kept = part[:, -self._rows(part) :]
+                kept = part[:, -self._rows(part.shape) :]
             else:
                 kept = part[-1:]
             found.append(Captured(index, seq, kept.clone(), cut))
@@ -201,11 +258,11 @@ class TapHub:
         """Whether the tap is scores or probs."""
         return index in self._windows or index - 1 in self._windows
 
-    def _rows(self, attention: Tensor) -> int:
+    def _rows(self, attention: Sequence[int]) -> int:
         """How many of the newest rows of [heads, T, K] are handed over."""
         rows = [cut for index, cut in self.policy.tensors.items() if self._is_attention(index)].count("last")
         share = (self.policy.rows_bytes or 0) // (self.comm.size * rows * len(self.batch.spans))
-        heads, new, keys = attention.shape
+        heads, new, keys = attention
         return max(1, min(new, share // (2 * heads * keys)))
 
     def _apply_patches(self, index: int, x: Tensor, sequence: int | None, *, after: bool) -> None:
@@ -215,12 +272,12 @@ class TapHub:
                     if seq == patch.seq:
                         part[patch.index] = patch.value.to(x.device, x.dtype)
 
-    def masked(self, index: int, x: Tensor) -> int:
+    def masked(self, index: int, shape: Sequence[int]) -> int:
         """Number of cells that a correct causal or windowed mask sets to -inf in one sequence's tensor: 0 except
         in scores [heads, T, K]."""
         if index not in self._windows:
             return 0
-        heads, new, keys = x.shape
+        heads, new, keys = shape
         window = self._windows[index] or keys
         seen = sum(min(position, window) for position in range(keys - new + 1, keys + 1))
         return heads * (new * keys - seen)

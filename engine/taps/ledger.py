@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measure import checksum, measure
+from lockstep.engine.taps.measure import TiledStatistics, checksum, measure, measured_whole
 from lockstep.engine.taps.parts import chained, merge, statistics, unmask
 
 #: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
@@ -27,21 +27,28 @@ class StatisticsLedger:
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
         self._measured: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tiled: dict[int, TiledStatistics] = {}
 
     def add(self, tap: int, x: Tensor, masked: int = 0, volatile: bool = True) -> None:
         """Record tensor x at `tap`. `masked`: cells that a correct mask has put to -inf. `volatile`: x may be
         overwritten before the step is over."""
-        entry = len(self._taps)
-        self._taps.append(tap)
-        self._masked.append(masked)
+        entry = self._enter(tap, masked)
         size = x.numel()
         if size > DEFERRED:
-            row = x.reshape(1, -1)
-            self._measured[entry] = (measure(row), checksum(row))
+            self._measured[entry] = measured_whole(x)
         else:
             key = (size, x.dtype)
             self._deferred[key].append(x.clone() if volatile else x)
             self._order[key].append(entry)
+
+    def add_tiled(self, tap: int, tiled: TiledStatistics, masked: int) -> None:
+        """Record a tensor that comes in tiles until the step is over."""
+        self._tiled[self._enter(tap, masked)] = tiled
+
+    def _enter(self, tap: int, masked: int) -> int:
+        self._taps.append(tap)
+        self._masked.append(masked)
+        return len(self._taps) - 1
 
     def close(self) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """The table of the step, which is over; the ledger is empty again."""
@@ -71,7 +78,8 @@ class StatisticsLedger:
             rows = torch.stack([x.reshape(-1) for x in tensors])
             where = self._order[key]
             parts[where], sums[where] = measure(rows).cpu().numpy(), checksum(rows).cpu().numpy()
-        for entry, (part, total) in self._measured.items():
+        tiled = {entry: one.close() for entry, one in self._tiled.items()}
+        for entry, (part, total) in {**self._measured, **tiled}.items():
             parts[entry], sums[entry] = part.cpu().numpy()[0], int(total[0])
         parts = unmask(parts, self._masked)
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
@@ -94,3 +102,4 @@ class StatisticsLedger:
         self._taps.clear()
         self._masked.clear()
         self._measured.clear()
+        self._tiled.clear()

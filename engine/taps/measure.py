@@ -1,12 +1,15 @@
 """Statistics and checksums of tensors, many at a time and without leaving the device.
 
 Rows of equal length are measured together, so a decode step of a 24-layer model costs a handful of
-kernels and one copy to the host instead of some for each of 480 taps.
+kernels and one copy to the host instead of some for each of 480 taps. Longer rows are measured in pieces that stay
+in a processor's cache: what is read six times is fetched once, and nothing as large as a tensor is allocated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,15 +17,32 @@ from torch import Tensor
 from lockstep.engine.taps.parts import ODD
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 1 << 20  # elements whose 64-bit products are alive at a time
-_ODD = ODD - (1 << 64)  # as a signed 64-bit integer
+#: Elements of a piece: 1 MiB of float32.
+PIECE = 1 << 18
+_COLUMNS = 256  # of the blocks that a checksum is summed in
+_SHORT = 2048  # elements of a row that is not worth it
+_SIGNED_ODD = ODD - (1 << 64)
 
 
 def measure(rows: Tensor) -> Tensor:
-    """[n, m] of any float dtype -> [n, len(PARTS)] float64, on the same device (`parts.measure` on a host's arrays).
+    """[n, m] of any float dtype -> [n, len(PARTS)] float64, on the same device (`parts.measured` on a host's arrays).
 
     Minimum, maximum, sum and 2-norm are over the finite elements (inf, -inf, 0, 0 when there are none).
     """
+    if rows.shape[1] <= PIECE:
+        return _measured(rows)
+    return merged(torch.stack([_measured(piece) for piece in rows.split(PIECE, 1)]))
+
+
+def merged(pieces: Tensor) -> Tensor:
+    """Parts of pieces [pieces, n, len(PARTS)] -> of the whole [n, len(PARTS)]; `parts.merge` on a device."""
+    whole = pieces.sum(0)
+    whole[:, 0], whole[:, 1] = pieces[:, :, 0].amin(0), pieces[:, :, 1].amax(0)
+    whole[:, 3] = torch.linalg.vector_norm(pieces[:, :, 3], dim=0)
+    return whole
+
+
+def _measured(rows: Tensor) -> Tensor:
     if rows.shape[1] == 0:  # the logits of a rank that owns none of a small vocabulary
         nothing = [math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         return torch.tensor([nothing] * len(rows), dtype=torch.float64, device=rows.device)
@@ -34,17 +54,21 @@ def measure(rows: Tensor) -> Tensor:
         kept, nan = values, torch.zeros(len(rows), dtype=torch.float64)
         inf, count = nan, torch.full((len(rows),), float(values.shape[1]), dtype=torch.float64)
     else:
-        finite = values.isfinite()
-        low = values.masked_fill(~finite, math.inf).amin(1)
-        high = values.masked_fill(~finite, -math.inf).amax(1)
-        kept = values.masked_fill(~finite, 0)
-        nan, inf, count = values.isnan().sum(1), values.isinf().sum(1), finite.sum(1)
+        low = values.nan_to_num(math.inf, math.inf, math.inf).amin(1)
+        high = values.nan_to_num(-math.inf, -math.inf, -math.inf).amax(1)
+        kept = values.nan_to_num(0.0, 0.0, 0.0)
+        nan, inf = _counted(torch.ne, values, values), _counted(torch.eq, values.abs(), math.inf)
+        count = values.shape[1] - nan - inf
     total = kept.sum(1, dtype=torch.float64)
     norm = torch.linalg.vector_norm(kept, dim=1, dtype=torch.float64)
-    # Comparing into floats: to sum booleans takes five times as long.
-    zeros = torch.eq(values, 0, out=torch.empty_like(values)).sum(1, dtype=torch.float64)
-    parts = (low, high, total, norm, nan, inf, zeros, count)
+    parts = (low, high, total, norm, nan, inf, _counted(torch.eq, values, 0.0), count)
     return torch.stack([part.double() for part in parts], dim=1)
+
+
+def _counted(compare: Callable[..., Tensor], values: Tensor, other: Tensor | float) -> Tensor:
+    """How many elements of each row [n, m] compare so: [n]. Comparing into floats: to sum booleans takes five times as
+    long. Rows of 2**24 elements, which float32 could not count, come in pieces."""
+    return compare(values, other, out=torch.empty_like(values)).sum(1)
 
 
 def checksum(rows: Tensor) -> Tensor:
@@ -53,17 +77,121 @@ def checksum(rows: Tensor) -> Tensor:
     Equal bits in equal places give equal sums on any device and with any number of threads, because
     integer addition is exact; a permutation or one flipped bit gives another.
     """
-    bits = rows.contiguous().view(_BITS[rows.element_size()])
     total = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-    for start in range(0, rows.shape[1], _CHUNK):
-        part = bits[:, start : start + _CHUNK].to(torch.int64)
-        places = torch.arange(start, start + part.shape[1], dtype=torch.int64, device=rows.device)
-        weights = (2 * places + 1) * _ODD
-        # CUDA has no matrix products of integers; on the CPU they take half the time.
-        total += part @ weights if rows.device.type == "cpu" else (part * weights).sum(1)
+    start = 0
+    for piece in bits_of(rows).split(PIECE, 1):
+        total += _places_times(piece.to(torch.int64), start)
+        start += piece.shape[1]
+    return total * _SIGNED_ODD
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """The bits of each element as a whole number, [..., m] -> [..., m]."""
+    return x.contiguous().view(_BITS[x.element_size()])
+
+
+def _places_times(bits: Tensor, start: int) -> Tensor:
+    """The sum of (2 * place + 1) * bits over rows [n, m], the first of which stands at place `start`: [n].
+
+    As place = row * 256 + column of a block, sums of its rows and of its columns are all that has to be weighted: a
+    64-bit product of each element takes longer than all else."""
+    count, length = bits.shape
+    if length < _SHORT:
+        return (bits * (2 * _numbers(length, bits.device) + (2 * start + 1))).sum(1)
+    heights = length // _COLUMNS
+    block = bits[:, : heights * _COLUMNS].view(count, heights, _COLUMNS)
+    firsts = 2 * _COLUMNS * _numbers(heights, bits.device) + (2 * start + 1)
+    total = (block.sum(2) * firsts).sum(1) + 2 * (block.sum(1) * _numbers(_COLUMNS, bits.device)).sum(1)
+    if rest := length - heights * _COLUMNS:
+        total += _places_times(bits[:, -rest:], start + length - rest)
     return total
+
+
+def _numbers(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, … up to `count` - 1."""
+    return _all_numbers(count.bit_length(), device)[:count]
+
+
+@cache
+def _all_numbers(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(1 << bits, dtype=torch.int64, device=device)
+
+
+def measured_whole(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts [1, len(PARTS)] and checksum [1] of one tensor of any shape. One that is not contiguous is copied piece by
+    piece, along its first dimension."""
+    if x.is_contiguous():
+        row = x.reshape(1, -1)
+        return measure(row), checksum(row)
+    found, total, start = [], torch.zeros(1, dtype=torch.int64, device=x.device), 0
+    for part in x.split(max(1, PIECE * len(x) // x.numel())):
+        row = part.reshape(1, -1)
+        found.append(measure(row))
+        total += _places_times(bits_of(row).to(torch.int64), start)
+        start += row.shape[1]
+    return merged(torch.stack(found)), total * _SIGNED_ODD
+
+
+class TiledStatistics:
+    """Statistics and checksum of a tensor [heads, T, K] that comes in tiles and is never held whole. Cells that come in
+    no tile hold `outside`, 0 or -inf; those of `dtype`."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], outside: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape, self.outside = shape, outside
+        self._fill = int(bits_of(torch.full((1,), outside, dtype=dtype))[0])
+        self._parts: list[Tensor] = []
+        self._sum = torch.zeros((), dtype=torch.int64, device=device)
+        self._cells, self._places = 0, 0  # of the tiles: how many, and the sum of 2 * place + 1
+
+    def add(self, x: Tensor, head: int, row: int, key: int) -> None:
+        """A tile [h, t, k], whose first element stands at those indices."""
+        heads, rows, keys = x.shape
+        _, all_rows, all_keys = self.shape
+        for at in range(heads):
+            most = max(1, PIECE // keys)
+            for first in range(0, rows, most):
+                block = x[at, first : first + most]
+                base = ((head + at) * all_rows + row + first) * all_keys + key
+                self._add(block.reshape(len(block), keys), base, all_keys)
+
+    def _add(self, block: Tensor, base: int, stride: int) -> None:
+        """Rows [t, k], the first of which begins at place `base`, each `stride` places after the one before."""
+        rows, keys = block.shape
+        self._parts.append(_measured(block.reshape(1, -1)))
+        bits = bits_of(block).to(torch.int64)
+        firsts = 2 * stride * _numbers(rows, bits.device) + (2 * base + 1)
+        self._sum += (bits.sum(1) * firsts).sum() + 2 * (bits.sum(0) * _numbers(keys, bits.device)).sum()
+        self._cells += rows * keys
+        self._places += keys * (rows * (2 * base + 1) + stride * rows * (rows - 1)) + rows * keys * (keys - 1)
+
+    def close(self) -> tuple[Tensor, Tensor]:
+        """Parts [1, len(PARTS)] and checksum [1] of the whole tensor."""
+        heads, rows, keys = self.shape
+        cells = heads * rows * keys
+        left = cells - self._cells
+        found = [*self._parts, self._left(left)] if left else self._parts
+        places = (
+            cells * cells - self._places
+        )  # the sum of 2 * place + 1 over all cells is their number squared
+        total = self._sum + _signed(places * self._fill)
+        return merged(torch.stack(found)), (total * _SIGNED_ODD).reshape(1)
+
+    def _left(self, count: int) -> Tensor:
+        """Parts of so many cells that hold `outside`."""
+        zero = self.outside == 0
+        parts = [math.inf, -math.inf, 0.0, 0.0, 0.0, float(count), 0.0, 0.0]
+        if zero:
+            parts = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float(count), float(count)]
+        return torch.tensor([parts], dtype=torch.float64, device=self._sum.device)
+
+
+def _signed(number: int) -> int:
+    """Modulo 2**64, as a signed 64-bit number."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def tensor_checksum(x: Tensor) -> int:
     """Checksum of one whole tensor as an unsigned 64-bit number."""
-    return int(checksum(x.reshape(1, -1))[0]) % (1 << 64)
+    return int(measured_whole(x)[1][0]) % (1 << 64)

@@ -129,7 +129,8 @@ def test_a_split_vocabulary_looks_up_and_scores_every_id_once(tp: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_the_mask_is_its_definition(window: int | None) -> None:
-    allowed = within_window(torch.arange(4, 9), torch.arange(9), window)
+    allowed = within_window(torch.arange(4, 9), slice(0, 5), torch.arange(9), window)
+    assert (within_window(torch.arange(4, 9), slice(2, 4), torch.arange(9), window) == allowed[2:4]).all()
     for i, q in enumerate(range(4, 9)):
         for k in range(9):
             assert allowed[i, k] == (k <= q and (window is None or q - k < window))

@@ -112,7 +112,7 @@ def test_a_checksum_depends_on_the_bits_alone(x: torch.Tensor, chunk: int) -> No
     """Not on how the sum is cut, on other rows, or on how the tensor lies in memory."""
     expected = checksum(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "_CHUNK", chunk)
+        patch.setattr(measure, "PIECE", chunk)
         assert (checksum(x) == expected).all()
     assert (torch.cat([checksum(row[None]) for row in x]) == expected).all()
     assert (checksum(x.t().contiguous().t()) == expected).all()

@@ -1,0 +1,68 @@
+"""How the attention of one sequence is cut into tiles, so that its scores are never held whole.
+
+A tile is some KV heads (with the query heads that share them) by some queries by the keys that these may see. Its
+borders follow from shapes alone: what is computed does not depend on which taps are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+#: Scores of a tile: 1 MiB of float32, which stays in a processor's cache while it is measured.
+CELLS = 1 << 18
+#: Most and least queries of a tile: more compute cells that the mask covers, fewer make slow products.
+_MOST_ROWS, _LEAST_ROWS = 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """KV heads, queries (by their number in the pass) and keys (by their row in what is read of the cache)."""
+
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`kv_heads` times `group` query heads, `queries` new tokens, `keys` rows that are read. `causal`: the queries are
+    those of the last rows and see nothing after themselves, nor what lies `window` or more before; keys that no query
+    of a tile sees are left out of it."""
+
+    kv_heads: int
+    group: int
+    queries: int
+    keys: int
+    causal: bool
+    window: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the scores: query heads, queries, keys."""
+        return self.kv_heads * self.group, self.queries, self.keys
+
+    def over_all_keys(self) -> Tiling:
+        """The same, no key left out."""
+        return replace(self, causal=False)
+
+    def __iter__(self) -> Iterator[Tile]:
+        rows = min(self.queries, _MOST_ROWS, max(_LEAST_ROWS, CELLS // (self.group * self.keys)))
+        heads = max(1, CELLS // (self.group * rows * self.keys))
+        for span in self.by_rows(rows):
+            for head in range(0, self.kv_heads, heads):
+                yield Tile(slice(head, min(head + heads, self.kv_heads)), span.rows, span.keys)
+
+    def by_rows(self, rows: int) -> Iterator[Tile]:
+        """Tiles of all heads."""
+        for start in range(0, self.queries, rows):
+            stop = min(start + rows, self.queries)
+            yield Tile(slice(0, self.kv_heads), slice(start, stop), self._seen(start, stop))
+
+    def _seen(self, start: int, stop: int) -> slice:
+        """The keys that queries from `start` to before `stop` see."""
+        if not self.causal:
+            return slice(0, self.keys)
+        before = self.keys - self.queries  # rows that were cached already
+        first = 0 if self.window is None else max(0, before + start - self.window + 1)
+        return slice(first, before + stop)
