@@ -255,7 +255,9 @@ def test_a_stopped_rank_is_reported_before_the_patience_is_over(
         assert client.call(RunStep())[1].phase == "prefill"
     (said,) = warnings
     assert said.startswith("rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process")
-    assert said.endswith(f"is stopped (state T: SIGSTOP or SIGTSTP); `kill -CONT {client.pids[1]}` continues it")
+    assert said.endswith(
+        f"is stopped (state T: SIGSTOP or SIGTSTP); `kill -CONT {client.pids[1]}` continues it"
+    )
 
 
 def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> None:
