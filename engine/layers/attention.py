@@ -5,8 +5,8 @@ There are three paths, which agree: the explicit scores -> probs -> context when
 once, unless a tap or a replaced seam lies inside the kernel. The first two take the same additive bias, so a wrong
 mask is wrong in both, and run a ragged batch sequence by sequence, so that a sequence's result does not depend on
 the rest of the batch. With `Comm.all_reduce` it is bit-equal alone and in a batch on the CPU in half precision, at any
-tp; in float32 with `EngineConfig.batch_invariant`, else to rounding, as MKL multiplies fewer than four rows in another
-order. On a GPU neither is promised.
+tp; in float32 with `EngineConfig.batch_invariant`, else to rounding, as MKL's order of summation depends on the number
+of rows. On a GPU neither is promised.
 """
 
 from __future__ import annotations

@@ -41,14 +41,12 @@ def by_slabs(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if slabs < 2 or not x.numel():
         return F.linear(x, weight, bias)
     size = len(weight) // slabs
-    even, tokens = slabs * size, len(x)
-    out = x.new_empty(tokens, len(weight))
-    columns = x.T.expand(slabs, -1, -1)
-    found = torch.bmm(weight[:even].view(slabs, size, -1), columns)  # [slabs, size, T]
-    out[:, :even] = found.view(even, tokens).T
+    even, columns = slabs * size, x.T.expand(slabs, -1, -1)
+    found = torch.bmm(weight[:even].view(slabs, size, -1), columns).flatten(0, 1)  # [even, T]
     if even < len(weight):  # fewer rows than there are slabs: with some before them, as two
-        tail = weight[-2 * SLAB_ROWS :].view(2, SLAB_ROWS, -1)
-        out[:, even:] = torch.bmm(tail, columns[:2]).view(-1, tokens).T[:, even - len(weight) :]
+        tail = torch.bmm(weight[-2 * SLAB_ROWS :].view(2, SLAB_ROWS, -1), columns[:2]).flatten(0, 1)
+        found = torch.cat((found, tail[even - len(weight) :]))
+    out = found.T.contiguous()
     return out if bias is None else out.add_(bias)
 
 
