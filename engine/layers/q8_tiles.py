@@ -16,8 +16,8 @@ from lockstep.engine.checkpoint.dequantise.legacy import q8_0_codes
 from lockstep.engine.checkpoint.gguf.source import Blocks
 
 BLOCK = 32
-#: Rows of a tile: made float32 it stays in a core's cache, and a call costs less than its work.
-ROWS = 1024
+#: Elements of a tile, about: made float32 it stays in the cache, and a call costs less than its work.
+TILE = 1 << 20
 #: Up to so many tokens a sum of a block is scaled when it is made, above it the tile is, before it is multiplied.
 FEW = 4
 
@@ -35,8 +35,8 @@ class Q8Tiles:
     def of(cls, blocks: Blocks) -> Q8Tiles:
         """Take over whole blocks."""
         rows, blocks_of_a_row = len(blocks.raw), blocks.columns.size // BLOCK
-        tiles = ceil(rows / ROWS)
-        size = ceil(rows / tiles)
+        size = ceil(rows / ceil(rows * blocks.columns.size / TILE))
+        tiles = ceil(rows / size)
         codes = torch.zeros(tiles, blocks_of_a_row, BLOCK, size, dtype=torch.int8)
         scales = torch.zeros(tiles, blocks_of_a_row, size, dtype=torch.float16)
         for index, raw in enumerate(blocks.raw.split(size)):
@@ -57,11 +57,16 @@ class Q8Tiles:
         codes = self.codes[tile, :, :, place]  # [n, blocks, 32]
         return codes.float().mul_(self.scales[tile, :, place].float().unsqueeze(-1)).flatten(1)
 
-    def product(self, x: Tensor, out: Tensor) -> None:
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Columns and rows of a tile: what `product` makes dense at a time."""
+        return self.codes.shape[1] * BLOCK, self.codes.shape[-1]
+
+    def product(self, x: Tensor, out: Tensor, scratch: Tensor) -> None:
         """x [T, columns] times the matrix's transpose into `out` [T, rows]: a sum of float32 products of the exact
-        values as any other, in an order of its own."""
+        values as any other, in an order of its own. `scratch` is of the shape of a tile."""
         tiles, blocks, _, size = self.codes.shape
-        dense = x.new_empty(blocks, BLOCK, size)
+        dense = scratch.view(blocks, BLOCK, size)
         by_block = x.view(-1, blocks, BLOCK).transpose(0, 1)  # [blocks, T, 32]
         for index, target in zip(range(tiles), out.split(size, -1), strict=True):
             dense.copy_(self.codes[index])

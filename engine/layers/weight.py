@@ -131,7 +131,7 @@ class KeptMatrix:
         x = x.contiguous()
         out = x.new_empty(len(x), self._shape[0])
         for part, target in zip(tiles, out.split([part.rows for part in tiles], -1), strict=True):
-            part.product(x, target)
+            part.product(x, target, self._store.scratch(part.tile))
         return out if bias is None else out.add_(bias)
 
     def _by_rows(self, x: Tensor, bias: Tensor | None) -> Tensor:

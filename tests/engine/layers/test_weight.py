@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.engine.checkpoint.block_types import TYPES
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
-from lockstep.engine.layers import weight
+from lockstep.engine.layers import q8_tiles, weight
 from lockstep.engine.layers.q8_tiles import Q8Tiles
 from lockstep.engine.layers.weight import Store
 from lockstep.engine.parallel.shards import Span
@@ -65,6 +65,7 @@ def within_rounding(found: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | Non
 @pytest.mark.parametrize("tokens", [1, 4, 5, 64, 200])
 def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names):
     """`a` is multiplied by tiles, `b`, cut inside its blocks, by rows."""
+    monkeypatch.setattr(q8_tiles, "TILE", 1024 * COLUMNS)
     matrix = kept({f"{name}{i}": stored[name] for i, name in enumerate(names)})
     dense = torch.cat([part.values() for part in matrix.parts().values()])
     x, bias = torch.randn(tokens, COLUMNS), torch.randn(len(dense))
@@ -83,8 +84,10 @@ def test_a_product_in_pieces_has_the_bits_of_the_whole(stored, monkeypatch, toke
     assert torch.equal(matrix.product(x, bias), F.linear(x, dense, bias))
 
 
-@pytest.mark.parametrize("rows", [1, 31, 1024, 1025, ROWS])
-def test_tiles_are_the_blocks_in_another_order(stored, rows):
+@pytest.mark.parametrize(("rows", "of_a_tile"), [(1, 8), (5, 1.3), (31, 1024), (1025, 1024), (ROWS, 1024)])
+def test_tiles_are_the_blocks_in_another_order(stored, monkeypatch, rows, of_a_tile):
+    """Of five rows in tiles of at most two there are three, where four would be too many."""
+    monkeypatch.setattr(q8_tiles, "TILE", int(of_a_tile * COLUMNS))
     blocks = Blocks(stored["a"].raw[:rows], stored["a"].type, stored["a"].columns)
     tiles = Q8Tiles.of(blocks)
     assert torch.equal(tiles.values(), blocks.values())
