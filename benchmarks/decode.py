@@ -1,6 +1,6 @@
-"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU, one sequence.
+"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU, by batch.
 
-    python -m benchmarks.decode [--tp 1 2] [--steps 12] [--rounds 4] [--threads N] [--json]
+    python -m benchmarks.decode [--tp 1 2] [--batch 1 4 32] [--steps 12] [--rounds 4] [--threads N] [--json]
 
 Every round runs each contender in turn, so that what else the machine does falls on all alike; the figure is
 the median over all rounds' tokens, measured where a user would (engine: at the host, the messages to the rank
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
@@ -35,22 +35,25 @@ WARM_UP = 2
 Contender = Callable[[int], list[float]]
 
 
-def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], Contender]]:
-    """A running engine; called with whether statistics are on, a contender."""
-    config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=1)
+def engine(path: Path, tp: int, threads: int, batch: int) -> tuple[Client, Callable[[int, bool], Contender]]:
+    """A running engine for up to `batch` sequences; called with how many, and whether statistics are on, a
+    contender."""
+    config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=batch)
     client = Client(config, program="lockstep.engine.ranks")
     client.load(path)
 
-    def contender(statistics_on: bool) -> Contender:
+    def contender(batch: int, statistics_on: bool) -> Contender:
         def run(steps: int) -> list[float]:
             client.call(WatchTaps(statistics_on))
-            client.call(AddSequence(0, PROMPT))
+            for seq in range(batch):
+                client.call(AddSequence(seq, PROMPT))
             seconds = []
             for _ in range(1 + WARM_UP + steps):
                 started = time.perf_counter()
                 client.call(RunStep())
                 seconds.append(time.perf_counter() - started)
-            client.call(RemoveSequence(0))
+            for seq in range(batch):
+                client.call(RemoveSequence(seq))
             return seconds[1 + WARM_UP :]
 
         return run
@@ -58,19 +61,18 @@ def engine(path: Path, tp: int, threads: int) -> tuple[Client, Callable[[bool], 
     return client, contender
 
 
-def reference(path: Path) -> Contender:
+def reference(model: PreTrainedModel, batch: int) -> Contender:
     """transformers with its defaults, in this process."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def run(steps: int) -> list[float]:
         cache = DynamicCache(config=model.config)
-        logits = model(torch.tensor([PROMPT]), past_key_values=cache, logits_to_keep=1).logits
+        logits = model(torch.tensor([PROMPT] * batch), past_key_values=cache, logits_to_keep=1).logits
         seconds = []
         for _ in range(WARM_UP + steps):
             started = time.perf_counter()
-            token = int(logits[0, -1].argmax())
-            logits = model(torch.tensor([[token]]), past_key_values=cache, logits_to_keep=1).logits
+            tokens = logits[:, -1].argmax(-1).tolist()
+            logits = model(torch.tensor(tokens)[:, None], past_key_values=cache, logits_to_keep=1).logits
             seconds.append(time.perf_counter() - started)
         return seconds[WARM_UP:]
 
@@ -87,15 +89,18 @@ def measure(contenders: dict[str, Contender], steps: int, rounds: int) -> dict[s
     return seconds
 
 
-def report(seconds: dict[str, list[float]], weight_bytes: int, baseline: str) -> list[dict[str, Any]]:
-    """One row a contender: milliseconds a token (median, least), GB/s, speed over the baseline's."""
-    base = statistics.median(seconds[baseline])
+def report(
+    seconds: dict[str, list[float]], weight_bytes: int, baseline: str, batch: int
+) -> list[dict[str, Any]]:
+    """One row a contender: milliseconds a step (median, least), GB/s, speed over the baseline's by either."""
+    base = seconds[baseline]
     rows = []
     for name, values in seconds.items():
-        median = statistics.median(values)
+        median, least = statistics.median(values), min(values)
         rows.append({
-            "name": name, "ms": round(1e3 * median, 1), "least_ms": round(1e3 * min(values), 1),
-            "gb_per_s": round(weight_bytes / median / 1e9, 2), "speed": round(base / median, 2),
+            "name": name, "batch": batch, "ms": round(1e3 * median, 1), "least_ms": round(1e3 * least, 1),
+            "gb_per_s": round(weight_bytes / median / 1e9, 2),
+            "speed": round(statistics.median(base) / median, 2), "speed_of_least": round(min(base) / least, 2),
         })  # fmt: skip
     return rows
 
@@ -106,6 +111,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 32])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="in all, for each contender")
@@ -114,29 +120,32 @@ def main() -> None:
     arguments = parser.parse_args()
     path = half_billion(arguments.directory)
     torch.set_num_threads(arguments.threads)
-    contenders: dict[str, Contender] = {"transformers": reference(path)}
-    clients = []
-    for tp in arguments.tp:
-        client, contender = engine(path, tp, arguments.threads)
-        clients.append(client)
-        contenders[f"lockstep tp={tp}"] = contender(False)
-        contenders[f"lockstep tp={tp}, statistics"] = contender(True)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    weight_bytes = 2 * (path / "model.safetensors").stat().st_size  # bfloat16 on disk, float32 in memory
+    clients, made = [], {}
     try:
-        seconds = measure(contenders, arguments.steps, arguments.rounds)
+        for tp in arguments.tp:
+            client, made[tp] = engine(path, tp, arguments.threads, max(arguments.batch))
+            clients.append(client)
+        rows = []
+        for batch in arguments.batch:
+            contenders: dict[str, Contender] = {"transformers": reference(model, batch)}
+            for tp, contender in made.items():
+                contenders[f"lockstep tp={tp}"] = contender(batch, False)
+                contenders[f"lockstep tp={tp}, statistics"] = contender(batch, True)
+            seconds = measure(contenders, arguments.steps, arguments.rounds)
+            rows += report(seconds, weight_bytes, "transformers", batch)
     finally:
         for client in clients:
             client.close()
-    weight_bytes = 2 * (path / "model.safetensors").stat().st_size  # bfloat16 on disk, float32 in memory
-    rows = report(seconds, weight_bytes, "transformers")
     if arguments.json:
         json.dump({"threads": arguments.threads, "rows": rows}, sys.stdout, indent=1)
         return
     print(f"{arguments.threads} threads, load average {os.getloadavg()[0]:.1f}")
     for row in rows:
         print(
-            "{name:28} {ms:7.1f} ms/token (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  {speed:.2f} x".format(
-                **row
-            )
+            "{name:28} batch {batch:2} {ms:7.1f} ms/step (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  "
+            "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row)
         )
 
 

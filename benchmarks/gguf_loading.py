@@ -17,28 +17,40 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 
-HIDDEN, WIDTH, HEADS, KV_HEADS, VOCABULARY = 1792, 9728, 28, 4, 32768
+
+class Shape(NamedTuple):
+    """Sizes of a Qwen2 model."""
+
+    hidden: int
+    width: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
 
 
-def write(path: Path, kind: str, layers: int) -> None:
+WIDE = Shape(1792, 9728, 28, 4, 32768)
+
+
+def write(path: Path, kind: str, layers: int, shape: Shape = WIDE) -> None:
     """Random blocks whose scales are small and finite."""
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_block_count(layers)
     writer.add_context_length(4096)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.width)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([str(token) for token in range(VOCABULARY)])
+    writer.add_token_list([str(token) for token in range(shape.vocabulary)])
     writer.add_token_merges([])
-    kv = KV_HEADS * HIDDEN // HEADS
+    kv = shape.kv_heads * shape.hidden // shape.heads
     rng, stored = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
     elements, nbytes = gguf.GGML_QUANT_SIZES[stored]
 
@@ -49,18 +61,18 @@ def write(path: Path, kind: str, layers: int) -> None:
     def vector(name: str, size: int) -> None:
         writer.add_tensor(name, np.ones(size, np.float32))
 
-    matrix("token_embd", VOCABULARY, HIDDEN)
+    matrix("token_embd", shape.vocabulary, shape.hidden)
     for i in range(layers):
-        for name, rows in (("q", HIDDEN), ("k", kv), ("v", kv)):
-            matrix(f"blk.{i}.attn_{name}", rows, HIDDEN)
+        for name, rows in (("q", shape.hidden), ("k", kv), ("v", kv)):
+            matrix(f"blk.{i}.attn_{name}", rows, shape.hidden)
             vector(f"blk.{i}.attn_{name}.bias", rows)
-        matrix(f"blk.{i}.attn_output", HIDDEN, HIDDEN)
-        matrix(f"blk.{i}.ffn_gate", WIDTH, HIDDEN)
-        matrix(f"blk.{i}.ffn_up", WIDTH, HIDDEN)
-        matrix(f"blk.{i}.ffn_down", HIDDEN, WIDTH)
-        vector(f"blk.{i}.attn_norm.weight", HIDDEN)
-        vector(f"blk.{i}.ffn_norm.weight", HIDDEN)
-    vector("output_norm.weight", HIDDEN)
+        matrix(f"blk.{i}.attn_output", shape.hidden, shape.hidden)
+        matrix(f"blk.{i}.ffn_gate", shape.width, shape.hidden)
+        matrix(f"blk.{i}.ffn_up", shape.width, shape.hidden)
+        matrix(f"blk.{i}.ffn_down", shape.hidden, shape.width)
+        vector(f"blk.{i}.attn_norm.weight", shape.hidden)
+        vector(f"blk.{i}.ffn_norm.weight", shape.hidden)
+    vector("output_norm.weight", shape.hidden)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -7,7 +7,7 @@ are whole only where a tap must have them so, and are the same numbers then. No 
 tile. The first two take the same additive bias, so a wrong mask is wrong in both, and run a ragged batch sequence by
 sequence, so that a sequence's result does not depend on the rest of the batch. With `Comm.all_reduce` it is bit-equal
 alone and in a batch on the CPU in half precision, at any tp; in float32 with `EngineConfig.batch_invariant`, else to
-rounding, as MKL multiplies fewer than four rows in another order. On a GPU neither is promised.
+rounding, as MKL's order of summation depends on the number of rows. On a GPU neither is promised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The matrices of a rank: dense, or kept as the blocks of a GGUF file and dequantised whenever they are used.
+"""The matrices of a rank: dense, or kept as the blocks of a GGUF file and dequantised tile by tile when they are used.
 
-Both kinds give a layer the same numbers: a kept matrix is multiplied in the layout that the dense one has. `parts()`
-maps checkpoint names to what loading fills: views of a dense matrix, or a `KeptTensor` each.
+Both kinds give a layer the same numbers, but for the order of float32 sums. `parts()` maps checkpoint names to what
+loading fills: views of a dense matrix, or a `KeptTensor` each. A dense matrix lies as the checkpoint has it, [out, in].
 """
 
 from __future__ import annotations
@@ -17,13 +17,37 @@ from torch import Tensor
 
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.layers.q8_tiles import BLOCK, Q8Tiles
 from lockstep.engine.rules import CORRECT, Rules
 
-#: Elements that a kept matrix is made dense at a time, whole rows: 64 MiB of float32.
-PIECE = 1 << 24
+#: Elements that a kept matrix is made dense at a time, whole rows: 2 MiB of float32, which stay in the cache.
+PIECE = 1 << 19
 EVEN = 256  # rows
 #: MKL adds a float32 product of fewer rows in another order; from here on a row is the same however many there are.
 SAME_ROWS = 4
+#: Tokens up to which a product is bound by reading the weights, so that it is made slab by slab.
+FEW_TOKENS = 64
+#: Slabs of a matrix, at most, and the rows of a slab, at least: of fewer than 8 MKL adds in another order.
+SLABS, SLAB_ROWS = 16, 16
+
+
+def by_slabs(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of float32 on MKL, as one batched product of equal runs of rows.
+
+    MKL multiplies a single row on a single thread, and a few rows with kernels made for many; a batch it shares out
+    over the threads, and reads [out, in] as it lies. The bits depend neither on the slabs nor on the threads.
+    """
+    slabs = min(SLABS, len(weight) // SLAB_ROWS)
+    if slabs < 2 or not x.numel():
+        return F.linear(x, weight, bias)
+    size = len(weight) // slabs
+    even, columns = slabs * size, x.T.expand(slabs, -1, -1)
+    found = torch.bmm(weight[:even].view(slabs, size, -1), columns).flatten(0, 1)  # [even, T]
+    if even < len(weight):  # fewer rows than there are slabs: with some before them, as two
+        tail = torch.bmm(weight[-2 * SLAB_ROWS :].view(2, SLAB_ROWS, -1), columns[:2]).flatten(0, 1)
+        found = torch.cat((found, tail[even - len(weight) :]))
+    out = found.T.contiguous()
+    return out if bias is None else out.add_(bias)
 
 
 class DenseMatrix:
@@ -49,16 +73,18 @@ class DenseMatrix:
 
 @dataclass(slots=True)
 class KeptTensor:
-    """One tensor's shard in the file's own blocks; `blocks` is None until it is loaded."""
+    """One tensor's shard in the file's own blocks, or in `Q8Tiles` of them; `blocks` is None until it is loaded."""
 
     name: str
     shape: tuple[int, int]
     store: Store
-    blocks: Blocks | None = None
+    blocks: Blocks | Q8Tiles | None = None
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.blocks is None else self.blocks.raw.nbytes
+        if isinstance(self.blocks, Blocks):
+            return self.blocks.raw.nbytes
+        return 0 if self.blocks is None else self.blocks.nbytes
 
     def fill(self, blocks: Blocks) -> None:
         """Take the blocks that cover this rank's slice."""
@@ -67,12 +93,17 @@ class KeptTensor:
             raise CheckpointError(
                 f"{self.name}: the shard is {list(shape)}, this rank holds {list(self.shape)}"
             )
-        self.blocks = replace(blocks, raw=blocks.raw.to(self.store.device))
+        if self.store.tiled(blocks):
+            self.blocks = Q8Tiles.of(blocks)
+        else:
+            self.blocks = replace(blocks, raw=blocks.raw.to(self.store.device))
 
     def values(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """All rows or some, as loading would have put them into a dense matrix."""
         if self.blocks is None:
             raise CheckpointError(f"{self.name}: no blocks were loaded")
+        if isinstance(self.blocks, Q8Tiles):
+            return self.blocks.values(rows)
         rules, some = self.store.rules, self.store.by_rows
         chosen = replace(self.blocks, raw=self.blocks.raw[rows]) if some else self.blocks
         found = chosen.values(partial(rules.dequantise, self.name)).to(self.store.dtype)
@@ -93,6 +124,17 @@ class KeptMatrix:
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """[T, columns] -> [T, rows]."""
+        tiles = [part.blocks for part in self._parts if isinstance(part.blocks, Q8Tiles)]
+        return self._by_tiles(tiles, x, bias) if len(tiles) == len(self._parts) else self._by_rows(x, bias)
+
+    def _by_tiles(self, tiles: list[Q8Tiles], x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        out = x.new_empty(len(x), self._shape[0])
+        for part, target in zip(tiles, out.split([part.rows for part in tiles], -1), strict=True):
+            part.product(x, target, self._store.scratch(part.tile))
+        return out if bias is None else out.add_(bias)
+
+    def _by_rows(self, x: Tensor, bias: Tensor | None) -> Tensor:
         total, columns = self._shape
         pieces = -(-total * columns // PIECE)
         # Even, whole multiples: fewer rows, or rows at another place in a vector, are summed in another order.
@@ -135,16 +177,29 @@ class Store:
     ) -> None:
         self.dtype, self.device, self.rules, self.kept = dtype, device, rules, kept
         self._batch_invariant = batch_invariant
+        self._float32 = dtype == torch.float32 and device.type == "cpu" and not batch_invariant
         #: Whether rows can be made dense one by one: what replaces `stored` may look at the whole tensor.
         self.by_rows = rules.stored is CORRECT.stored
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
+        if self._float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():
+            return by_slabs(x, weight, bias)
         missing = SAME_ROWS - len(x) if self._batch_invariant else 0
         if missing <= 0:
             return F.linear(x, weight, bias)
         return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+
+    def tiled(self, blocks: Blocks) -> bool:
+        """Whether these are multiplied tile by tile: whole blocks of Q8_0, in float32, of which no rule looks at the
+        bytes or at the values."""
+        whole = (
+            blocks.columns.start == 0
+            and blocks.columns.size * blocks.type.nbytes == BLOCK * blocks.raw.shape[1]
+        )
+        plain = self.by_rows and self.rules.dequantise is CORRECT.dequantise
+        return blocks.type.name == "Q8_0" and whole and plain and self._float32
 
     def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> DenseMatrix | KeptMatrix:
         """Room for the tensors of one product."""

@@ -7,6 +7,7 @@ refused. Over NCCL a collective is left when it was enqueued, not when the GPU i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch._C._distributed_c10d import FileStore  # the public alias is not expo
 from lockstep.engine.errors import EngineError
 from lockstep.engine.parallel.devices import own_gpus
 from lockstep.engine.parallel.operations import COLLECTIVES, OpKind
+from lockstep.engine.parallel.shared_sum import SharedSum, possible
 
 
 class ProgressSink(Protocol):
@@ -64,6 +66,7 @@ class Comm:
         self.operations = 0
         self.collectives = 0
         self._board = board
+        self._shared_sum: SharedSum | None = None
 
     @cached_property
     def _through_host(self) -> bool:
@@ -88,15 +91,30 @@ class Comm:
         comm = cls(rank, size, device, board)
         if size > 1:
             comm._begin(OpKind.RENDEZVOUS)
+            store = None if store_path is None else _store(store_path, size)
+            sums = Path(f"{store_path}.sums") if store_path is not None and possible(device) else None
+            if rank == 0 and sums is not None:
+                with suppress(OSError):  # no room for it: the others find none either
+                    comm._shared_sum = SharedSum(sums, rank, size, timeout)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
-                store=None if store_path is None else _store(store_path, size),
+                store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout),
             )
+            if sums is not None:
+                comm._share(sums, timeout)
             comm._end(OpKind.RENDEZVOUS)
         return comm
+
+    def _share(self, sums: Path, timeout: float) -> None:
+        """Open what rank 0 has made, if it could; its name goes when all have it."""
+        if self.rank != 0 and sums.exists():
+            self._shared_sum = SharedSum(sums, self.rank, self.size, timeout)
+        dist.barrier()
+        if self.rank == 0 and self._shared_sum is not None:
+            self._shared_sum.unlink()
 
     @property
     def backend(self) -> str:
@@ -138,12 +156,14 @@ class Comm:
 
         On the CPU the order of summation depends on the ranks alone: Gloo's own, from three ranks on, depends on the
         buffer's size and on an element's place in it, so that a sequence would not compute the same alone and in a
-        batch. NCCL promises no order.
+        batch. NCCL promises no order. Ranks that one host has started sum through shared memory where they can.
         """
         if self.size > 1:
             _assert_contiguous(x)
             self._begin(OpKind.ALL_REDUCE)
-            if self.size == 2 or x.device.type != "cpu":
+            if self._shared_sum is not None:
+                self._shared_sum(x)
+            elif self.size == 2 or x.device.type != "cpu":
                 dist.all_reduce(x)
             else:
                 self._sum_in_order(x)

@@ -1,20 +1,24 @@
-"""Matrices that stay in blocks, by themselves."""
+"""Products: of few rows by slabs, and of matrices that stay in blocks."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from lockstep.engine.checkpoint.block_types import TYPES
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
-from lockstep.engine.layers import weight
+from lockstep.engine.layers import q8_tiles, weight
+from lockstep.engine.layers.q8_tiles import Q8Tiles
 from lockstep.engine.layers.weight import Store
 from lockstep.engine.parallel.shards import Span
-from lockstep.engine.rules import CORRECT
+from lockstep.engine.rules import CORRECT, Rules
 
 ROWS, COLUMNS = 4100, 96
 
@@ -25,56 +29,125 @@ def q8_0(values: np.ndarray) -> Blocks:
     return Blocks(raw, TYPES[kind.value], Span(0, values.shape[1]))
 
 
-@pytest.fixture
-def kept() -> weight.KeptMatrix:
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Blocks]:
     """Two tensors of 4100 and 2050 rows, of which one is cut inside its blocks."""
-    store = Store(torch.float32, torch.device("cpu"), CORRECT, kept=True)
-    matrix = store.matrix(["a", "b"], [ROWS, ROWS // 2], COLUMNS)
-    assert isinstance(matrix, weight.KeptMatrix)
     random = np.random.default_rng(0)
-    matrix.parts()["a"].fill(q8_0(random.standard_normal((ROWS, COLUMNS), np.float32)))
     wider = q8_0(random.standard_normal((ROWS // 2, COLUMNS + 64), np.float32))
-    matrix.parts()["b"].fill(Blocks(wider.raw, wider.type, Span(17, 17 + COLUMNS)))
+    return {
+        "a": q8_0(random.standard_normal((ROWS, COLUMNS), np.float32)),
+        "b": Blocks(wider.raw, wider.type, Span(17, 17 + COLUMNS)),
+    }
+
+
+def kept(
+    stored: dict[str, Blocks], rules: Rules = CORRECT, dtype: torch.dtype = torch.float32
+) -> weight.KeptMatrix:
+    """A matrix of those tensors."""
+    store = Store(dtype, torch.device("cpu"), rules, kept=True)
+    matrix = store.matrix(list(stored), [len(one.raw) for one in stored.values()], COLUMNS)
+    assert isinstance(matrix, weight.KeptMatrix)
+    for name, blocks in stored.items():
+        matrix.parts()[name].fill(blocks)
     return matrix
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 64])
-def test_a_product_in_pieces_has_the_bits_of_the_whole(kept, monkeypatch, tokens):
-    x, bias = torch.randn(tokens, COLUMNS), torch.randn(ROWS + ROWS // 2)
-    dense = torch.cat([part.values() for part in kept.parts().values()])
-    whole = kept.product(x, bias)
-    assert torch.equal(whole, F.linear(x, dense, bias))
+def within_rounding(found: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether `found` is x times the matrix's transpose: no further from float64 than any order of float32 sums
+    may be (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1)."""
+    exact, most = F.linear(x.double(), matrix.double()), F.linear(x.double().abs(), matrix.double().abs())
+    if bias is not None:
+        exact, most = exact + bias, most + bias.abs()
+    return bool(((found.double() - exact).abs() <= (x.shape[1] + 2) * 2**-24 * most).all())
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "aa"])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 200])
+def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names):
+    """`a` is multiplied by tiles, `b`, cut inside its blocks, by rows."""
+    monkeypatch.setattr(q8_tiles, "TILE", 1024 * COLUMNS)
+    matrix = kept({f"{name}{i}": stored[name] for i, name in enumerate(names)})
+    dense = torch.cat([part.values() for part in matrix.parts().values()])
+    x, bias = torch.randn(tokens, COLUMNS), torch.randn(len(dense))
+    assert within_rounding(matrix.product(x, bias), x, dense, bias)
+    assert within_rounding(matrix.product(x), x, dense)
     monkeypatch.setattr(weight, "PIECE", 1500 * COLUMNS)
-    assert torch.equal(kept.product(x, bias), whole)
+    assert within_rounding(matrix.product(x, bias), x, dense, bias)
 
 
-def test_rows_looked_up_are_those_of_the_matrix(kept):
-    part = kept.parts()["b"]
+@pytest.mark.parametrize("tokens", [1, 5, 64])
+def test_a_product_in_pieces_has_the_bits_of_the_whole(stored, monkeypatch, tokens):
+    matrix = kept(stored, dtype=torch.bfloat16)
+    x, bias = torch.randn(tokens, COLUMNS).bfloat16(), torch.randn(ROWS + ROWS // 2).bfloat16()
+    dense = torch.cat([part.values() for part in matrix.parts().values()])
+    monkeypatch.setattr(weight, "PIECE", 1500 * COLUMNS)
+    assert torch.equal(matrix.product(x, bias), F.linear(x, dense, bias))
+
+
+@pytest.mark.parametrize(("rows", "of_a_tile"), [(1, 8), (5, 1.3), (31, 1024), (1025, 1024), (ROWS, 1024)])
+def test_tiles_are_the_blocks_in_another_order(stored, monkeypatch, rows, of_a_tile):
+    """Of five rows in tiles of at most two there are three, where four would be too many."""
+    monkeypatch.setattr(q8_tiles, "TILE", int(of_a_tile * COLUMNS))
+    blocks = Blocks(stored["a"].raw[:rows], stored["a"].type, stored["a"].columns)
+    tiles = Q8Tiles.of(blocks)
+    assert torch.equal(tiles.values(), blocks.values())
+    some = torch.tensor([rows - 1, 0, rows // 2, 0])
+    assert torch.equal(tiles.values(some), blocks.values()[some])
+    assert torch.equal(tiles.values(slice(rows // 3, rows)), blocks.values()[rows // 3 :])
+    assert blocks.raw.nbytes <= tiles.nbytes < blocks.raw.nbytes + 5 * blocks.raw[0].nbytes
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_rows_looked_up_are_those_of_the_matrix(stored, name):
+    part = kept({name: stored[name]}).parts()[name]
     ids = torch.tensor([3, 0, 2049, 3])
-    assert torch.equal(part.values(ids), part.values()[ids])
+    assert torch.equal(part.values(ids), stored[name].values()[ids])
 
 
-def test_a_seam_that_looks_at_a_whole_tensor_is_given_one(kept, monkeypatch):
-    from dataclasses import replace
-
+def test_a_seam_that_looks_at_a_whole_tensor_is_given_one(stored, monkeypatch):
     seen = []
     flipped = replace(CORRECT, stored=lambda name, values: (seen.append(values.shape), values.flip(0))[1])
-    store = Store(torch.float32, torch.device("cpu"), flipped, kept=True)
-    matrix = store.matrix(["a"], [ROWS], COLUMNS)
-    part, plain = matrix.parts()["a"], kept.parts()["a"]
-    part.fill(plain.blocks)
-    assert torch.equal(matrix.look_up(torch.tensor([0, 1])), plain.values().flip(0)[:2])
+    matrix, plain = kept({"a": stored["a"]}, flipped), stored["a"].values()
+    assert torch.equal(matrix.look_up(torch.tensor([0, 1])), plain.flip(0)[:2])
     monkeypatch.setattr(weight, "PIECE", 1500 * COLUMNS)
-    assert torch.equal(matrix.product(torch.eye(COLUMNS)), plain.values().flip(0).T)
+    assert torch.equal(matrix.product(torch.eye(COLUMNS)), plain.flip(0).T)
     assert set(seen) == {(ROWS, COLUMNS)}
 
 
-def test_what_is_not_there_is_said(kept):
+def test_a_seam_that_decodes_blocks_is_asked_for_them(stored):
+    doubled = replace(CORRECT, dequantise=lambda name, raw, kind: 2 * CORRECT.dequantise(name, raw, kind))
+    matrix = kept({"a": stored["a"]}, doubled)
+    assert torch.equal(matrix.product(torch.eye(COLUMNS)), 2 * stored["a"].values().T)
+
+
+def test_what_is_not_there_is_said(stored):
     store = Store(torch.float32, torch.device("cpu"), CORRECT, kept=True)
     part = store.matrix(["a"], [ROWS], COLUMNS).parts()["a"]
     with pytest.raises(CheckpointError, match="a: no blocks were loaded"):
         part.values()
-    with pytest.raises(
-        CheckpointError, match=r"b: the shard is \[2050, 96\], this rank holds \[4100, 96\]|a: the"
-    ):
-        part.fill(kept.parts()["b"].blocks)
+    with pytest.raises(CheckpointError, match=r"a: the shard is \[2050, 96\], this rank holds \[4100, 96\]"):
+        part.fill(stored["b"])
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 17, 64])
+@pytest.mark.parametrize(("rows", "columns"), [(31, 33), (48, 96), (523, 100), (1000, 896)])
+def test_a_product_by_slabs_is_the_product(rows, columns, tokens):
+    x, matrix, bias = torch.randn(tokens, columns), torch.randn(rows, columns), torch.randn(rows)
+    assert within_rounding(weight.by_slabs(x, matrix, bias), x, matrix, bias)
+    assert within_rounding(weight.by_slabs(x[:, ::2], matrix[:, ::2].contiguous()), x[:, ::2], matrix[:, ::2])
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="of MKL's kernels")
+@pytest.mark.parametrize("tokens", [1, 4, 12, 64])
+def test_bits_of_a_product_depend_on_no_slab_and_no_shard(monkeypatch, tokens):
+    """A rank's rows are those of the whole matrix, wherever they are cut."""
+    x, matrix = torch.randn(tokens, 896), torch.randn(1000, 896)
+    whole = weight.by_slabs(x, matrix)
+    for start, stop in ((0, 500), (500, 1000), (333, 999), (7, 71)):
+        assert torch.equal(weight.by_slabs(x, matrix[start:stop]), whole[:, start:stop])
+    monkeypatch.setattr(weight, "SLABS", 3)
+    assert torch.equal(weight.by_slabs(x, matrix), whole)
+
+
+def test_nothing_is_made_of_no_token():
+    assert weight.by_slabs(torch.empty(0, 64), torch.randn(512, 64)).shape == (0, 512)
