@@ -163,7 +163,7 @@ class Runner:
         check_ids(list(forced.values()), self.model.vocab_size)
         started = time.perf_counter()
         plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
-        decoding = all(self.sequences[seq].computed and len(ids) == 1 for seq, ids in plan.items())
+        decoding = all(self._decodes(self.sequences[seq]) for seq in plan)
         try:
             batch = self._batch(plan)
             self.hub.begin(batch)
@@ -195,6 +195,10 @@ class Runner:
         rows = rows.to(self.decoder.device, self.decoder.dtype)
         logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
         return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
+
+    def _decodes(self, sequence: Sequence) -> bool:
+        """Whether the sequence reads its last token alone, after others."""
+        return 0 < sequence.computed == len(sequence.ids) - 1
 
     def _new_tokens(self, sequence: Sequence) -> list[int]:
         chunk = self.config.chunk_tokens or len(sequence.ids)
@@ -274,7 +278,7 @@ class Runner:
                     sequence.held,
                     list(self.blocks.tables[span.seq]),
                     token if emits else None,
-                    span.seq in forced,
+                    emits and span.seq in forced,
                     choice,
                 )
             )

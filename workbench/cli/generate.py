@@ -53,6 +53,7 @@ def generate(
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
+    chunk: options.Chunk = None,
     rule: options.Rules = None,
     save: options.Save = None,
     capture: Annotated[
@@ -97,6 +98,7 @@ def generate(
         load=load,
         weights=weights,
         batch_invariant=batch_invariant,
+        chunk=chunk,
         timeout=timeout,
         start_timeout=start_timeout,
         listen=listen,

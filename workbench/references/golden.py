@@ -33,12 +33,14 @@ from lockstep.workbench.references.request import (
 
 
 class Options(TypedDict, total=False):
-    """`threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
+    """`chunk` as in `GoldenRequest`; `threads` defaults to the machine's processors; `timeout` is in seconds;
+    `progress(done, of)` counts forward
     passes and is called from another thread; `warn` is told of a damaged entry of the cache; `waiting` is called now
     and then while the recorder works, and what it raises ends it."""
 
     device: str
     threads: int | None
+    chunk: int | None
     timeout: float | None
     progress: Progress | None
     warn: Warn
@@ -102,8 +104,7 @@ def record_all(
     for one in wanted:
         need_readable(Path(model), one.reference)
     checkpoint, warn = _Checkpoint.open(model), options.get("warn", lambda text: None)
-    device, threads = options.get("device", "cpu"), options.get("threads")
-    requests = [checkpoint.request(sequences, steps, one, device, threads) for one in wanted]
+    requests = [checkpoint.request(sequences, steps, one, options) for one in wanted]
     first = cache.find(checkpoint.key(requests[0]), warn)
     if first is not None:
         requests[1:] = _forced(requests[1:], first)
@@ -156,19 +157,21 @@ class _Checkpoint:
         sequences: Sequence[GoldenSequence],
         steps: int,
         wanted: Wanted,
-        device: str,
-        threads: int | None,
+        options: Options,
     ) -> GoldenRequest:
+        longest = max((len(one.prompt) for one in sequences), default=0)
+        chunk = options.get("chunk")
         return GoldenRequest(
             # Not what a link leads to: in the hub's cache a blob without a suffix.
             str(self.path.absolute()),
             tuple(sequences),
             steps,
             wanted.dtype,
-            "cpu" if wanted.reference == "llama.cpp" else device,
-            threads or os.cpu_count() or 1,
+            "cpu" if wanted.reference == "llama.cpp" else options.get("device", "cpu"),
+            options.get("threads") or os.cpu_count() or 1,
             wanted.reference,
             wanted.dequantised,
+            chunk if chunk is not None and chunk < longest else None,  # a chunk that holds all is none
         )
 
     def key(self, request: GoldenRequest) -> str:
@@ -181,13 +184,16 @@ def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
     more than it did there."""
     with Session.open(path, UNLIMITED) as session:
         emitted: dict[int, list[int]] = {}
+        prompts: dict[int, list[int]] = {}
         steps = session.steps()
         for step in steps:
             for sequence in session.step(step).sequences:
+                told = emitted.setdefault(sequence.seq, [])
+                if not told:
+                    prompts.setdefault(sequence.seq, []).extend(sequence.ids)
                 if sequence.emitted is not None:
-                    emitted.setdefault(sequence.seq, []).append(sequence.emitted)
+                    told.append(sequence.emitted)
         stayed = {sequence.seq for sequence in session.step(steps[-1]).sequences}
         for seq in emitted.keys() - stayed:
             emitted[seq].pop()
-        prompts = {sequence.seq: tuple(sequence.ids) for sequence in session.step(0).sequences}
-    return tuple(GoldenSequence(ids, tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))
+    return tuple(GoldenSequence(tuple(ids), tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))

@@ -144,7 +144,9 @@ class Suite:
 
     def _chunked(self, base: Run, *, long: bool) -> None:
         size = max(1, len(self.prompt) // 3)
-        with self._another(replace(self._roomy, chunk_tokens=size)) as engine:
+        asked = self.config.chunk_tokens
+        in_chunks = asked is not None and asked < len(self.prompt)  # then it is the other run that is whole
+        with self._another(replace(self._roomy, chunk_tokens=None if in_chunks else size)) as engine:
             self._agree(
                 "prefill in chunks = whole",
                 "chunks: the positions of later ones, or the mask between a chunk and what is cached",
@@ -185,7 +187,8 @@ class Suite:
     def _long_runs(self, chunked: Engine, ids: Sequence[int]) -> tuple[Run, Run]:
         chunked.capture("logits", "*.mlp_residual")
         few = run(chunked, self.rules, [ids], 0)
-        with self._engine(self._roomy) as engine:
+        unlike = None if chunked.client.config.chunk_tokens else self.config.chunk_tokens
+        with self._engine(replace(self._roomy, chunk_tokens=unlike)) as engine:
             engine.capture("logits", "*.mlp_residual")
             return run(engine, self.rules, [ids], 0), few
 

@@ -83,6 +83,7 @@ def _record(debugger: Debugger, branch: int, last: int, reference: ReferenceName
         last,
         inferior.config.dtype,
         reference=reference,
+        chunk=inferior.config.chunk_tokens,
         progress=lambda what, done, of: debugger.events(ProgressEvent(what, done, of)),
         warn=inferior.recorder.on_warning,
         waiting=debugger.interrupts.check,
