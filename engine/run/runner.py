@@ -114,7 +114,7 @@ class Runner:
         check_prompt(ids, vocab_size=self.model.vocab_size, context=self.context)
         if len(self.sequences) >= self.config.max_sequences:
             raise RequestError(f"at most {self.config.max_sequences} sequences at a time")
-        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers)
+        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers, len(ids))
 
     def sequence(self, seq: int) -> Sequence:
         """The sequence of that number; RequestError when there is none."""
@@ -163,7 +163,7 @@ class Runner:
         check_ids(list(forced.values()), self.model.vocab_size)
         started = time.perf_counter()
         plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
-        decoding = all(self._decodes(self.sequences[seq]) for seq in plan)
+        decoding = all(self.sequences[seq].decodes for seq in plan)
         try:
             batch = self._batch(plan)
             self.hub.begin(batch)
@@ -195,10 +195,6 @@ class Runner:
         rows = rows.to(self.decoder.device, self.decoder.dtype)
         logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
         return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
-
-    def _decodes(self, sequence: Sequence) -> bool:
-        """Whether the sequence reads its last token alone, after others."""
-        return 0 < sequence.computed == len(sequence.ids) - 1
 
     def _new_tokens(self, sequence: Sequence) -> list[int]:
         chunk = self.config.chunk_tokens or len(sequence.ids)

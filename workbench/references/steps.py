@@ -72,11 +72,6 @@ class _SequenceRun:
     read: int = 0
     emitted: int = 0
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it reads its last token alone, after others."""
-        return self.read > 0 and len(self.waiting) == 1
-
     def next_ids(self) -> tuple[int, ...]:
         """What the next pass reads; it waits no longer."""
         ids, self.waiting = self.waiting[: self.chunk], self.waiting[self.chunk or len(self.waiting) :]
@@ -116,7 +111,7 @@ def _steps(model: GoldenModel, request: GoldenRequest) -> Iterator[StepRecord]:
 
 def _step(model: GoldenModel, runs: Sequence[_SequenceRun], step: int) -> StepRecord:
     started = time.perf_counter()
-    decoding = all(run.decodes for run in runs)
+    decoding = all(run.emitted for run in runs)
     tensors: list[TensorRecord] = []
     done: list[SequenceStep] = []
     seen: dict[str, list[Tensor]] = {tap.name: [] for tap in model.taps}
