@@ -103,10 +103,10 @@ def generate(
         start_timeout=start_timeout,
         listen=listen,
     )
-    config = requests.plan(opened, config, prompts, max_tokens)
+    captured = requests.capture_of(capture, opened, tp) if save else NOTHING
+    config = requests.plan(opened, config, prompts, max_tokens, captured)
     rules = requests.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
     lost: list[RecordingLost] = []
     with (

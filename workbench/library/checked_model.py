@@ -16,6 +16,7 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models import requests
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.request import REFERENCES, ReferenceName, prefill_passes
@@ -65,7 +66,7 @@ class ModelToCheck:
             batch_invariant=batch_invariant, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
             listen=listen,
         )  # fmt: skip
-        config = requests.plan(opened, config, prompts, steps + 1)
+        config = requests.plan(opened, config, prompts, steps + 1, FULL)
         check_fits(prompts, steps, opened.config.context)
         return cls(opened, prompts, steps, config, requests.rules_of(rules, opened, tp))
 

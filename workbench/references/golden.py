@@ -16,10 +16,12 @@ import msgspec
 
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import ModelConfig
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.references import cache
 from lockstep.workbench.references.cache import Stamp, Warn
+from lockstep.workbench.references.estimates import check_recorder_room
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.recorder_process import Progress, run_recorder
 from lockstep.workbench.references.request import (
@@ -99,7 +101,8 @@ def record_all(
     """Golden sessions for the same token ids, from the cache or recorded now, in one process.
 
     Sequences that are not forced go on greedily in the first; the others are forced onto what came out of it.
-    ReferenceFailure says why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
+    ReferenceFailure says why there is no session, RequestError that memory would not do; CheckpointError and
+    ConfigError come from opening the checkpoint.
     """
     for one in wanted:
         need_readable(Path(model), one.reference)
@@ -111,6 +114,8 @@ def record_all(
     found = [first, *(cache.find(checkpoint.key(one), warn) if first else None for one in requests[1:])]
     missing = [i for i, path in enumerate(found) if path is None]
     if missing:
+        for i in missing:
+            check_recorder_room(checkpoint.model, requests[i])
         with cache.folder() as folder:
             recorded = run_recorder(
                 [requests[i] for i in missing],
@@ -141,16 +146,17 @@ class _Checkpoint:
     """A checkpoint on disk, as far as the cache must know it."""
 
     path: Path
+    model: ModelConfig
     digest: str
     stamps: tuple[Stamp, ...]
 
     @classmethod
     def open(cls, path: str | Path) -> _Checkpoint:
         model = model_path(path)
-        _, source = open_checkpoint(model)
+        config, source = open_checkpoint(model)
         with source:
             files = sorted({source.info(name).file for name in source.names()})
-            return cls(model, source.digest(), tuple(cache.stamp(file) for file in files))
+            return cls(model, config, source.digest(), tuple(cache.stamp(file) for file in files))
 
     def request(
         self,

@@ -17,6 +17,15 @@ from lockstep.engine.api import Engine
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import EngineError
 from lockstep.engine.ranks.messages import ReadWeights
+from lockstep.engine.run.estimates import (
+    LeftBehind,
+    kept_run_bytes,
+    largest_passes,
+    loaded_bytes,
+    refuse_beyond,
+    run_bytes,
+)
+from lockstep.engine.taps.names import model_taps
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.properties import PROPERTIES, finite, loaded
 from lockstep.workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
@@ -46,7 +55,9 @@ class Suite:
     found: list[Invariant] = field(default_factory=list)
 
     def run(self) -> list[Invariant]:
-        """Try them all. EngineError where the engine does not even run as it was asked to."""
+        """Try them all. EngineError where the engine does not even run as it was asked to, and where what its runs
+        leave behind would not fit into memory."""
+        self._check_room()
         with self._engine(self._roomy) as engine:
             before = engine.client.call(ReadWeights(compare=True), timeout=None)
             base = self._run(engine, self.prompt)
@@ -69,6 +80,26 @@ class Suite:
         self._chunked(base, long=False)
         self._one_rank(base, None)
         return self.found
+
+    def _check_room(self) -> None:
+        """RequestError where two runs and their tensors, the second of a batch, would take more than is free."""
+        prompt = len(self.prompt)
+        batch = [prompt, min(2 * prompt, self._room), max(1, prompt // 3)]
+        specs = model_taps(self.model, self.config.tp)
+        wanted = LeftBehind(full=range(len(specs)), statistics=True)
+
+        def parts(chunk: int | None) -> dict[str, int]:
+            config = replace(self._roomy, chunk_tokens=chunk)
+            kept = sum(
+                kept_run_bytes(self.model, config, wanted, one, self.steps) for one in ([prompt], batch)
+            )
+            return {
+                "weights and cache": loaded_bytes(self.model, config),
+                **run_bytes(self.model, config, wanted, largest_passes(batch, chunk)),
+                "tensors of the runs that are compared": kept,
+            }
+
+        refuse_beyond(f"the invariants of {prompt} tokens", parts, batch, self.config.chunk_tokens)
 
     @property
     def tolerance(self) -> float:

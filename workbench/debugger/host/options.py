@@ -71,13 +71,14 @@ def target_of(launch: Launch) -> DebugTarget:
         start_timeout=launch.start_timeout,
         listen=launch.listen,
     )
-    config = requests.plan(model, config, prompts, launch.room)
+    capture = requests.capture_of(launch.capture, model, launch.tp)
+    config = requests.plan(model, config, prompts, launch.room, capture)
     rules = requests.rules_of(launch.rules, model, launch.tp)
     return DebugTarget(
         model.path, model.config, config, prompts,
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
-        capture=requests.capture_of(launch.capture, model, launch.tp),
+        capture=capture,
         reference=launch.reference if gguf_file(model.path) else "transformers",
         meta=SessionMeta(
             source="lockstep run", model=ModelMeta(name=model.name), prompts=tuple(texts), chat=chat
