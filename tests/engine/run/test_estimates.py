@@ -22,8 +22,8 @@ from lockstep.engine.run.estimates import (
 )
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.taps.names import model_taps
+from lockstep.workbench.bench.peaks import peak_of, start_over
 from tests.checkpoints import tiny_checkpoint
-from tests.peaks import peak_of, start_over
 
 WIDE = {
     "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 8,
@@ -41,16 +41,16 @@ def prompt(tokens: int) -> list[int]:
 
 
 def last_pass(client: Client, tokens: int) -> tuple[int, list[int]]:
-    """Bytes captured in the pass that ends a prompt, and the growth of each rank at its height meanwhile."""
+    """Bytes captured in the pass that ends a prompt, and the growth of each rank at its height until then."""
     client.call(AddSequence(0, prompt(16)))
     client.call(RunStep())
     client.call(RemoveSequence(0))
     client.call(AddSequence(0, prompt(tokens)))
+    before = [psutil.Process(pid).memory_info().rss for pid in client.pids]
+    for pid in client.pids:
+        start_over(pid)
     emitted = None
     while emitted is None:
-        before = [psutil.Process(pid).memory_info().rss for pid in client.pids]
-        for pid in client.pids:
-            start_over(pid)
         reports = client.call(RunStep())
         emitted = reports[0].sequences[0].emitted
     captured = sum(one.value.array.nbytes for report in reports for one in report.tensors)
