@@ -2,9 +2,9 @@
 
     python -m benchmarks.growth [--threads N] [--directory DIR] [--out docs]
 
-Of a narrow model (4 layers of width 256, 8 heads) but for the curve over layers: prefill of 128 to 16,384 tokens, decode
-of 1 to 64 sequences, both at 4 to 24 layers. Contenders take turns, each in processes of its own. What the machine has
-no memory for is left out. Writes OUT/growth.svg and OUT/growth.json; some eight minutes on two cores.
+Of a narrow model (4 layers of width 256, 8 heads) but for the curve over layers: prefill of 128 to 16,384 tokens,
+decode of 1 to 64 sequences, both at 4 to 24 layers. Contenders take turns, each in processes of its own. What the
+machine has no memory for is left out. Writes OUT/growth.svg and OUT/growth.json; some eight minutes on two cores.
 """
 
 from __future__ import annotations

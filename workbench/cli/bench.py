@@ -44,7 +44,7 @@ from lockstep.workbench.references.request import REFERENCES, ReferenceFailure
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 _OURS, _MEASURED = "lockstep", "lockstep, statistics"
-_BAR = 16
+_BAR = 8
 
 
 @app.command()
@@ -140,7 +140,7 @@ def _contenders(
 def render(rows: Sequence[BenchRow], baseline: str, console: Console) -> None:
     """A line a figure: median and least, memory, and the speed over the baseline's as a number and a bar."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("what", "", "median ms", "least", "memory", f"× {baseline}"):
+    for title in ("what", "", "ms", "least", "memory", "speed"):
         table.add_column(title, justify="left" if title in ("what", "") else "right", no_wrap=True)
     table.add_column("", width=_BAR)
     most = max((one.ratio or 0.0 for row in rows for one in row.figures), default=0.0) or 1.0
@@ -153,3 +153,5 @@ def render(rows: Sequence[BenchRow], baseline: str, console: Console) -> None:
             )  # fmt: skip
             what = ""
     console.print(table)
+    told = f"ms: medians of a pass; memory: its peak, of a load what is held; speed: times that of {baseline}"
+    console.print(told, style="dim")
