@@ -50,6 +50,8 @@ class EngineConfig:
             raise ConfigError(
                 f"block_size must be at least 1, or 0 for the device's own, not {self.block_size}"
             )
+        if self.chunk_tokens is not None and self.chunk_tokens < 1:
+            raise ConfigError(f"a chunk of a prompt has at least 1 token, not {self.chunk_tokens}")
         for name, seconds in (
             ("timeout", self.timeout_seconds),
             ("start timeout", self.start_timeout_seconds),

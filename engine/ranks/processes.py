@@ -21,6 +21,7 @@ from lockstep.engine.children import start_python
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.machine import MemoryBefore
 from lockstep.engine.ranks.environment import RankSpec
 from lockstep.engine.ranks.messages import Leave
 from lockstep.engine.ranks.progress import ProgressBoard
@@ -42,6 +43,7 @@ class RankProcess:
     connection: Connection[Answer]
     lifeline: Lifeline
     output: IO[bytes]
+    before: MemoryBefore
     meeting: ScratchFolder | None = None  # where the ranks meet, held by one of them for all
 
     def vitals(self) -> Vitals:
@@ -78,7 +80,10 @@ class RankProcess:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             return f"its connection broke or stalled, and {self.vitals().describe()}"
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL:
+            how = self.before.killed()
+        else:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - _LAST_WORDS))
         words = self.output.read().decode("utf-8", "replace").strip()
@@ -88,11 +93,11 @@ class RankProcess:
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:
     """Start `tp` processes of `python -m program`; all meet through one rendezvous file."""
     need("engine", "running a model")
-    meeting = ScratchFolder.make("store", small=True)
+    meeting, before = ScratchFolder.make("store", small=True), MemoryBefore.now()
     ranks: list[RankProcess] = []
     try:
         for rank in range(config.tp):
-            ranks.append(_start(rank, config, board, program, meeting.path / "store"))
+            ranks.append(_start(rank, config, board, program, meeting.path / "store", before))
     except BaseException:
         for started in ranks:
             started.kill()
@@ -103,7 +108,9 @@ def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> lis
     return ranks
 
 
-def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, store: Path) -> RankProcess:
+def _start(
+    rank: int, config: EngineConfig, board: ProgressBoard, program: str, store: Path, before: MemoryBefore
+) -> RankProcess:
     ours, theirs = socket.socketpair()
     ours.settimeout(config.timeout_seconds)  # a rank that stops within a message must not stop its host
     lifeline = Lifeline()
@@ -123,4 +130,4 @@ def _start(rank: int, config: EngineConfig, board: ProgressBoard, program: str, 
     finally:
         theirs.close()
         lifeline.handed_over()
-    return RankProcess(rank, process, Connection(ours, ANSWERS), lifeline, output)
+    return RankProcess(rank, process, Connection(ours, ANSWERS), lifeline, output, before)

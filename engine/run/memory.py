@@ -10,8 +10,6 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-import psutil
-
 from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
@@ -19,6 +17,7 @@ from lockstep.engine.checkpoint.verify import verify
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.engine.kv.sizing import pool_blocks
+from lockstep.engine.machine import free_memory
 from lockstep.engine.parallel import shards
 from lockstep.engine.text import bytes_text
 
@@ -53,7 +52,7 @@ def _check_memory(model: ModelConfig, config: EngineConfig, source: Source, rank
     else:
         weights = sum(weight_bytes(model, config, rank) for rank in ranks)
     cache = sum(cache_bytes(model, config, rank) for rank in ranks)
-    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    free = free_memory()
     if weights + cache > free:
         raise CheckpointError(
             f"the model needs {bytes_text(weights + cache)} in {config.dtype}: {bytes_text(weights)} of weights, "

@@ -114,7 +114,7 @@ class Runner:
         check_prompt(ids, vocab_size=self.model.vocab_size, context=self.context)
         if len(self.sequences) >= self.config.max_sequences:
             raise RequestError(f"at most {self.config.max_sequences} sequences at a time")
-        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers)
+        self.sequences[seq] = Sequence(seq, list(ids), sampling, [0] * self.model.num_layers, len(ids))
 
     def sequence(self, seq: int) -> Sequence:
         """The sequence of that number; RequestError when there is none."""
@@ -163,7 +163,7 @@ class Runner:
         check_ids(list(forced.values()), self.model.vocab_size)
         started = time.perf_counter()
         plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
-        decoding = all(self.sequences[seq].computed and len(ids) == 1 for seq, ids in plan.items())
+        decoding = all(self.sequences[seq].decodes for seq in plan)
         try:
             batch = self._batch(plan)
             self.hub.begin(batch)
@@ -275,7 +275,7 @@ class Runner:
                     sequence.held,
                     list(self.blocks.tables[span.seq]),
                     token if emits else None,
-                    span.seq in forced,
+                    emits and span.seq in forced,
                     choice,
                 )
             )

@@ -25,8 +25,14 @@ class Sequence:
     ids: list[int]
     sampling: Sampling
     held: list[int]
+    prompt_length: int
     computed: int = 0
     kv_len: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt was read: what it reads next is a token that it has emitted."""
+        return self.computed >= self.prompt_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,14 @@ def record_reference(
     reference: ReferenceName = "transformers",
     floor: bool = True,
     device: str = "cpu",
+    chunk: int | None = None,
     progress: Progress = lambda what, done, of: None,
     warn: Callable[[str], None] = lambda text: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
-    Runs are forced onto what the truth emits, greedily, or onto the tokens of a `GoldenSequence`. With llama.cpp:
+    `steps` and `chunk` as in `GoldenRequest`. Runs are forced onto what the truth emits, greedily, or onto the tokens
+    of a `GoldenSequence`. With llama.cpp:
     `_record_llamacpp`. `waiting` is called now and then meanwhile; what it raises ends the recording.
 
     ReferenceFailure and CheckpointError say why there is none.
@@ -68,7 +70,7 @@ def record_reference(
         else:  # it takes seconds until the first pass
             progress(f"loading {reference}", 0, 0)
 
-    how: Options = {"progress": count, "warn": warn, "waiting": waiting}
+    how: Options = {"chunk": chunk, "progress": count, "warn": warn, "waiting": waiting}
     if reference == "llama.cpp":
         return _record_llamacpp(model, sequences, steps, dtype, floor, how)
     how["device"], noise = device, None
@@ -171,15 +173,19 @@ class ForcedRun:
             for step in range(reference.steps + 1):
                 if corrected is not None:
                     inferior.set_patches(corrected(step))
-                inferior.step(
-                    {seq: one.forced[step] for seq, one in enumerate(reference.sequences) if one.forced}
-                )
+                inferior.step(self._forced())
                 inferior.check_aligned()
                 if inferior.recorder.trouble:
                     raise RecordingLost(f"the run from step {step} on: {inferior.recorder.trouble}")
                 self.progress(what, step + 1, reference.steps + 1)
         if inferior.patched:
             inferior.set_patches([])
+
+    def _forced(self) -> dict[int, int]:
+        """The token that each sequence emits next, be it in this pass or after further chunks of its prompt."""
+        emitted = {seq: len(one.ids) - one.prompt_length for seq, one in self.inferior.sequences.items()}
+        forced = {seq: one.forced for seq, one in enumerate(self.reference.sequences)}
+        return {seq: told[emitted[seq]] for seq, told in forced.items() if told}
 
     def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Into the session of the run."""

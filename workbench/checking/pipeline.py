@@ -147,6 +147,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
         stack.enter_context(keeping(engine, golden, floor))
+        prefill = sum(engine.step(step).phase == "prefill" for step in engine.steps())
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
         run.progress("judging every tap", 0, 0)
         sides = Recordings.of(engine, golden, floor)
@@ -168,7 +169,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             stored = stack.enter_context(Session.open(reference.stored, UNLIMITED))
             quantisation = quantisation_loss(engine, stored, golden)
     steps, name = reference.steps + 1, reference.golden.name
-    event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation)
+    event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation, prefill)
     run.store(verdict_rows([*judgement.taps, *failure_of(untapped)], run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
 

@@ -146,37 +146,44 @@ def _reference(
     known = next((one for one in DTYPES if one == dtype), None)
     try:
         sequences, last = read_tokens(session, branch)
+        chunk = session.meta.config.chunk_tokens
         if known is None:
             raise IdsMismatch(f"no reference computes in {dtype}")
         if known == "float64":  # of which the truth itself is no noise
             truth = record_golden(
-                checkpoint, sequences, last, known, device=device, progress=progress, warn=warn
+                checkpoint, sequences, last, known, device=device, chunk=chunk, progress=progress, warn=warn
             )
             return truth, None
-        return record_pair(checkpoint, sequences, last, known, device=device, progress=progress, warn=warn)
+        return record_pair(
+            checkpoint, sequences, last, known, device=device, chunk=chunk, progress=progress, warn=warn
+        )
     except (IdsMismatch, ReferenceFailure) as error:
         warn(f"no reference, so that operations are judged on their own inputs alone: {error}")
         return None, None
 
 
 def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], int]:
-    """What each sequence reads: its prompt in one pass, then a token a step; and the last step. IdsMismatch for a
-    run of another form, which no reference can be forced onto."""
-    read: dict[int, list[tuple[int, ...]]] = {}
-    steps = session.steps(branch)
+    """What each sequence reads: its prompt in one pass, or in chunks where the run says so, then a token a step; and
+    the last step. IdsMismatch for a run of another form, which no reference can be forced onto."""
+    read: dict[int, list[int]] = {}
+    prompts: dict[int, int] = {}  # tokens of each that was read whole
+    steps, chunk = session.steps(branch), session.meta.config.chunk_tokens
     for step in steps:
         for one in session.step(step, branch).sequences:
-            if (step == 0) != (one.seq not in read) or (step > 0 and len(one.ids) != 1):
+            longest = 1 if one.seq in prompts else chunk or len(one.ids)
+            if (step == 0) != (one.seq not in read) or len(one.ids) > longest:
                 raise IdsMismatch(
                     f"sequence {one.seq} reads {len(one.ids)} tokens at step {step}: a reference has a prefill of all "
-                    "prompts at step 0 and then one token a step"
+                    "prompts from step 0 on and then one token a step"
                 )
-            read.setdefault(one.seq, []).append(tuple(one.ids))
+            read.setdefault(one.seq, []).extend(one.ids)
+            if chunk is None or one.emitted is not None:
+                prompts.setdefault(one.seq, len(read[one.seq]))
     if sorted(read) != list(range(len(read))) or not read:
         raise IdsMismatch(f"its sequences are numbered {sorted(read)}: a reference counts them from 0")
     sequences = [
-        GoldenSequence(prompt, tuple(token for ids in rest for token in ids))
-        for _, (prompt, *rest) in sorted(read.items())
+        GoldenSequence(tuple(ids[: prompts.get(seq)]), tuple(ids[prompts.get(seq, len(ids)) :]))
+        for seq, ids in sorted(read.items())
     ]
     return sequences, len(steps) - 1
 

@@ -54,9 +54,10 @@ def summary(
     rules: Mapping[str, str],
     golden_session: str,
     quantisation: QuantisationLoss | None = None,
+    prefill: int = 1,
 ) -> GoldenEvent:
-    """The verdict over `steps` forward passes under `rules`, its first divergence, the causes that explain it, best
-    first. What each tap came to are the session's verdicts."""
+    """The verdict over `steps` forward passes (the first `prefill` read prompts) under `rules`, its first divergence,
+    the causes that explain it, best first. What each tap came to are the session's verdicts."""
     verdict, first, notes = judgement.verdict, judgement.first_divergence, judgement.notes
     if judgement.overflow is not None:
         notes += (f"this dtype does not carry the model: {judgement.overflow.in_words()}",)
@@ -79,6 +80,7 @@ def summary(
         overflow=judgement.overflow,
         faulty=judgement.faulty,
         steps=steps,
+        prefill=prefill,
         words="" if first is None else first.in_words(),
         ledger=in_words(judgement),
         causes=tuple(causes),

@@ -88,6 +88,7 @@ def check(
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
+    chunk: options.Chunk = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -143,8 +144,8 @@ def check(
     if invariants:
         asked = ModelToCheck.of(
             target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
-            load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout,
-            listen=listen,
+            load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk, timeout=timeout,
+            start_timeout=start_timeout, listen=listen,
         )  # fmt: skip
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
     with ScratchFolder.make("check") as scratch:
@@ -152,7 +153,7 @@ def check(
             found = judging.check(
                 target, prompt=prompt, ids=ids, chat=chat, tp=tp, steps=steps, rules=rule, device=device, dtype=dtype,
                 floor=floor, reference=reference, load=load, weights=weights, batch_invariant=batch_invariant,
-                model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
+                chunk=chunk, model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
                 timeout=timeout, start_timeout=start_timeout, listen=listen, progress=status,
             )  # fmt: skip
         if as_json:
@@ -201,7 +202,7 @@ def _junit(title: str, result: CheckResult, judged: Path) -> str:
     session `judged`, which has the verdicts."""
     event = result.event
     first = event.first_divergence
-    named = "" if first is None else f"first wrong: {where(first, event.tp)}"
+    named = "" if first is None else f"first wrong: {where(first, event)}"
     if event.verdict == "inconclusive":
         named = f"inconclusive: {inconclusive(event)}"
     rests = [event.coverage.in_words()] if event.coverage is not None else []

@@ -65,6 +65,7 @@ def diagnose(
     rule: options.Rules = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    chunk: options.Chunk = None,
     search_seconds: Annotated[
         float,
         typer.Option(
@@ -90,7 +91,7 @@ def diagnose(
     with Status() as status:
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
-            tp=tp, steps=steps, rules=rule, device=device, dtype=dtype, save=save, timeout=timeout,
+            tp=tp, steps=steps, rules=rule, device=device, dtype=dtype, chunk=chunk, save=save, timeout=timeout,
             start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
         )  # fmt: skip
     if as_json:

@@ -53,6 +53,7 @@ def generate(
     load: options.Load = "direct",
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
+    chunk: options.Chunk = None,
     rule: options.Rules = None,
     save: options.Save = None,
     capture: Annotated[
@@ -97,14 +98,15 @@ def generate(
         load=load,
         weights=weights,
         batch_invariant=batch_invariant,
+        chunk=chunk,
         timeout=timeout,
         start_timeout=start_timeout,
         listen=listen,
     )
-    config = requests.plan(opened, config, prompts, max_tokens)
+    captured = requests.capture_of(capture, opened, tp) if save else NOTHING
+    config = requests.plan(opened, config, prompts, max_tokens, captured)
     rules = requests.rules_of(rule, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     target = may_write(save) if save else None
     lost: list[RecordingLost] = []
     with (

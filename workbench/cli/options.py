@@ -57,6 +57,16 @@ BatchInvariant = Annotated[
         help="In float32 on the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
     ),
 ]
+Chunk = Annotated[
+    int | None,
+    typer.Option(
+        "--chunk",
+        metavar="N",
+        min=1,
+        help="Read prompts N tokens a pass: a long one takes the memory of N tokens' attention at a time.",
+        show_default=False,
+    ),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option(

@@ -56,6 +56,7 @@ def run(
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
+    chunk: options.Chunk = None,
     rule: options.Rules = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
@@ -90,7 +91,7 @@ def run(
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), timeout, save, listen,
-        start_timeout=start_timeout, weights=weights,
+        start_timeout=start_timeout, weights=weights, chunk=chunk,
     )  # fmt: skip
     lost = ""
     try:

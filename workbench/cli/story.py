@@ -21,7 +21,7 @@ from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.demo import DEFAULT_PROMPT, haiku_has_nonce, nonce_in_question
 from lockstep.workbench.inferior.generation import add_prompts, run_to_end
 from lockstep.workbench.inferior.inferior import Inferior
-from lockstep.workbench.models.capture import NOTHING
+from lockstep.workbench.models.capture import FULL, NOTHING
 from lockstep.workbench.models.opening import DEMO, OpenedModel, open_to_run
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.models.tokenizer import need_tokenizer
@@ -82,7 +82,7 @@ def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) ->
     teller.opening(model, DEFAULT_PROMPT, tp)
     prompt = tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
     steps = 3 if fast else 8
-    config = plan(model, EngineConfig(tp=tp), [prompt], MAX_TOKENS)
+    config = plan(model, EngineConfig(tp=tp), [prompt], MAX_TOKENS, FULL)
     reference = record_reference(
         model.directory, [prompt], steps, config.dtype, floor=not fast, progress=teller.working,
         warn=teller.warning,

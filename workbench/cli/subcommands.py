@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("lockstep.workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("lockstep.workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),
     "toggles": ("lockstep.workbench.cli.toggles", "List the known bugs that --rule switches on."),
+    "bench": ("lockstep.workbench.cli.bench", "How fast a model runs here, beside other libraries."),
     "rank": ("lockstep.workbench.cli.rank", "One rank that torchrun starts, for a host that listens."),
     "doctor": ("lockstep.workbench.cli.doctor", "Check that this machine has what is needed."),
 }

@@ -32,6 +32,7 @@ def tui(
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
+    chunk: options.Chunk = None,
     rule: options.Rules = None,
     listen: options.Listen = "",
     seed: Annotated[int, typer.Option("--seed")] = 0,
@@ -56,6 +57,6 @@ def tui(
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
         weights=weights, rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
-        timeout=timeout, start_timeout=start_timeout,
+        timeout=timeout, start_timeout=start_timeout, chunk=chunk,
     )  # fmt: skip
     raise typer.Exit(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.workbench.diagnosis.confidence import confidences
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from lockstep.workbench.diagnosis.merging import FindingGroup
-from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, SequencePass
 from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
 from lockstep.workbench.views.golden_event import plain
 from lockstep.workbench.views.known_faults import fault_of
@@ -33,6 +33,7 @@ class Extent:
     layers: int
     ranks: int
     steps: tuple[int, ...]
+    decode: frozenset[int]  # those in which no sequence reads more than a token
     seqs: tuple[int, ...]
 
     @classmethod
@@ -41,8 +42,15 @@ class Extent:
             count_layers(tap.name for tap in taps.recording.session.taps),
             len(taps.ranks),
             tuple(sorted({one.step for one in taps.passes})),
+            frozenset(one.step for one in taps.passes) - _prefill(taps.passes),
             tuple(sorted({one.seq for one in taps.passes})),
         )
+
+
+def _prefill(passes: Iterable[SequencePass]) -> set[int]:
+    """The first step, and those in which a sequence reads a chunk of its prompt."""
+    found = list(passes)
+    return {min((one.step for one in found), default=0)} | {one.step for one in found if len(one.rows) > 1}
 
 
 def causes_of(
@@ -183,8 +191,8 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
         parts.append(f"head{'s' * (len(heads) > 1)} {numbers_in_words(sorted(heads))}")
     steps = {step for one in findings for step in one.steps}
     if steps and len(steps) < len(extent.steps):
-        decode = {step for step in extent.steps if step > 0}
-        words = "the prefill" if steps == {0} else "decode" if steps == decode else ""
+        prefill = set(extent.steps) - extent.decode
+        words = "the prefill" if steps == prefill else "decode" if steps == extent.decode else ""
         parts.append(words or f"step{'s' * (len(steps) > 1)} {numbers_in_words(sorted(steps))}")
     seqs = {seq for one in findings for seq in one.seqs}
     if seqs and len(seqs) < len(extent.seqs):

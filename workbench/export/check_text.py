@@ -72,19 +72,20 @@ def inconclusive(event: GoldenEvent) -> str:
 
 def table(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """A layer a row, an operation a column; each cell holds the prefill and the decode steps."""
-    judged = _cells(taps)
+    judged = _cells(taps, event.prefill)
     shown = {tap for (tap, _), name in judged.items() if name != "absent"}
     cells = {place: name for place, name in judged.items() if place[0] in shown}
     kinds = [kind for kind in HEADS if any(local_name(tap) == kind for tap in shown)]
     first = event.first_divergence
+    here = None if first is None else (first.tap, first.step >= event.prefill)
     console.print(f"each cell: prefill, decode   {_legend(cells)}", style="dim")
     console.print(Text("layer ") + Text(" ".join(f"{HEADS[kind]:2}" for kind in kinds), "bold"))
-    _outside("embed", cells, first, console)
+    _outside("embed", cells, here, console)
     for layer in sorted({layer for tap in shown if (layer := layer_of(tap)) is not None}):
-        row = [_cell(f"layers.{layer}.{kind}", cells, first) for kind in kinds]
+        row = [_cell(f"layers.{layer}.{kind}", cells, here) for kind in kinds]
         console.print(Text(f"{layer:<6}") + Text(" ").join(row))
     for tap in ("final_norm", "logits"):
-        _outside(tap, cells, first, console)
+        _outside(tap, cells, here, console)
 
 
 def _legend(cells: Cells) -> str:
@@ -92,29 +93,28 @@ def _legend(cells: Cells) -> str:
     return "   ".join(f"{_MARKS[name]} {words}" for name, words in JUDGED_WORDS.items() if name in used)
 
 
-def _outside(tap: str, cells: Cells, first: Divergence | None, console: Console) -> None:
+def _outside(tap: str, cells: Cells, here: tuple[str, bool] | None, console: Console) -> None:
     if any((tap, decode) in cells for decode in (False, True)):
-        console.print(Text(f"{'':6}") + _cell(tap, cells, first) + Text(f" {tap}"))
+        console.print(Text(f"{'':6}") + _cell(tap, cells, here) + Text(f" {tap}"))
 
 
-def _cells(taps: Iterable[TapVerdict]) -> Cells:
+def _cells(taps: Iterable[TapVerdict], prefill: int) -> Cells:
     worst: dict[tuple[str, bool], str] = {}
     for one in taps:
         name = "inherited" if one.verdict == "fail" and one.inherited else one.verdict
-        place = (one.tap, one.step > 0)
+        place = (one.tap, one.step >= prefill)
         worst[place] = min(worst.get(place, name), name, key=_ORDER.index)
     return worst
 
 
-def _cell(tap: str, cells: Cells, first: Divergence | None) -> Text:
+def _cell(tap: str, cells: Cells, here: tuple[str, bool] | None) -> Text:
     cell = Text()
     for decode in (False, True):
         name = cells.get((tap, decode))
-        here = first is not None and first.tap == tap and (first.step > 0) == decode
         if name is None:
             cell.append(" ")
         else:
-            cell.append(_MARKS[name], f"{_STYLES[name]}{' reverse' if here else ''}")
+            cell.append(_MARKS[name], f"{_STYLES[name]}{' reverse' if here == (tap, decode) else ''}")
     return cell
 
 
@@ -130,7 +130,7 @@ def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
     first = event.first_divergence
     if first is None:
         return
-    yield "first wrong", clean(where(first, event.tp))
+    yield "first wrong", clean(where(first, event))
     yield "how wrong", how_wrong(first)
     for cause in event.causes[:MOST_CAUSES]:
         told = dict(cause_lines(cause))
@@ -145,9 +145,10 @@ def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
         yield "ledger", clean(event.ledger)
 
 
-def where(first: Divergence, tp: int) -> str:
+def where(first: Divergence, event: GoldenEvent) -> str:
     """The place of a divergence in words: operation, layer, step, ranks."""
-    step = "prefill (step 0)" if first.step == 0 else f"decode step {first.step}"
+    tp, reading = event.tp, first.step < event.prefill
+    step = f"prefill (step {first.step})" if reading else f"decode step {first.step}"
     layer = "" if first.layer is None else f", layer {first.layer}"
     if tp == 1:
         ranks = "rank 0"

@@ -16,9 +16,10 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models import requests
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
 from lockstep.workbench.references.llamacpp.library import need_installed
-from lockstep.workbench.references.request import REFERENCES, ReferenceName
+from lockstep.workbench.references.request import REFERENCES, ReferenceName, prefill_passes
 
 #: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
 DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
@@ -52,6 +53,7 @@ class ModelToCheck:
         load: str = "direct",
         weights: str = "dequantised",
         batch_invariant: bool = False,
+        chunk: int | None = None,
         timeout: float = 60.0,
         start_timeout: float = 300.0,
         listen: str = "",
@@ -61,9 +63,10 @@ class ModelToCheck:
         prompts = _prompts(opened, texts, ids, chat)
         config = requests.engine_config(
             opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights,
-            batch_invariant=batch_invariant, timeout=timeout, start_timeout=start_timeout, listen=listen,
+            batch_invariant=batch_invariant, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
+            listen=listen,
         )  # fmt: skip
-        config = requests.plan(opened, config, prompts, steps + 1)
+        config = requests.plan(opened, config, prompts, steps + 1, FULL)
         check_fits(prompts, steps, opened.config.context)
         return cls(opened, prompts, steps, config, requests.rules_of(rules, opened, tp))
 
@@ -71,8 +74,10 @@ class ModelToCheck:
         self, listener: Listener, library: ReferenceName = "transformers", floor: bool = True
     ) -> Reference:
         """The reference for the prompts, from the cache or recorded now."""
+        chunk = self.config.chunk_tokens
+        passes = prefill_passes(self.prompts, chunk) + self.steps
         return record_reference(
-            self.opened.path, self.prompts, self.steps, self.config.dtype, reference=library,
+            self.opened.path, self.prompts, passes - 1, self.config.dtype, chunk=chunk, reference=library,
             floor=floor, device=self.config.device, progress=listener.count, warn=listener.warn,
         )  # fmt: skip
 
@@ -109,7 +114,11 @@ class ModelToCheck:
         """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""
         lengths = " + ".join(str(len(prompt)) for prompt in self.prompts)
         config = self.config
-        return f"{self.opened.name}, tp={config.tp}, {config.dtype}: {lengths} prompt tokens, {self.steps} decode steps"
+        chunks = f" in chunks of {config.chunk_tokens}" if config.chunk_tokens is not None else ""
+        return (
+            f"{self.opened.name}, tp={config.tp}, {config.dtype}: {lengths} prompt tokens{chunks}, "
+            f"{self.steps} decode steps"
+        )
 
 
 def reference_of(word: str, option: str = "--reference") -> ReferenceName:

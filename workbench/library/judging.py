@@ -50,6 +50,7 @@ def check(
     load: str = "direct",
     weights: str = "dequantised",
     batch_invariant: bool = False,
+    chunk: int | None = None,
     model: str | Path | None = None,
     golden: str | Path | None = None,
     branch: int = 0,
@@ -63,8 +64,9 @@ def check(
     """Hold a model on Lockstep's engine, or a recording (RUN.session), against a reference, tap by tap.
 
     A model is run on `prompt` or `ids` (of one or several; None: something that any model can be checked on) for
-    `steps` decode steps, on `tp` ranks, and recorded to `save` (None: among the user's sessions); where that cannot be
-    written, to `spare`, and the verdict's `lost` says why. `reference` is "transformers" or "llama.cpp"; `floor`
+    `steps` decode steps, `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, and recorded to
+    `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` says
+    why. `reference` is "transformers" or "llama.cpp"; `floor`
     "fixed" judges by constants in place of the reference's own noise. Of a recording `model` is the checkpoint (None:
     the one it names), `golden` a reference of the same tokens, `branch` what is judged; `save` is a copy that has the
     verdicts.
@@ -74,7 +76,15 @@ def check(
     heard = Warned(progress)
     words = {"prompt": prompt, "ids": ids, "rules": rules}
     if (recording := session_of(str(target))) is not None:
-        _refuse(words | {"tp": tp != 1, "floor": floor != "auto", "reference": reference != "transformers"})
+        _refuse(
+            words
+            | {
+                "tp": tp != 1,
+                "chunk": chunk,
+                "floor": floor != "auto",
+                "reference": reference != "transformers",
+            }
+        )
         saved = may_write(Path(save)) if save is not None else None
         result = judged_recording(recording, _word(model), _path(golden), True, branch, device, heard)
         if saved is not None:
@@ -86,8 +96,8 @@ def check(
     library = reference_of(reference, "reference")
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, rules=rules_of(rules), tp=tp,
-        device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, timeout=timeout,
-        start_timeout=start_timeout, listen=listen,
+        device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
+        timeout=timeout, start_timeout=start_timeout, listen=listen,
     )  # fmt: skip
     place = _place(asked, save)
     result = _judged_model(
@@ -113,6 +123,7 @@ def diagnose(
     rules: RuleWords | None = None,
     device: str = "cpu",
     dtype: str = "auto",
+    chunk: int | None = None,
     save: str | Path | None = None,
     timeout: float = 60.0,
     start_timeout: float = 300.0,
@@ -130,7 +141,7 @@ def diagnose(
     """
     heard = Warned(progress)
     if (recording := session_of(str(target))) is not None:
-        _refuse({"prompt": prompt, "ids": ids, "rules": rules})
+        _refuse({"prompt": prompt, "ids": ids, "rules": rules, "chunk": chunk})
         result = judged_recording(
             recording, _word(model), _path(golden), reference, branch, device, heard, search_seconds
         )
@@ -138,7 +149,7 @@ def diagnose(
     _refuse_recording(model, golden)
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, rules=rules_of(rules), tp=tp,
-        device=device, dtype=dtype, timeout=timeout, start_timeout=start_timeout,
+        device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
 
     def confirmed(inferior: Inferior, recorded: Reference, found: CheckResult) -> CheckResult:

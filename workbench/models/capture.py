@@ -9,6 +9,7 @@ from msgspec import structs
 
 from lockstep.engine.errors import RequestError
 from lockstep.engine.ranks.messages import WatchTaps
+from lockstep.engine.run.estimates import LeftBehind
 from lockstep.engine.taps.names import TapSpec, matches
 from lockstep.sessions.meta import CaptureMeta
 
@@ -29,6 +30,11 @@ class Capture:
     last: tuple[str, ...] = ("layers.*.attn.probs",)
     #: Of a step's tensors in the session, those in `full` aside; what does not fit is said there.
     budget_bytes: int | None = None
+
+    def leaves(self, specs: Sequence[TapSpec]) -> LeftBehind:
+        """The same as the memory that it takes is estimated by."""
+        told = self.resolve(specs)
+        return LeftBehind(told.full, told.last, told.rows_bytes, told.statistics)
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
         """What the ranks are told of it."""

@@ -9,6 +9,7 @@ from typing import cast
 from lockstep.engine.config import DType, EngineConfig, ModelConfig, check_fit
 from lockstep.engine.errors import ConfigError, RequestError
 from lockstep.engine.faults.catalogue import check_rules, parse_rule
+from lockstep.engine.run.estimates import check_room
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.run.prompts import check_prompt
 from lockstep.engine.taps.names import model_taps
@@ -66,6 +67,7 @@ def engine_config(
     load: str = "direct",
     weights: str = "dequantised",
     batch_invariant: bool = False,
+    chunk: int | None = None,
     timeout: float = 60.0,
     start_timeout: float = 300.0,
     listen: str = "",
@@ -85,6 +87,7 @@ def engine_config(
         load="rank0" if load == "rank0" else "direct",
         weights="quantised" if weights == "quantised" else "dequantised",
         batch_invariant=batch_invariant,
+        chunk_tokens=chunk,
         timeout_seconds=timeout,
         start_timeout_seconds=start_timeout,
         listen=listen,
@@ -92,9 +95,14 @@ def engine_config(
 
 
 def plan(
-    model: OpenedModel, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int
+    model: OpenedModel,
+    config: EngineConfig,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    capture: Capture,
 ) -> EngineConfig:
-    """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches.
+    """`config` with room for these prompts and `max_tokens` further tokens each, as far as the context reaches, when
+    every pass leaves `capture` behind.
 
     ConfigError, RequestError and CheckpointError for what cannot run, before anything is started or allocated.
     """
@@ -107,6 +115,8 @@ def plan(
         config, max_tokens=min(longest + max_tokens, context), max_sequences=max(1, len(prompts))
     )
     check_loadable(model.path, planned)
+    wanted = capture.leaves(model_taps(model.config, planned.tp))
+    check_room(model.config, planned, [*map(len, prompts)], wanted, loaded=planned.weights == "quantised")
     return planned
 
 

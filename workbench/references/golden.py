@@ -16,10 +16,12 @@ import msgspec
 
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import ModelConfig
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.references import cache
 from lockstep.workbench.references.cache import Stamp, Warn
+from lockstep.workbench.references.estimates import check_recorder_room
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.recorder_process import Progress, run_recorder
 from lockstep.workbench.references.request import (
@@ -33,12 +35,14 @@ from lockstep.workbench.references.request import (
 
 
 class Options(TypedDict, total=False):
-    """`threads` defaults to the machine's processors; `timeout` is in seconds; `progress(done, of)` counts forward
+    """`chunk` as in `GoldenRequest`; `threads` defaults to the machine's processors; `timeout` is in seconds;
+    `progress(done, of)` counts forward
     passes and is called from another thread; `warn` is told of a damaged entry of the cache; `waiting` is called now
     and then while the recorder works, and what it raises ends it."""
 
     device: str
     threads: int | None
+    chunk: int | None
     timeout: float | None
     progress: Progress | None
     warn: Warn
@@ -97,19 +101,21 @@ def record_all(
     """Golden sessions for the same token ids, from the cache or recorded now, in one process.
 
     Sequences that are not forced go on greedily in the first; the others are forced onto what came out of it.
-    ReferenceFailure says why there is no session; CheckpointError and ConfigError come from opening the checkpoint.
+    ReferenceFailure says why there is no session, RequestError that memory would not do; CheckpointError and
+    ConfigError come from opening the checkpoint.
     """
     for one in wanted:
         need_readable(Path(model), one.reference)
     checkpoint, warn = _Checkpoint.open(model), options.get("warn", lambda text: None)
-    device, threads = options.get("device", "cpu"), options.get("threads")
-    requests = [checkpoint.request(sequences, steps, one, device, threads) for one in wanted]
+    requests = [checkpoint.request(sequences, steps, one, options) for one in wanted]
     first = cache.find(checkpoint.key(requests[0]), warn)
     if first is not None:
         requests[1:] = _forced(requests[1:], first)
     found = [first, *(cache.find(checkpoint.key(one), warn) if first else None for one in requests[1:])]
     missing = [i for i, path in enumerate(found) if path is None]
     if missing:
+        for i in missing:
+            check_recorder_room(checkpoint.model, requests[i])
         with cache.folder() as folder:
             recorded = run_recorder(
                 [requests[i] for i in missing],
@@ -140,35 +146,38 @@ class _Checkpoint:
     """A checkpoint on disk, as far as the cache must know it."""
 
     path: Path
+    model: ModelConfig
     digest: str
     stamps: tuple[Stamp, ...]
 
     @classmethod
     def open(cls, path: str | Path) -> _Checkpoint:
         model = model_path(path)
-        _, source = open_checkpoint(model)
+        config, source = open_checkpoint(model)
         with source:
             files = sorted({source.info(name).file for name in source.names()})
-            return cls(model, source.digest(), tuple(cache.stamp(file) for file in files))
+            return cls(model, config, source.digest(), tuple(cache.stamp(file) for file in files))
 
     def request(
         self,
         sequences: Sequence[GoldenSequence],
         steps: int,
         wanted: Wanted,
-        device: str,
-        threads: int | None,
+        options: Options,
     ) -> GoldenRequest:
+        longest = max((len(one.prompt) for one in sequences), default=0)
+        chunk = options.get("chunk")
         return GoldenRequest(
             # Not what a link leads to: in the hub's cache a blob without a suffix.
             str(self.path.absolute()),
             tuple(sequences),
             steps,
             wanted.dtype,
-            "cpu" if wanted.reference == "llama.cpp" else device,
-            threads or os.cpu_count() or 1,
+            "cpu" if wanted.reference == "llama.cpp" else options.get("device", "cpu"),
+            options.get("threads") or os.cpu_count() or 1,
             wanted.reference,
             wanted.dequantised,
+            chunk if chunk is not None and chunk < longest else None,  # a chunk that holds all is none
         )
 
     def key(self, request: GoldenRequest) -> str:
@@ -181,13 +190,16 @@ def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
     more than it did there."""
     with Session.open(path, UNLIMITED) as session:
         emitted: dict[int, list[int]] = {}
+        prompts: dict[int, list[int]] = {}
         steps = session.steps()
         for step in steps:
             for sequence in session.step(step).sequences:
+                told = emitted.setdefault(sequence.seq, [])
+                if not told:
+                    prompts.setdefault(sequence.seq, []).extend(sequence.ids)
                 if sequence.emitted is not None:
-                    emitted.setdefault(sequence.seq, []).append(sequence.emitted)
+                    told.append(sequence.emitted)
         stayed = {sequence.seq for sequence in session.step(steps[-1]).sequences}
         for seq in emitted.keys() - stayed:
             emitted[seq].pop()
-        prompts = {sequence.seq: tuple(sequence.ids) for sequence in session.step(0).sequences}
-    return tuple(GoldenSequence(ids, tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))
+    return tuple(GoldenSequence(tuple(ids), tuple(emitted[seq])) for seq, ids in sorted(prompts.items()))

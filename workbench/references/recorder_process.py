@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ import msgspec
 from lockstep.engine.children import start_python
 from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.machine import MemoryBefore
 from lockstep.engine.text import printable
 from lockstep.workbench.references.request import (
     GoldenRequest,
@@ -28,6 +30,8 @@ from lockstep.workbench.references.request import (
 #: `progress(done, of)` counts forward passes.
 Progress = Callable[[int, int], None]
 
+#: The exit code where the recorder was killed: that of a lost rank.
+_KILLED = 5
 #: Seconds between two looks at whoever waits for a recorder.
 _LOOK_SECONDS = 0.1
 
@@ -51,7 +55,7 @@ def run_recorder(
     ]
     jobs = folder / "jobs.json"
     jobs.write_bytes(msgspec.json.encode(asked))
-    lifeline = Lifeline()
+    lifeline, before = Lifeline(), MemoryBefore.now()
     try:
         process = start_python(
             "-m", "lockstep.workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
@@ -71,7 +75,7 @@ def run_recorder(
             lifeline.close()
             listener.join()
     if code != 0:
-        raise listener.failure(code)
+        raise listener.failure(code, before)
     return outputs
 
 
@@ -120,10 +124,12 @@ class _Listener(threading.Thread):
             elif self.progress:
                 self.progress(message.done, message.total)
 
-    def failure(self, code: int) -> ReferenceFailure:
-        """What to raise for a recorder that ended with `code`."""
+    def failure(self, code: int, before: MemoryBefore) -> ReferenceFailure:
+        """What to raise for a recorder that ended with `code`; `before` it was started."""
         if self.error is not None:
             return ReferenceFailure(printable(self.error.message, 600), self.error.exit_code)
-        how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            return ReferenceFailure(f"the golden recorder was {before.killed()}", _KILLED)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = printable(" | ".join(self.rest), 400) or "nothing"
         return ReferenceFailure(f"the golden recorder {how}; it last said: {said}")

@@ -5,6 +5,7 @@ Requests are a JSON file, the recorder's messages are JSON lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,7 +32,8 @@ class ReferenceFailure(EngineError):
 
 
 class GoldenSequence(Struct, frozen=True):
-    """One sequence of the batch. `forced[k]` is the token that step k emits and step k + 1 reads.
+    """One sequence of the batch. `forced[k]` is the token that it emits after its prompt and k tokens more, and then
+    reads.
 
     None: the reference chooses greedily. Shorter than the steps asked for: the sequence leaves the
     batch when its ids run out, as one does that has ended.
@@ -40,13 +42,19 @@ class GoldenSequence(Struct, frozen=True):
     prompt: tuple[int, ...]
     forced: tuple[int, ...] | None = None
 
-    def runs(self, step: int) -> bool:
-        """Whether the sequence still has a token to read at `step` (0 is the prefill)."""
-        return self.forced is None or step <= len(self.forced)
+    def runs(self, emitted: int) -> bool:
+        """Whether the sequence still has a token to read when it has emitted so many (0: its prompt)."""
+        return self.forced is None or emitted <= len(self.forced)
+
+
+def prefill_passes(prompts: Iterable[Sequence[int]], chunk: int | None) -> int:
+    """Passes until every prompt was read, `chunk` tokens of each at a time (None: all)."""
+    return max(-(-len(prompt) // (chunk or len(prompt) or 1)) for prompt in prompts)
 
 
 class GoldenRequest(Struct, frozen=True):
-    """A prefill of every sequence (step 0), then `steps` decode steps of one token each.
+    """A prefill of every sequence (step 0), then `steps` passes more: decode steps of one token each, and before them
+    the rest of prompts that are read in chunks of `chunk` tokens.
 
     `model` is a checkpoint directory or a GGUF file. `dequantised` is for llama.cpp alone: its weights are first
     dequantised to float32, by llama.cpp itself. Without it, it multiplies the blocks as they are stored, with
@@ -61,12 +69,15 @@ class GoldenRequest(Struct, frozen=True):
     threads: int = 1
     reference: ReferenceName = "transformers"
     dequantised: bool = True
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.threads < 1:
             raise ReferenceFailure(
                 f"steps must be at least 0 and threads at least 1, not {self.steps} and {self.threads}", 2
             )
+        if self.chunk is not None and self.chunk < 1:
+            raise ReferenceFailure(f"a chunk has at least 1 token, not {self.chunk}", 2)
         if not self.sequences:
             raise ReferenceFailure("nothing to record: give at least one sequence of token ids", 2)
         for seq, sequence in enumerate(self.sequences):

@@ -20,7 +20,12 @@ from lockstep.sessions.meta import SequenceMeta, SessionMeta
 from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
 from lockstep.sessions.writer import SessionWriter
 from lockstep.workbench.references.arrays import array, dtype_name, statistics
-from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
+from lockstep.workbench.references.request import (
+    GoldenRequest,
+    GoldenSequence,
+    ReferenceFailure,
+    prefill_passes,
+)
 
 #: How many of the largest logits a step keeps by themselves.
 TOP_K = 20
@@ -58,12 +63,20 @@ class GoldenModel(Protocol):
 
 @dataclass(slots=True)
 class _SequenceRun:
-    """One sequence on its way: the tokens it reads next, and how many it has read."""
+    """One sequence on its way: the tokens that it is to read, `chunk` a pass, and how many it has read and emitted."""
 
     seq: int
     plan: GoldenSequence
-    next_ids: tuple[int, ...]
+    waiting: tuple[int, ...]
+    chunk: int | None
     read: int = 0
+    emitted: int = 0
+
+    def next_ids(self) -> tuple[int, ...]:
+        """What the next pass reads; it waits no longer."""
+        ids, self.waiting = self.waiting[: self.chunk], self.waiting[self.chunk or len(self.waiting) :]
+        self.read += len(ids)
+        return ids
 
 
 def record_steps(
@@ -87,10 +100,10 @@ def record_steps(
 
 
 def _steps(model: GoldenModel, request: GoldenRequest) -> Iterator[StepRecord]:
-    """The prefill, then the decode steps of one token a sequence."""
-    runs = [_SequenceRun(seq, plan, plan.prompt) for seq, plan in enumerate(request.sequences)]
+    """The prefill, whole or in chunks, then the decode steps of one token a sequence."""
+    runs = [_SequenceRun(seq, plan, plan.prompt, request.chunk) for seq, plan in enumerate(request.sequences)]
     for step in range(request.steps + 1):
-        active = [run for run in runs if run.plan.runs(step)]
+        active = [run for run in runs if run.plan.runs(run.emitted)]
         if not active:
             return
         yield _step(model, active, step)
@@ -98,6 +111,7 @@ def _steps(model: GoldenModel, request: GoldenRequest) -> Iterator[StepRecord]:
 
 def _step(model: GoldenModel, runs: Sequence[_SequenceRun], step: int) -> StepRecord:
     started = time.perf_counter()
+    decoding = all(run.emitted for run in runs)
     tensors: list[TensorRecord] = []
     done: list[SequenceStep] = []
     seen: dict[str, list[Tensor]] = {tap.name: [] for tap in model.taps}
@@ -108,27 +122,28 @@ def _step(model: GoldenModel, runs: Sequence[_SequenceRun], step: int) -> StepRe
             seen[tap].append(tensor)
             tensors.append(TensorRecord(tap, 0, seq, array(tensor), dtype_name(tensor)))
 
-        done.append(_forward(model, run, step, see))
+        done.append(_forward(model, run, see))
     elapsed = time.perf_counter() - started
     stats = np.full((len(model.taps), 1, len(STATISTICS)), np.nan, dtype=np.float32)
     for tap in model.taps:
         if seen[tap.name]:
             stats[tap.index, 0] = statistics(seen[tap.name], masked=tap.name.endswith(".scores"))
-    phase = "decode" if step else "prefill"
+    phase = "decode" if decoding else "prefill"
     return StepRecord(step, phase, done, elapsed, stats=stats, tensors=tensors)
 
 
-def _forward(model: GoldenModel, run: _SequenceRun, step: int, see: See) -> SequenceStep:
-    """One forward pass of one sequence: reads `run.next_ids`, decides what the next step reads."""
-    ids = run.next_ids
+def _forward(model: GoldenModel, run: _SequenceRun, see: See) -> SequenceStep:
+    """One forward pass of one sequence: reads its next ids, and where no more of them wait decides what follows."""
+    ids = run.next_ids()
     logits = model.forward(run.seq, ids, see).double()
-    forced = run.plan.forced is not None and step < len(run.plan.forced)
     top = logits.argsort(descending=True, stable=True)[:TOP_K]  # of equals the lowest id, on every device
-    emitted = run.plan.forced[step] if run.plan.forced and forced else int(top[0])
+    emitted, forced = None, False
+    if not run.waiting:
+        told = (run.plan.forced or ())[run.emitted : run.emitted + 1]
+        emitted, forced = (*told, int(top[0]))[0], bool(told)
+        run.waiting, run.emitted = (emitted,), run.emitted + 1
     log_probs = logits.log_softmax(-1)
-    positions = range(run.read, run.read + len(ids))
-    run.read += len(ids)
-    run.next_ids = (emitted,)
+    positions = range(run.read - len(ids), run.read)
     return SequenceStep(
         run.seq,
         ids,
@@ -150,7 +165,8 @@ def _check_ids(request: GoldenRequest, model: GoldenModel) -> None:
             raise ReferenceFailure(
                 f"sequence {seq}: token id {highest} is outside the vocabulary of {model.vocab_size}", 2
             )
-        decoded = request.steps if plan.forced is None else min(request.steps, len(plan.forced))
+        decoded = max(0, request.steps + 1 - prefill_passes([plan.prompt], request.chunk))
+        decoded = decoded if plan.forced is None else min(decoded, len(plan.forced))
         if len(plan.prompt) + decoded > model.context:
             raise ReferenceFailure(
                 f"sequence {seq}: {len(plan.prompt)} prompt tokens and {decoded} steps exceed the context of "

@@ -50,6 +50,7 @@ def run_model(
     listen: str = "",
     timeout: float | None = None,
     start_timeout: float | None = None,
+    chunk: int | None = None,
 ) -> int:
     """A model, live, recorded to `session` (None: a new one in the data directory). A timeout that is given has the
     better of the settings'."""
@@ -60,6 +61,7 @@ def run_model(
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []
     words += ["--listen", listen] if listen else []
+    words += ["--chunk", str(chunk)] if chunk is not None else []
     words += settings.UserSettings(timeout=timeout, start_timeout=start_timeout, catch=()).host_words
     return _run(routes.running(words, f"{model}, {tp} rank{'s' if tp > 1 else ''}"))
 

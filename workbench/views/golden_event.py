@@ -113,7 +113,8 @@ class UntappedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One judgement of a branch over `steps` forward passes: "inconclusive" where nothing is wrong, but the reference
+    """One judgement of a branch over `steps` forward passes, of which the first `prefill` read prompts: "inconclusive"
+    where nothing is wrong, but the reference
     overflows at the engine's dtype, first at `overflow`. `max_abs_logits` is against the reference at the engine's
     own dtype where there is one. `tokens_identical`: None where not all could be compared. `tolerance` is "floor"
     (the reference's own error at that dtype) or "fixed". `causes` explain the first divergence, best first; `faulty`
@@ -137,6 +138,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     faulty: tuple[Faulty, ...] | None = None
     steps: int = 0
+    prefill: int = 1
     words: str = ""
     ledger: str = ""
     causes: tuple[Cause, ...] = ()

@@ -226,3 +226,22 @@ def test_verdicts_that_find_no_room_are_still_told(
     assert shown.out.splitlines()[-1].startswith("verdict     match")
     assert max(map(len, shown.out.splitlines())) <= 80
     assert ".session lacks the verdicts: cannot write session" in shown.err
+
+
+def test_a_run_in_chunks_is_judged_and_recorded_as_one(model: Path, capsys: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "a.session"
+    long = ["check", str(model), "--ids", "5,6,7,8,9,10,11", "--ids", "3,4", "--steps", "2", "--chunk", "3"]
+    assert run([*long, "--tp", "2", "--json", "--save", str(saved)]) == 0
+    told = strictly(capsys.readouterr().out)
+    assert (told["verdict"], told["steps"], told["prefill"]) == ("match", 5, 3)
+    with Session.open(saved) as session:
+        assert session.meta.config.chunk_tokens == 3
+        assert [len(session.step(step).sequences[0].ids) for step in session.steps()] == [3, 3, 1, 1, 1]
+    assert run(["check", str(saved), "--model", str(model), "--json"]) == 0  # the same passes as a reference
+    assert strictly(capsys.readouterr().out)["verdict"] == "match"
+    assert run([*long, "--rule", "positions=stuck"]) == 1
+    assert "prefill (step 1)" in capsys.readouterr().out
+
+
+def test_a_chunk_of_nothing_is_refused(model: Path, capsys: Any) -> None:
+    assert run(words(model, "--chunk", "0")) == 2

@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.merging import groups
 from lockstep.workbench.diagnosis.variants.residual import READER
 from lockstep.workbench.views.causes import cause_lines
 
-EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), seqs=(0, 1))
+EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), decode=frozenset({1, 2}), seqs=(0, 1))
 KINDS = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from lockstep.engine.taps.names import tap_specs
 from lockstep.sessions import Session
 from lockstep.workbench.references import attention
+from lockstep.workbench.references.golden import forced_onto
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
 from lockstep.workbench.references.steps import TOP_K
 from lockstep.workbench.references.transformers_recorder import record
@@ -323,3 +324,34 @@ def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ReferenceFailure, match="model_type 'gpt2'; the reference records qwen2"):
         recorded(tmp_path / "golden.session", tmp_path)
+
+
+def test_a_prompt_in_chunks_has_the_numbers_of_a_whole_one(tmp_path: Path) -> None:
+    """Row by row, in float64; a chunk emits nothing, and a shorter prompt goes on decoding meanwhile."""
+    model_dir = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
+    sequences = GoldenSequence(PROMPT), GoldenSequence((9, 8))
+    whole = recorded(tmp_path / "whole.session", model_dir, *sequences, steps=4, dtype="float64")
+    chunks = recorded(tmp_path / "chunks.session", model_dir, *sequences, steps=4, dtype="float64", chunk=5)
+    with whole, chunks:
+        told = [chunks.step(step).sequences for step in chunks.steps()]
+        assert [len(step[0].ids) for step in told] == [5, 5, 4, 1, 1]
+        assert [step[0].emitted is None for step in told] == [True, True, False, False, False]
+        assert [chunks.step(step).phase for step in chunks.steps()] == ["prefill"] * 3 + ["decode"] * 2
+        first = [step[0].emitted for step in told[2:]]
+        assert first == [whole.step(step).sequences[0].emitted for step in range(3)]
+        assert [step[1].ids for step in told] == [whole.step(step).sequences[1].ids for step in range(5)]
+        for tap in ("layers.1.attn.context", "layers.1.mlp_residual"):
+            rows = np.concatenate([tensor(chunks, tap, step) for step in range(3)])
+            np.testing.assert_allclose(rows, tensor(whole, tap), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(tensor(chunks, "logits", 4), tensor(whole, "logits", 2), atol=1e-12)
+        assert tensor(chunks, "layers.0.attn.probs", 1).shape[1:] == (5, 10)
+
+
+def test_what_a_chunked_recording_emitted_is_what_another_is_forced_onto(tmp_path: Path) -> None:
+    model_dir = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    recorded(tmp_path / "a.session", model_dir, GoldenSequence(PROMPT), steps=4, chunk=6).close()
+    (forced,) = forced_onto(tmp_path / "a.session")
+    assert (forced.prompt, len(forced.forced or ())) == (PROMPT, 3)
+    with recorded(tmp_path / "b.session", model_dir, forced, steps=4, chunk=6) as again:
+        emitted = [again.step(step).sequences[0].emitted for step in again.steps()]
+    assert emitted == [None, None, *(forced.forced or ())]

@@ -42,8 +42,11 @@ class Run:
 
     @property
     def prefill(self) -> Run:
-        """Its first pass alone."""
-        return Run(self.passes[:1], self.seq, self.tokens, self.emitted[:1])
+        """Its passes until it emits: one, or those of the prompt's chunks."""
+        count = 1 + next(
+            i for i, one in enumerate(self.passes) if one.sequences[self.seq].emitted is not None
+        )
+        return Run(self.passes[:count], self.seq, self.tokens, self.emitted[:1])
 
     def rows(self, tap: str) -> Mapping[int, Array]:
         """Index of the token -> what the tap held for it, put together from the ranks."""

@@ -17,6 +17,15 @@ from lockstep.engine.api import Engine
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import EngineError
 from lockstep.engine.ranks.messages import ReadWeights
+from lockstep.engine.run.estimates import (
+    LeftBehind,
+    kept_run_bytes,
+    largest_passes,
+    loaded_bytes,
+    refuse_beyond,
+    run_bytes,
+)
+from lockstep.engine.taps.names import model_taps
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.properties import PROPERTIES, finite, loaded
 from lockstep.workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
@@ -46,7 +55,9 @@ class Suite:
     found: list[Invariant] = field(default_factory=list)
 
     def run(self) -> list[Invariant]:
-        """Try them all. EngineError where the engine does not even run as it was asked to."""
+        """Try them all. EngineError where the engine does not even run as it was asked to, and where what its runs
+        leave behind would not fit into memory."""
+        self._check_room()
         with self._engine(self._roomy) as engine:
             before = engine.client.call(ReadWeights(compare=True), timeout=None)
             base = self._run(engine, self.prompt)
@@ -69,6 +80,26 @@ class Suite:
         self._chunked(base, long=False)
         self._one_rank(base, None)
         return self.found
+
+    def _check_room(self) -> None:
+        """RequestError where two runs and their tensors, the second of a batch, would take more than is free."""
+        prompt = len(self.prompt)
+        batch = [prompt, min(2 * prompt, self._room), max(1, prompt // 3)]
+        specs = model_taps(self.model, self.config.tp)
+        wanted = LeftBehind(full=range(len(specs)), statistics=True)
+
+        def parts(chunk: int | None) -> dict[str, int]:
+            config = replace(self._roomy, chunk_tokens=chunk)
+            kept = sum(
+                kept_run_bytes(self.model, config, wanted, one, self.steps) for one in ([prompt], batch)
+            )
+            return {
+                "weights and cache": loaded_bytes(self.model, config),
+                **run_bytes(self.model, config, wanted, largest_passes(batch, chunk)),
+                "tensors of the runs that are compared": kept,
+            }
+
+        refuse_beyond(f"the invariants of {prompt} tokens", parts, batch, self.config.chunk_tokens)
 
     @property
     def tolerance(self) -> float:
@@ -144,7 +175,9 @@ class Suite:
 
     def _chunked(self, base: Run, *, long: bool) -> None:
         size = max(1, len(self.prompt) // 3)
-        with self._another(replace(self._roomy, chunk_tokens=size)) as engine:
+        asked = self.config.chunk_tokens
+        in_chunks = asked is not None and asked < len(self.prompt)  # then it is the other run that is whole
+        with self._another(replace(self._roomy, chunk_tokens=None if in_chunks else size)) as engine:
             self._agree(
                 "prefill in chunks = whole",
                 "chunks: the positions of later ones, or the mask between a chunk and what is cached",
@@ -185,7 +218,8 @@ class Suite:
     def _long_runs(self, chunked: Engine, ids: Sequence[int]) -> tuple[Run, Run]:
         chunked.capture("logits", "*.mlp_residual")
         few = run(chunked, self.rules, [ids], 0)
-        with self._engine(self._roomy) as engine:
+        unlike = None if chunked.client.config.chunk_tokens else self.config.chunk_tokens
+        with self._engine(replace(self._roomy, chunk_tokens=unlike)) as engine:
             engine.capture("logits", "*.mlp_residual")
             return run(engine, self.rules, [ids], 0), few
 

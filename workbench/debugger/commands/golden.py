@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.engine.run.estimates import check_room
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import SessionWriter, VerdictRecord
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
@@ -56,6 +57,9 @@ def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
     last = min(at.step, debugger.timeline.last(at.branch))
     if last < 0:
         raise DebuggerError("nothing was run yet: `next` runs the first step")
+    inferior = debugger.engine.inferior
+    lengths = [len(state.ids) for state in inferior.sequences.values()]
+    check_room(inferior.model, inferior.config, lengths, FULL.leaves(inferior.specs), loaded=True)
     chosen = reference or debugger.settings.reference
     recorded = _record(debugger, at.branch, last, chosen)
     with ScratchFolder.make("golden") as folder:
@@ -83,6 +87,7 @@ def _record(debugger: Debugger, branch: int, last: int, reference: ReferenceName
         last,
         inferior.config.dtype,
         reference=reference,
+        chunk=inferior.config.chunk_tokens,
         progress=lambda what, done, of: debugger.events(ProgressEvent(what, done, of)),
         warn=inferior.recorder.on_warning,
         waiting=debugger.interrupts.check,

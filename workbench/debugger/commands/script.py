@@ -109,7 +109,12 @@ def run_line(meta: SessionMeta) -> str:
     """The command line that starts the run of a session again."""
     model, config = meta.model, meta.config
     words = ["lockstep", "run", DEMO if DEMO in (model.name, model.path) else model.path or "MODEL"]
-    for option, value in (("tp", config.tp), ("dtype", config.dtype), ("device", config.device)):
+    for option, value in (
+        ("tp", config.tp),
+        ("dtype", config.dtype),
+        ("device", config.device),
+        ("chunk", config.chunk_tokens),
+    ):
         if value:
             words += [f"--{option}", str(value)]
     words += [word for name, value in meta.rules.items() for word in ("--rule", f"{name}={value}")]

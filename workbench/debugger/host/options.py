@@ -41,6 +41,7 @@ class Launch:
     start_timeout: float = 300.0
     catch: Sequence[str] = ()  # sentinels that stop it from the beginning
     weights: str = "dequantised"
+    chunk: int | None = None  # tokens of a prompt that are read in one pass; None: all
     reference: ReferenceName = "transformers"  # whom `golden` asks of a GGUF file, until it is told another
 
 
@@ -65,17 +66,19 @@ def target_of(launch: Launch) -> DebugTarget:
         device=launch.device,
         dtype=launch.dtype,
         weights=launch.weights,
+        chunk=launch.chunk,
         timeout=launch.timeout,
         start_timeout=launch.start_timeout,
         listen=launch.listen,
     )
-    config = requests.plan(model, config, prompts, launch.room)
+    capture = requests.capture_of(launch.capture, model, launch.tp)
+    config = requests.plan(model, config, prompts, launch.room, capture)
     rules = requests.rules_of(launch.rules, model, launch.tp)
     return DebugTarget(
         model.path, model.config, config, prompts,
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
         sampling=launch.sampling, rules=rules, tokenizer=model.tokenizer, overwrite=launch.session is not None,
-        capture=requests.capture_of(launch.capture, model, launch.tp),
+        capture=capture,
         reference=launch.reference if gguf_file(model.path) else "transformers",
         meta=SessionMeta(
             source="lockstep run", model=ModelMeta(name=model.name), prompts=tuple(texts), chat=chat
@@ -108,6 +111,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", default="dequantised")
+    parser.add_argument("--chunk", type=int)
     parser.add_argument("--reference", choices=REFERENCES, default="transformers")
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--start-timeout", type=float, default=300.0)
@@ -127,6 +131,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
         found.capture, sampling, found.timeout, found.session,
         found.listen, start_timeout=found.start_timeout, catch=found.catch, weights=found.weights,
-        reference=found.reference,
+        chunk=found.chunk, reference=found.reference,
     )  # fmt: skip
     return HostOptions(found.socket, found.lifeline, launch=launch)

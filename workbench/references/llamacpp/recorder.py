@@ -121,7 +121,8 @@ class _TappedModel:
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
         if seq not in self.contexts:
-            self.contexts[seq] = _TappedContext(self, len(ids) + self.request.steps)
+            prompt = self.request.sequences[seq].prompt
+            self.contexts[seq] = _TappedContext(self, len(prompt) + self.request.steps)
         return torch.from_numpy(self.contexts[seq].forward(ids, see))
 
     def cached(self, seq: int) -> list[int]:

@@ -72,3 +72,13 @@ def test_all_hold_of_every_family(name: str, tp: int, tmp_path: Path) -> None:
 
 def _variant(name: str) -> tuple[str, dict[str, Any]]:
     return GROWING[name] if name in GROWING else VARIANTS[name]
+
+
+def test_a_run_in_chunks_is_held_against_a_whole_one(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen2")
+    config = EngineConfig(max_sequences=1, max_tokens=len(PROMPT) + 4, chunk_tokens=3)
+    suite = Suite(path, open_model(str(path)).config, config, {"positions": "stuck"}, PROMPT, 3)
+    found = {one.name: one for one in suite.compare_runs()}
+    assert found["prefill in chunks = whole"].result == "broken"
+    right = Suite(path, suite.model, config, {}, PROMPT, 3).compare_runs()
+    assert not broken({one.name: one for one in right})

@@ -19,8 +19,9 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
 from lockstep.sessions import Session, SessionError
 from lockstep.sessions.verify import verify as verify_file
+from lockstep.workbench.cli.main import run as run_command
 from lockstep.workbench.debugger.answers import Expectation
-from lockstep.workbench.debugger.commands.script import script_of
+from lockstep.workbench.debugger.commands.script import run_line, script_of
 from lockstep.workbench.debugger.errors import NeedsEngine, NotCaptured
 from lockstep.workbench.debugger.host.replay import open_replay, verify
 from lockstep.workbench.models.capture import STATS
@@ -265,3 +266,22 @@ def test_no_session_is_a_clear_refusal(tmp_path: Path) -> None:
     foreign.write_bytes(b"not a session" * 100)
     with pytest.raises(SessionError, match="no Lockstep session"):
         open_replay(foreign)
+
+
+def test_a_run_in_chunks_is_run_again_in_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    words = [
+        "run",
+        str(checkpoint),
+        "--ids",
+        "3,14,15,92,65",
+        "--chunk",
+        "2",
+        "--save",
+        str(tmp_path / "a.session"),
+    ]
+    assert run_command([*words, "--ex", "next 4", "--batch"]) == 0
+    with Session.open(tmp_path / "a.session") as session:
+        assert [len(session.step(step).sequences[0].ids) for step in session.steps()] == [2, 2, 1, 1]
+        assert run_line(session.meta).count("--chunk 2") == 1
+        found = verify(session, checkpoint, _model(checkpoint))
+    assert (found.passes, found.unverifiable, found.divergences) == (4, 0, ())

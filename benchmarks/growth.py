@@ -1,0 +1,90 @@
+"""How time and memory grow with tokens, sequences and layers, beside transformers'.
+
+    python -m benchmarks.growth [--threads N] [--directory DIR] [--out docs]
+
+Of a narrow model (4 layers of width 256, 8 heads) but for the curve over layers: prefill of 128 to 16,384 tokens,
+decode of 1 to 64 sequences, both at 4 to 24 layers. Contenders take turns, each in processes of its own. What the
+machine has no memory for is left out. Writes OUT/growth.svg and OUT/growth.json; some eight minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.model import half_billion
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.run.memory import check_loadable
+from lockstep.workbench.bench.contenders import EngineContender, PeerContender, loaded_engine
+from lockstep.workbench.bench.measure import BenchRow, Plan, fitted, measure
+from lockstep.workbench.export.bench_plot import ACROSS, Sized, panels
+from lockstep.workbench.export.lines import line_charts
+from lockstep.workbench.export.svg import standalone
+
+PEER = "transformers"
+NARROW = {
+    "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "vocab_size": 4096,
+}  # fmt: skip
+LAYERS = (4, 8, 16, 24)
+#: The least sizes are timed in turns, the largest once: a pass takes long enough to tell.
+GROWING = (
+    Plan(batches=(1, 2, 4, 8, 16, 32, 64), lengths=(128, 256, 512, 1024, 2048), rounds=3),
+    Plan(batches=(), lengths=(4096, 8192, 16384), rounds=1),
+)
+DEEP = Plan(batches=(1,), lengths=(512,), rounds=3)
+
+
+def grown(path: Path, plan: Plan, threads: int) -> list[BenchRow]:
+    """The rows of a plan on one model; without those that memory has no room for."""
+    config = EngineConfig(threads=threads)
+    plan, config = fitted(check_loadable(path, config), plan, config)
+    engine, seconds = loaded_engine(path, config)
+    with engine, PeerContender(PEER, path, config.dtype, threads, plan.context) as peer:
+        ours = [
+            EngineContender("lockstep", engine, seconds),
+            EngineContender("lockstep, statistics", engine, seconds, statistics=True),
+        ]
+        return measure([*ours, peer], plan, PEER, lambda what: print(f"{path.name}: {what}", flush=True))
+
+
+def main() -> None:
+    """Measure, draw, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--directory", type=Path, help="where checkpoints are made (default: the temp dir)")
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    arguments = parser.parse_args()
+
+    def narrow(layers: int) -> Path:
+        return half_billion(arguments.directory, num_hidden_layers=layers, **NARROW)
+
+    rows = [row for plan in GROWING for row in grown(narrow(4), plan, arguments.threads)]
+    deep = {layers: grown(narrow(layers), DEEP, arguments.threads) for layers in LAYERS}
+    sized: list[tuple[str, str, Sized]] = []
+    for kind, across in ACROSS.items():
+        sized.append((kind, across, [(row.size, row) for row in rows if row.what == kind]))
+    for kind in ACROSS:
+        by_layer = [(layers, row) for layers, found in deep.items() for row in found if row.what == kind]
+        sized.append((kind, "layers", by_layer))
+    picture = line_charts(
+        panels(sized), "Time and memory over tokens, sequences and layers, beside transformers"
+    )
+    (arguments.out / "growth.svg").write_text(standalone(picture), encoding="utf-8")
+    told = {
+        "threads": arguments.threads,
+        "narrow": rows,
+        "layers": {str(n): found for n, found in deep.items()},
+    }
+    (arguments.out / "growth.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How much memory this machine has left, and whether its kernel has killed for want of it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from lockstep.engine.text import bytes_text
+
+#: Where control groups are mounted, and where a process is told its own.
+_GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_COUNTERS = Path("/proc/vmstat")
+#: Folder of the memory controller below the mount; limit, usage, and what of the usage is file cache that goes when it
+#: is needed: of version 2, then 1 (the kernel's documentation, cgroup-v2.rst and cgroup-v1/memory.rst).
+_VERSIONS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+#: What makes a run take less.
+LESS_MEMORY = "--chunk N, fewer taps (--capture), a smaller --dtype, or a shorter prompt"
+
+
+def free_memory(groups: Path = _GROUPS, own: Path = _OWN) -> int:
+    """Bytes that processes which start now may take: what is available, with free swap, and no more than the limits of
+    the control groups (of a container) leave."""
+    machine: int = psutil.virtual_memory().available + psutil.swap_memory().free
+    return max(0, min([machine, *_left_in_groups(groups, own)]))
+
+
+def _left_in_groups(groups: Path, own: Path) -> Iterator[int]:
+    """What each group that this process is in, and each around it, may still take."""
+    named = [line.split(":", 2) for line in _read(own).splitlines() if line.count(":") >= 2]
+    for controller, limit, usage, cache in _VERSIONS:
+        mine = next((path for _, kinds, path in named if controller in kinds.split(",")), "/")
+        inside = groups / controller / mine.strip("/")
+        for folder in (inside, *inside.parents):
+            most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+            if most.isdigit() and used.isdigit():  # "max" is no limit, and at the root there is none
+                yield int(most) - int(used) + (_counter(folder / "memory.stat", cache) or 0)
+            if folder == groups:
+                break
+
+
+def _counter(file: Path, name: str) -> int | None:
+    """A number of a file of lines "name number"; None where it is not there."""
+    for line in _read(file).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # another system, or a file that this user may not read
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBefore:
+    """The machine when a process was started: bytes free, and how many processes its kernel had killed for want of
+    memory (None: it does not say)."""
+
+    free: int
+    kills: int | None
+
+    @classmethod
+    def now(cls) -> MemoryBefore:
+        """As it is."""
+        return cls(free_memory(), _counter(_COUNTERS, "oom_kill"))
+
+    def killed(self, now: int | None = None) -> str:
+        """How a process that ended by SIGKILL came to that: the kernel kills so when memory runs out, and where it has
+        counted no such kill since, somebody else did. `now` is its count (None: looked up)."""
+        now = _counter(_COUNTERS, "oom_kill") if now is None else now
+        if self.kills is not None and now == self.kills:
+            return "killed by SIGKILL"
+        return (
+            "killed by SIGKILL, which is what the kernel does when memory runs out: "
+            f"{bytes_text(self.free)} were free when it started; use {LESS_MEMORY}"
+        )

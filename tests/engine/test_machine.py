@@ -1,0 +1,54 @@
+"""What memory is left, by the machine and by control groups, and how a kill for want of it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lockstep.engine.machine import MemoryBefore, free_memory
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: str, used: int, cache: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, told in zip(names, (limit, str(used), f"anon 5\n{cache_name(names)} {cache}\n"), strict=True):
+        (folder / name).write_text(f"{told}\n")
+
+
+def cache_name(names: tuple[str, str, str]) -> str:
+    return "inactive_file" if names == V2 else "total_inactive_file"
+
+
+V2 = ("memory.max", "memory.current", "memory.stat")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+
+
+@pytest.mark.parametrize(("version", "own"), [(V2, "0::/a/b\n"), (V1, "7:pids:/x\n4:cpu,memory:/a/b\n")])
+def test_the_tightest_group_around_the_process_counts(
+    version: tuple[str, str, str], own: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    root = tmp_path / "groups"
+    memory = root / "memory" if version is V1 else root
+    group(memory / "a" / "b", version, "max" if version is V2 else str(2**62), 10, 0)
+    group(memory / "a", version, str(3000), 2500, 400)
+    group(memory / "other", version, str(1), 1, 0)
+    assert free_memory(root, tmp_path / "own") == 900
+    group(memory / "a" / "b", version, str(100), 150, 0)  # over its limit
+    assert free_memory(root, tmp_path / "own") == 0
+
+
+def test_without_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=70))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(free=7))
+    assert free_memory(tmp_path, tmp_path / "none") == 77
+
+
+def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:
+    before = MemoryBefore(3 << 30, 4)
+    assert before.killed(now=4) == "killed by SIGKILL"
+    for told in (before.killed(now=5), MemoryBefore(3 << 30, None).killed()):
+        assert "the kernel does when memory runs out: 3.0 GiB were free when it started" in told
+        assert "--chunk" in told

@@ -1,0 +1,53 @@
+"""This engine and transformers in a child, on the same workloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.config import EngineConfig
+from lockstep.workbench.bench.contenders import (
+    ContenderFailure,
+    EngineContender,
+    PeerContender,
+    loaded_engine,
+)
+from lockstep.workbench.bench.messages import Workload
+from lockstep.workbench.bench.peaks import peak_of, resident, start_over
+from tests.checkpoints import tiny_checkpoint
+
+
+def test_a_peer_runs_batches_and_survives_what_it_cannot(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen2")
+    with PeerContender("transformers", path, "float32", 1, 128) as peer:
+        assert peer.load_seconds > 0
+        (pid,) = peer.pids
+        assert resident(pid) > 100 << 20
+        timing = peer.run(Workload(3, 20, 2))
+        assert (timing.prefill > 0, len(timing.decode)) == (True, 2)
+        with pytest.raises(ContenderFailure, match="transformers: "):
+            peer.run(Workload(-1, 20, 2))
+        assert len(peer.run(Workload(1, 20, 1)).decode) == 1
+        start_over(pid)
+        assert peak_of(pid) >= resident(pid) // 2
+    assert resident(pid) == 0
+
+
+def test_a_peer_that_cannot_load_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        pytest.raises(ContenderFailure, match="transformers: "),
+        PeerContender("transformers", tmp_path, "float32", 1, 64),
+    ):
+        pass
+
+
+def test_the_engine_is_left_as_it_was(tmp_path: Path) -> None:
+    config = EngineConfig(threads=1, max_tokens=64, max_sequences=3)
+    engine, seconds = loaded_engine(tiny_checkpoint(tmp_path, "llama"), config)
+    with engine:
+        for statistics in (False, True):
+            one = EngineContender("lockstep", engine, seconds, statistics)
+            assert len(one.run(Workload(3, 20, 4)).decode) == 4
+        assert engine.generate([[3, 4, 5]], 2)  # no sequence is left in its way

@@ -1,0 +1,1 @@
+"""A model timed on this engine beside other libraries, in the same run, each in processes of its own."""

@@ -1,0 +1,159 @@
+"""Who is timed: this engine with taps off or on, and peers in processes of their own (torch-free)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from lockstep.engine.api import Engine
+from lockstep.engine.children import start_python
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.errors import EngineError
+from lockstep.workbench.bench.messages import (
+    ANSWERS,
+    PeerAnswer,
+    PeerFailure,
+    PeerReady,
+    PeerSpec,
+    PeerTiming,
+    Timing,
+    Workload,
+    prompt_ids,
+)
+
+
+class ContenderFailure(EngineError):
+    """A contender that cannot be had, or cannot run a workload; the message says why."""
+
+
+class Contender(Protocol):
+    """One that runs workloads. `load_seconds` as it was loaded; `pids` are the processes whose memory is its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def load_seconds(self) -> float: ...
+
+    @property
+    def pids(self) -> Sequence[int]: ...
+
+    def run(self, work: Workload) -> Timing:
+        """Run it from an empty cache. ContenderFailure where it cannot."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineContender:
+    """This engine, timed at its host. Several may share an engine."""
+
+    name: str
+    engine: Engine
+    load_seconds: float
+    statistics: bool = False
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The ranks."""
+        return self.engine.client.pids
+
+    def run(self, work: Workload) -> Timing:
+        """Every pass from the command to the last rank's report."""
+        engine = self.engine
+        engine.capture(statistics=self.statistics)
+        vocab = engine.model.vocab_size
+        seqs = [engine.add(prompt_ids(work.prompt, vocab, i)) for i in range(work.batch)]
+        taken = []
+        try:
+            for _ in range(1 + work.steps):
+                begun = time.perf_counter()
+                engine.step()
+                taken.append(time.perf_counter() - begun)
+        finally:
+            for seq in seqs:
+                engine.remove(seq)
+        return Timing(taken[0], tuple(taken[1:]))
+
+
+def loaded_engine(path: Path, config: EngineConfig) -> tuple[Engine, float]:
+    """An engine with the model, and the seconds that loading took once its ranks had met."""
+    engine = Engine(config)
+    try:
+        begun = time.perf_counter()
+        engine.load(path)
+    except BaseException:
+        engine.close()
+        raise
+    return engine, time.perf_counter() - begun
+
+
+@dataclass(slots=True)
+class PeerContender:
+    """Another library in a child process. Use as a context manager."""
+
+    name: str
+    model: Path
+    dtype: str
+    threads: int
+    context: int
+    load_seconds: float = 0.0
+    _process: subprocess.Popen[bytes] = field(init=False)
+    _ours: socket.socket = field(init=False)
+    _rest: bytes = b""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The child."""
+        return [self._process.pid]
+
+    def __enter__(self) -> PeerContender:
+        self._ours, theirs = socket.socketpair()
+        spec = PeerSpec(self.name, str(self.model), self.dtype, self.threads, self.context, theirs.fileno())
+        with theirs:
+            self._process = start_python(
+                "-m", "lockstep.workbench.bench.peer", msgspec.json.encode(spec).decode(),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                settings={"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+        try:
+            told = self._answer()
+            if not isinstance(told, PeerReady):
+                raise ContenderFailure(f"{self.name}: it answered out of turn")
+            self.load_seconds = told.seconds
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        self._process.kill()
+        self._process.wait()
+
+    def run(self, work: Workload) -> Timing:
+        """As the child has timed it."""
+        self._ours.sendall(msgspec.json.encode(work) + b"\n")
+        told = self._answer()
+        if not isinstance(told, PeerTiming):
+            raise ContenderFailure(f"{self.name}: it answered out of turn")
+        return told.timing
+
+    def _answer(self) -> PeerAnswer:
+        while b"\n" not in self._rest:
+            if not (more := self._ours.recv(1 << 16)):
+                code = self._process.wait()
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                raise ContenderFailure(f"{self.name} has ended with {how}")
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        told: PeerAnswer = ANSWERS.decode(line)
+        if isinstance(told, PeerFailure):
+            raise ContenderFailure(f"{self.name}: {told.why}")
+        return told

@@ -1,0 +1,155 @@
+"""Contenders in turns over the same workloads: seconds, memory, and how they stand to each other (torch-free)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
+
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.errors import RequestError
+from lockstep.engine.run.estimates import LeftBehind, check_room
+from lockstep.workbench.bench.contenders import Contender, ContenderFailure
+from lockstep.workbench.bench.messages import Workload
+from lockstep.workbench.bench.peaks import peak_of, resident, start_over
+
+#: Tokens of a prompt before decode steps are timed, and steps that warm up.
+PROMPT, WARM_UP = 64, 2
+
+
+class Figure(Struct, frozen=True):
+    """One contender at one size. Seconds of a pass: median and least; `bytes` is its peak above what it held before.
+    `ratio` is its speed over the baseline's, by medians."""
+
+    contender: str
+    seconds: float
+    least: float
+    bytes: int
+    ratio: float | None = None
+
+    @property
+    def milliseconds(self) -> float:
+        """The median."""
+        return 1e3 * self.seconds
+
+    @property
+    def mebibytes(self) -> float:
+        """Of the peak."""
+        return self.bytes / 2**20
+
+
+class BenchRow(Struct, frozen=True):
+    """All contenders at one size of "decode" (sequences), "prefill" (tokens), or "load" (no size)."""
+
+    what: str
+    size: int
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: decode steps of so many sequences, prefills of so many tokens, each `rounds` times in turns."""
+
+    batches: Sequence[int] = (1, 4, 16)
+    lengths: Sequence[int] = (128, 512, 2048)
+    steps: int = 8
+    rounds: int = 3
+
+    @property
+    def context(self) -> int:
+        """Tokens that a sequence must have room for."""
+        return max([PROMPT + WARM_UP + self.steps, *self.lengths]) + 2
+
+
+QUICK = Plan(batches=(1, 4), lengths=(128, 512), steps=4, rounds=2)
+
+
+def fitted(model: ModelConfig, plan: Plan, config: EngineConfig) -> tuple[Plan, EngineConfig]:
+    """The sizes of a plan that the model's context and the machine's memory have room for, and `config` with a cache
+    for them. RequestError, CheckpointError and ConfigError where not even the least has."""
+    lengths = [one for one in plan.lengths if one < model.context]
+    while len(lengths) > 1 and not _has_room(model, plan, lengths, config):
+        lengths.pop()
+    plan = replace(plan, lengths=lengths)
+    roomy = _roomy(plan, config)
+    check_room(model, roomy, [max(lengths, default=PROMPT)], LeftBehind(statistics=True))
+    return plan, roomy
+
+
+def _has_room(model: ModelConfig, plan: Plan, lengths: Sequence[int], config: EngineConfig) -> bool:
+    try:
+        check_room(
+            model, _roomy(replace(plan, lengths=lengths), config), [max(lengths)], LeftBehind(statistics=True)
+        )
+    except RequestError:
+        return False
+    return True
+
+
+def _roomy(plan: Plan, config: EngineConfig) -> EngineConfig:
+    """With blocks for the longest prompt, or for the largest batch of short ones."""
+    size = config.block_size
+    short = -(-(PROMPT + WARM_UP + plan.steps + 2) // size)
+    blocks = max(-(-plan.context // size), max(plan.batches, default=1) * short)
+    return replace(
+        config, max_tokens=plan.context, max_sequences=max(plan.batches, default=1), num_blocks=blocks
+    )
+
+
+#: Told which size is being measured.
+Told = Callable[[str], None]
+
+
+def measure(
+    contenders: Sequence[Contender], plan: Plan, baseline: str, told: Told = lambda what: None
+) -> list[BenchRow]:
+    """Every row of the plan, and the load times. A contender that cannot run a workload has no figure there."""
+    rows = [
+        BenchRow("load", 0, tuple(
+            Figure(one.name, one.load_seconds, one.load_seconds, sum(map(resident, one.pids))) for one in contenders
+        ))
+    ]  # fmt: skip
+    for batch in plan.batches:
+        told(f"decode, {batch} at a time")
+        rows.append(
+            _row("decode", batch, contenders, Workload(batch, PROMPT, WARM_UP + plan.steps), plan.rounds)
+        )
+    for length in plan.lengths:
+        told(f"prefill of {length}")
+        rows.append(_row("prefill", length, contenders, Workload(1, length, 0), plan.rounds))
+    return [_with_ratios(row, baseline) for row in rows]
+
+
+def _row(what: str, size: int, contenders: Sequence[Contender], work: Workload, rounds: int) -> BenchRow:
+    seconds: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
+    able = list(contenders)
+    for turn in range(rounds):
+        for one in able if turn % 2 == 0 else list(reversed(able)):
+            held = sum(map(resident, one.pids))
+            for pid in one.pids:
+                start_over(pid)
+            with suppress(ContenderFailure):
+                timing = one.run(work)
+                taken = [timing.prefill] if what == "prefill" else timing.decode[WARM_UP:]
+                seconds.setdefault(one.name, []).extend(taken)
+                above = sum(map(peak_of, one.pids)) - held
+                peaks[one.name] = max(peaks.get(one.name, 0), above)
+        able = [one for one in able if one.name in seconds]
+    figures = [
+        Figure(name, statistics.median(taken), min(taken), peaks[name])
+        for name, taken in seconds.items()
+    ]  # fmt: skip
+    return BenchRow(what, size, tuple(figures))
+
+
+def _with_ratios(row: BenchRow, baseline: str) -> BenchRow:
+    base = next((one.seconds for one in row.figures if one.contender == baseline), None)
+    figures = [
+        Figure(one.contender, one.seconds, one.least, one.bytes, base / one.seconds if base and one.seconds else None)
+        for one in row.figures
+    ]  # fmt: skip
+    return BenchRow(row.what, row.size, tuple(figures))
