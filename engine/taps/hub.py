@@ -82,12 +82,12 @@ class StatisticsTap:
         masked = 0 if sequence is None else self.masked(self.index, x.shape)
         self.add(self.index, x, masked, self.volatile)
 
-    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles:
+    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> TapTiles:
         """What measures a tensor [heads, T, K] in tiles."""
         return self.hub.tiles(self.index, sequence, shape, outside, like)
 
 
-class Tiles:
+class TapTiles:
     """A tensor [heads, T, K] of one sequence that passes a tap in tiles: what is measured of it, and what is kept."""
 
     __slots__ = ("first", "measured", "tail")
@@ -124,7 +124,7 @@ class RankTap:
         """Whether a patch overwrites the tensor."""
         return any(patch.tap == self.index for patch in self.hub.patches)
 
-    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles | None:
+    def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> TapTiles | None:
         """What measures and keeps a tensor [heads, T, K] in tiles; None where it is patched, shown or kept whole."""
         hub = self.hub
         shown = hub.pauser is not None and hub.pauser.needs(self.index)
@@ -189,7 +189,7 @@ class TapHub:
             self._captured += self._cut(index, x, sequence)
         self._apply_patches(index, x, sequence, after=True)
 
-    def tiles(self, index: int, sequence: int, shape: Shape, outside: float, like: Tensor) -> Tiles:
+    def tiles(self, index: int, sequence: int, shape: Shape, outside: float, like: Tensor) -> TapTiles:
         """A tensor [heads, T, K] of the batch's sequence `sequence`, of the dtype of `like`, will pass tap `index` in
         tiles."""
         self.comm.enter(index)
@@ -204,7 +204,7 @@ class TapHub:
             tail = like.new_full((heads, rows, keys), outside)
             seq = self.batch.spans[sequence].seq
             self._captured.append(Captured(index, seq, tail, self.policy.tensors[index]))
-        return Tiles(measured, tail, shape[1] - rows)
+        return TapTiles(measured, tail, shape[1] - rows)
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
         """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has told of."""
