@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -282,8 +283,22 @@ def any_request(chance: random.Random, commands: list[str]) -> Request:
     )
 
 
+def _answer(connection: Connection[HostFrame], number: int) -> AnswerFrame:
+    """The answer to request `number`, which is interrupted when it takes long: "run" has no end."""
+    patience: float | None = time.monotonic() + 2
+    while True:
+        left = None if patience is None else max(0.0, patience - time.monotonic())
+        if patience is not None and (not left or not select.select([connection.socket], [], [], left)[0]):
+            connection.send(RequestFrame(1_000_000 + number, CallRequest("interrupt", {})))
+            patience = None
+        frame = connection.receive()
+        if isinstance(frame, AnswerFrame) and frame.id == number:
+            return frame
+
+
 def fuzz(host: HostProcess, seed: int, requests: int) -> None:
-    """Requests of any content, each of which must be answered; then bytes, which end the host."""
+    """Requests of any content, each of which must be answered, one that runs on and on when it is interrupted; then
+    bytes, which end the host."""
     chance = random.Random(seed)
     with host.ready().socket as client:
         connection = Connection(client, Decoder(HostFrame))
@@ -291,9 +306,7 @@ def fuzz(host: HostProcess, seed: int, requests: int) -> None:
         for number in range(1, requests):
             asked = CallRequest("next", {"count": None}) if number == 1 else any_request(chance, names)
             connection.send(RequestFrame(number, asked))
-            frame = connection.receive()
-            while not (isinstance(frame, AnswerFrame) and frame.id == number):
-                frame = connection.receive()
+            frame = _answer(connection, number)
             if isinstance(frame.answer, ErrorAnswer):
                 assert frame.answer.error.kind != "InternalError", frame.answer.error.message
         body = bytearray(encode(RequestFrame(1, any_request(chance, names))))
