@@ -94,7 +94,7 @@ def captured_bytes(
 def working_bytes(model: ModelConfig, config: EngineConfig, sizes: Sequence[PassSize]) -> int:
     """Bytes that one rank holds at the height of a pass, beside weights and cache: a layer's activations."""
     attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // config.tp
-    row = 8 * model.hidden_size + 3 * model.intermediate_size // config.tp + 4 * attention
+    row = 8 * model.hidden_size + 3 * model.intermediate_size // config.tp + 2 * attention
     logits = 2 * len(sizes) * model.vocab_size
     return (sum(size.new for size in sizes) * row + logits) * DTYPE_BITS[config.dtype] // 8
 
