@@ -206,8 +206,6 @@ class Attention:
         """[kv_heads, group, T, D]."""
         q, k, v, tiling = one.q, one.k, one.v, one.tiling
         expanded = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
-        if tiling.causal and tiling.window is None and tiling.queries == tiling.keys > 1:
-            return F.scaled_dot_product_attention(q, *expanded, is_causal=True, scale=self.scale)
         parts = []
         for tile in tiling.by_rows(FUSED_ROWS):
             bias = one.inputs.bias(one.index, tiling, tile, every_key=True)
