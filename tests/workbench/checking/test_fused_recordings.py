@@ -16,7 +16,7 @@ from lockstep.workbench.checking.pipeline import Reference
 from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.inferior.inferior import Inferior
-from lockstep.workbench.models.capture import Capture
+from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.references.request import GoldenSequence
@@ -61,7 +61,7 @@ def fused(model: OpenedModel, inferior: Inferior, folder: Path, rules: Mapping[s
 
 def engine(model: OpenedModel, tp: int, dtype: DType) -> Inferior:
     return Inferior(
-        model.path, model.config, plan(model, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1)
+        model.path, model.config, plan(model, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1, FULL)
     )
 
 

@@ -14,6 +14,7 @@ from lockstep.workbench.checking.forced_run import check, record_reference
 from lockstep.workbench.checking.pipeline import Reference
 from lockstep.workbench.export.check_text import render
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.references.llamacpp import library
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 @pytest.fixture(scope="module")
 def inferior(model: OpenedModel) -> Iterator[Inferior]:
-    config = plan(model, EngineConfig(tp=2), PROMPTS, STEPS + 1)
+    config = plan(model, EngineConfig(tp=2), PROMPTS, STEPS + 1, FULL)
     with Inferior(model.path, model.config, config) as inferior:
         yield inferior
 

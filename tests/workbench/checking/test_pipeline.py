@@ -18,6 +18,7 @@ from lockstep.sessions.format.rows import Row
 from lockstep.workbench.checking.forced_run import check, check_fits, record_reference
 from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from tests.checkpoints import tiny_checkpoint
@@ -40,7 +41,7 @@ def reference(model: OpenedModel) -> Reference:
 
 
 def engine(model: OpenedModel, tp: int) -> Inferior:
-    return Inferior(model.path, model.config, plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1))
+    return Inferior(model.path, model.config, plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1, FULL))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from lockstep.engine.config import DType, EngineConfig
 from lockstep.sessions import Session
 from lockstep.workbench.checking.forced_run import check, record_reference
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from tests.workbench.checking.within_noise import over_noise
@@ -30,7 +31,7 @@ def test_biases_dropped_are_named_in_all_24_layers_and_restored_leave_noise(
     dtype: DType, model: OpenedModel, tmp_path: Path
 ) -> None:
     reference = record_reference(model.path, [PROMPT], STEPS, dtype)
-    config = plan(model, EngineConfig(tp=2, dtype=dtype, threads=1), [PROMPT], STEPS + 1)
+    config = plan(model, EngineConfig(tp=2, dtype=dtype, threads=1), [PROMPT], STEPS + 1, FULL)
     with Inferior(model.path, model.config, config) as inferior:
         dropped = check(inferior, reference, tmp_path / "dropped.session", rules={"load_bias": "false"})
         restored = check(inferior, reference, tmp_path / "restored.session", rules={})

@@ -13,6 +13,7 @@ from lockstep.workbench.checking.untapped import UNTAPPED, judge_untapped
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.views.golden_event import UntappedRun
@@ -71,7 +72,7 @@ def test_a_wrong_fused_attention_fails_the_check(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         "lockstep.workbench.inferior.inferior.RANK_PROGRAM", "tests.workbench.checking.fused_rank"
     )
-    config = plan(model, EngineConfig(tp=1), prompts, steps + 1)
+    config = plan(model, EngineConfig(tp=1), prompts, steps + 1, FULL)
     with Inferior(model.path, model.config, config) as inferior:
         result = check(inferior, reference, tmp_path / "run.session")
     assert result.judgement.verdict == "match"  # every tap is right

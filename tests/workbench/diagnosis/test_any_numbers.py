@@ -61,7 +61,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     root = tmp_path_factory.mktemp("numbers")
     model = open_model(str(tiny_checkpoint(root / "model", "qwen2")))
     reference = record_reference(model.path, PROMPTS, STEPS, "float32")
-    config = plan(model, EngineConfig(tp=2), PROMPTS, STEPS + 1)
+    config = plan(model, EngineConfig(tp=2), PROMPTS, STEPS + 1, FULL)
     with Inferior(model.path, model.config, config, capture=FULL) as inferior:
         run = ForcedRun(inferior, reference, root / "right.session", {})
         run.record(run.path)

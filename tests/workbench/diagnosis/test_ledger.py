@@ -21,6 +21,7 @@ from lockstep.workbench.diagnosis.ledger import in_words, ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.views.golden_event import Faulty
@@ -88,7 +89,7 @@ class Bench:
         if (name, tp) not in self.engines:
             model = self.model(name)
             reference = record_reference(model.directory, PROMPTS, STEPS, "float32")
-            config = plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1)
+            config = plan(model, EngineConfig(tp=tp), PROMPTS, STEPS + 1, FULL)
             inferior = self.stack.enter_context(Inferior(model.path, model.config, config))
             self.engines[name, tp] = inferior, reference
         return self.engines[name, tp]
@@ -199,7 +200,7 @@ def test_the_ledger_of_a_right_engine_is_empty(
         else:
             model = bench.model(name)
             reference = record_reference(model.directory, PROMPTS, STEPS, dtype)  # type: ignore[arg-type]
-            config = plan(model, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1)  # type: ignore[arg-type]
+            config = plan(model, EngineConfig(tp=tp, dtype=dtype), PROMPTS, STEPS + 1, FULL)  # type: ignore[arg-type]
             inferior = stack.enter_context(Inferior(model.path, model.config, config))
         assert reference.floor is not None
         run = ForcedRun(inferior, reference, tmp_path / "plain.session", {})
