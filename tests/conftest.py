@@ -4,6 +4,7 @@ shared memory fails the run."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -17,6 +18,9 @@ from tests.shared_memory import pytest_configure, pytest_sessionfinish  # noqa: 
 # The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("suite")
+
+# What the suite starts is sent SIGHUP by some tests, and would inherit that nohup ignores it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,7 +56,7 @@ def test_a_checkpoint_that_is_none_of_gguf_is_refused_before_anything_runs(tmp_p
 
 
 def test_without_the_extra_nothing_is_started(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "is_installed", lambda: False)
     for app, option in ((generate.app, "--compare"), (check.app, "--reference")):
         result = CliRunner().invoke(app, [str(model), "--ids", "5,6,7", option, "llama.cpp"])
         assert isinstance(result.exception, ReferenceFailure)

@@ -155,6 +155,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "inspect": (".",),
     "toggles": (),
     "doctor": (),
+    "bench": (".", "--quick", "--tp", "2"),
     "tap": ("--write", "written"),
     "import": ("lockstep", "dump", "-o", "imported.session"),
     "attach": ("-o", "attached.session", "--", sys.executable, "-P", "-c", _ENGINE),

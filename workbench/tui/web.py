@@ -47,6 +47,7 @@ def _bound(port: int) -> list[socket.socket]:
             made = socket.socket(family, socket.SOCK_STREAM)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((address, port))
+            made.listen(128)  # whoever reads the address may connect at once
         except OSError as error:
             if family == socket.AF_INET6 and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 continue  # a machine without it

@@ -134,6 +134,8 @@ def _error(rows: Rows, golden: Rows) -> NDArray[np.float32]:
 
 def _look(odd: _Findings, layer: int, y: int, rows: Rows, norms: NDArray[np.float32], kind: str) -> None:
     """What is odd about the rows by themselves."""
+    if not rows.size:
+        return
     nothing = np.flatnonzero(norms == 0)
     if nothing.size:
         odd.add(f"slot{_spans(nothing)}: nothing but zeros", layer, y, nothing)

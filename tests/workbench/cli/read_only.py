@@ -53,7 +53,7 @@ CASES = (
         "check demo --steps 1 --save {rw}/b.session", 3,
         "cannot write to .*: Permission denied. Set LOCKSTEP_CACHE_DIR", quick=True,
     ),
-    Case("diagnose demo --steps 1", 3, "cannot write to .*: Permission denied. Set LOCKSTEP_CACHE_DIR"),
+    Case("diagnose demo --steps 1", 3, "cannot write to .*: Permission denied. Set LOCKSTEP_DATA_DIR"),
     Case("attach -o {ro}/b.session -- true", 2, "cannot write a session to .*Permission denied"),
     Case("import lockstep {rw} -o {ro}/b.session", 2, "cannot write a session to .*Permission denied"),
 )  # fmt: skip

@@ -63,6 +63,18 @@ def test_oddities_are_named(tmp_path: Path, after: np.ndarray, words: str | None
     source.close()
 
 
+def test_a_rank_without_rows_has_nothing_odd(tmp_path: Path) -> None:
+    with SessionWriter.create(
+        tmp_path / "a.session", taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta=SessionMeta()
+    ) as writer:
+        tensors = [TensorRecord(TAP, rank, 0, PREFILL[: 4 * rank, :2].copy(), "float32") for rank in range(2)]
+        told = SequenceStep(0, [7] * 4, [0, 1, 2, 3], [[0], [4]])
+        writer.step(0, StepRecord(0, "decode", [told], 0.1, tensors=tensors))
+    source = SessionSource(Session.open(tmp_path / "a.session"), TokenTexts({}))
+    assert cache_rows(source, Where(), 1, "k_cache", False).findings == ()
+    source.close()
+
+
 def test_lengths_and_positions_are_held_against_the_tokens(tmp_path: Path) -> None:
     source = _source(tmp_path / "a.session", [PREFILL, _changed(0, 1.0)[:4]], [[0, 1, 2, 3], [0]])
     first, second = (cache(source, Where(step=step), 16, 1, "k_cache", False) for step in (0, 1))
