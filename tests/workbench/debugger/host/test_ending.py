@@ -32,6 +32,7 @@ from lockstep.workbench.debugger.host.messages import (
     ErrorAnswer,
     HeartbeatEvent,
     HostFrame,
+    InterruptRequest,
     LineRequest,
     ReadyEvent,
     Request,
@@ -289,7 +290,7 @@ def _answer(connection: Connection[HostFrame], number: int) -> AnswerFrame:
     while True:
         left = None if patience is None else max(0.0, patience - time.monotonic())
         if patience is not None and (not left or not select.select([connection.socket], [], [], left)[0]):
-            connection.send(RequestFrame(1_000_000 + number, CallRequest("interrupt", {})))
+            connection.send(RequestFrame(1_000_000 + number, InterruptRequest()))
             patience = None
         frame = connection.receive()
         if isinstance(frame, AnswerFrame) and frame.id == number:
