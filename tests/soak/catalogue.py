@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.workbench.references.llamacpp import library
 from tests.soak import attaching, folders, mixups, models, processes, recordings, screens
 from tests.soak.trial import Trial
 
@@ -15,6 +16,14 @@ def prepare() -> None:
     for log in (False, True):
         recordings.whole(log)
 
+
+#: Where llama.cpp is installed.
+_LLAMACPP = (
+    Trial(
+        "recorder-llama", "the same with llama.cpp's recorder, where the extra is installed",
+        "it is told; nothing half-made is in the cache", processes.kill_llamacpp, 30,
+    ),
+)  # fmt: skip
 
 TRIALS = (
     Trial(
@@ -33,6 +42,7 @@ TRIALS = (
         "recorder", "SIGKILL to the recorder of a golden reference, or to whoever asked for it",
         "it is told; nothing half-made is in the cache", processes.kill_recorder, 30,
     ),
+    *(_LLAMACPP if library.is_installed() else ()),
     Trial(
         "golden", "SIGKILL to the recorder, the host or the screens in a real terminal, while the screens wait for a "
         "golden reference (before its passes or among them) or, 1 of 4, for an export",

@@ -28,12 +28,20 @@ from tests.e2e import test_machines
 from tests.e2e.machines import two_machines
 from tests.e2e.terminal import ROOT, terminal
 from tests.engine.ranks import test_hangs
+from tests.gguf_twins import gguf_twin
 from tests.soak.trial import shared
 from tests.workbench.debugger.host.test_ending import HostProcess, folded, live
 from tests.workbench.references.test_golden import _STARTER
 
 #: Seconds after which what was told to end has not ended.
 _PATIENCE = 60.0
+#: Has llama.cpp record a reference of the model that it is given.
+_LLAMACPP = """
+import sys
+from lockstep.workbench.references.golden import Wanted, record_all
+from lockstep.workbench.references.request import GoldenSequence
+record_all(sys.argv[1], [GoldenSequence((3, 4, 5))], 200, [Wanted("float32", "llama.cpp")], threads=1)
+"""
 
 
 @cache
@@ -160,11 +168,26 @@ def kill_screens(seed: int, directory: Path) -> None:
         check_tokens(place / "live.session", int(found[1]))
 
 
+@cache
+def gguf() -> Path:
+    """A tiny model as a GGUF file without a tokenizer."""
+    return gguf_twin(variant("llama-llama3"), shared() / "tiny.gguf", keys={"tokenizer.ggml.model": "none"})
+
+
 def kill_recorder(seed: int, directory: Path) -> None:
     """The recorder of a golden reference, every third time whoever asked for it."""
+    _kill_recorder(seed, directory, _STARTER, variant("qwen2-tied"))
+
+
+def kill_llamacpp(seed: int, directory: Path) -> None:
+    """The same with llama.cpp's recorder."""
+    _kill_recorder(seed, directory, _LLAMACPP, gguf())
+
+
+def _kill_recorder(seed: int, directory: Path, program: str, model: Path) -> None:
     chance, half_made = random.Random(seed), directory / "cache" / "golden"
     with subprocess.Popen(
-        [sys.executable, "-c", _STARTER, str(variant("qwen2-tied"))],
+        [sys.executable, "-c", program, str(model)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
