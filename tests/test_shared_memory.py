@@ -47,7 +47,8 @@ def test_a_run_that_leaves_something_fails(tmp_path: Path, place: Path, body: st
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.shared_memory", "-p", "no:cacheprovider", "-p", "no:xdist",
          f"--rootdir={tmp_path}", str(file)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     assert "1 passed" in done.stdout

@@ -132,7 +132,7 @@ def test_unused_it_costs_nothing(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "lockstep", "-p", "no:cacheprovider", "test_own.py"],
-        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
