@@ -99,7 +99,7 @@ def _paint(arguments: Sequence[str], shows: bytes, environment: dict[str, str]) 
 
 def write_session(path: Path, steps: int) -> None:
     """A session with the shape of a 0.5B model's: 24 layers × every tap × 2 ranks."""
-    specs = tap_specs(num_layers=24, qk_norm=False, kv_replicas=1)
+    specs = tap_specs(24)
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     random = np.random.default_rng(0)
     stats = random.normal(1, 0.1, (len(taps), 2, 8)).astype(np.float32)

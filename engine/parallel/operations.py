@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class OpKind(IntEnum):
-    """What a rank does; `Operation.place` is a tap where nothing else is said."""
+    """What a rank does; `Note.place` is a tap where nothing else is said."""
 
     START = 0  # nothing was noted yet
     TAP = 1
@@ -32,7 +32,7 @@ COLLECTIVES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class Note:
     """One operation of a rank: its number, what it is and in which step, how many collectives the rank has entered by
     then, and whether it is inside a collective or a transfer."""
 
@@ -45,4 +45,4 @@ class Operation:
 
 
 #: Where a rank stands before it has noted anything.
-UNSTARTED = Operation(0, OpKind.START, 0, 0, 0, False)
+UNSTARTED = Note(0, OpKind.START, 0, 0, 0, False)

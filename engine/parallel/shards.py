@@ -7,6 +7,8 @@ Every parameter of the model is split along at most one dimension (Megatron's sc
     vocab    embedding, lm_head    rows are split, after padding the vocabulary to a multiple of tp
     whole    norms                 replicated
 
+Which is which follows from what an operation reads and gives (`engine.graph`).
+
 `Span`s are half-open and in global indices: a rank's slice of the checkpoint is `[span.start:span.stop]`.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
+from lockstep.engine.graph import LAYER, Width, layer_operations, parts_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,26 +110,65 @@ def vocab(vocab_size: int, tp: int, rank: int) -> Span:
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
 
 
+def size_of(width: Width, model: ModelConfig) -> int:
+    """How many channels that is, over all ranks."""
+    return {
+        "hidden": model.hidden_size,
+        "heads": model.num_heads * model.head_dim,
+        "kv_heads": model.num_kv_heads * model.head_dim,
+        "intermediate": model.intermediate_size,
+        "vocab": model.vocab_size,
+    }[width]
+
+
+def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
+    """The channels that a rank has."""
+    match width:
+        case "hidden":
+            return Span(0, model.hidden_size)
+        case "heads":
+            return heads(model, tp, rank).scaled(model.head_dim)
+        case "kv_heads":
+            return kv_heads(model, tp, rank).scaled(model.head_dim)
+        case "intermediate":
+            return intermediate(model, tp, rank)
+        case "vocab":
+            return vocab(model.vocab_size, tp, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A layer's parameter: its global shape, and the dimension whose channels the ranks split."""
+
+    shape: tuple[int, ...]
+    dim: int | None = None
+    width: Width = "hidden"
+
+
+def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
+    found: dict[str, _Parameter] = {}
+    for one in layer_operations(parts_of(model)):
+        rows = size_of(one.width, model)
+        if one.kind == "norm":
+            size = model.head_dim if one.form == "heads" else rows
+            found[f"{one.module}.weight"] = _Parameter((size,))
+            continue
+        split = 0 if one.sharded else None
+        if one.kind == "linear":
+            read = LAYER[one.inputs["x"]].width
+            whole = read == "hidden"
+            shape = rows, size_of(read, model)
+            found[f"{one.module}.weight"] = _Parameter(
+                shape, split if whole else 1, one.width if whole else read
+            )
+        if one.bias and getattr(model, one.bias):
+            found[f"{one.module}.bias"] = _Parameter((rows,), split, one.width)
+    return found
+
+
 def layer_parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Parameters of one decoder layer (names after `model.layers.{i}.`) and their global shapes."""
-    hidden, width = model.hidden_size, model.intermediate_size
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-    for name, rows in (("q", q), ("k", kv), ("v", kv)):
-        shapes[f"self_attn.{name}_proj.weight"] = (rows, hidden)
-        if model.qkv_bias:
-            shapes[f"self_attn.{name}_proj.bias"] = (rows,)
-    if model.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (model.head_dim,), "self_attn.k_norm.weight": (model.head_dim,)}
-    shapes["self_attn.o_proj.weight"] = (hidden, q)
-    if model.o_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
-    for name, shape in (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width))):
-        shapes[f"mlp.{name}_proj.weight"] = shape
-        if model.mlp_bias:
-            shapes[f"mlp.{name}_proj.bias"] = shape[:1]
-    return shapes
+    return {name: one.shape for name, one in _layer_parameters(model).items()}
 
 
 def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -151,21 +193,11 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int) -> Shard:
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:
         raise KeyError(name)
-    part = match.group(2)
-    shape = layer_parameters(model)[part]
-    module, _, kind = part.rpartition(".")
-    if module == "self_attn.q_proj":
-        return Shard(shape, 0, heads(model, tp, rank).scaled(model.head_dim))
-    if module in ("self_attn.k_proj", "self_attn.v_proj"):
-        span = kv_heads(model, tp, rank).scaled(model.head_dim)
-        return Shard(shape, 0, span, kv_replicas(model, tp))
-    if module in ("mlp.gate_proj", "mlp.up_proj"):
-        return Shard(shape, 0, intermediate(model, tp, rank))
-    if module == "self_attn.o_proj" and kind == "weight":
-        return Shard(shape, 1, heads(model, tp, rank).scaled(model.head_dim))
-    if module == "mlp.down_proj" and kind == "weight":
-        return Shard(shape, 1, intermediate(model, tp, rank))
-    return _whole(shape, tp)
+    one = _layer_parameters(model)[match.group(2)]
+    if one.dim is None:
+        return _whole(one.shape, tp)
+    replicas = kv_replicas(model, tp) if one.width == "kv_heads" else 1
+    return Shard(one.shape, one.dim, span_of(one.width, model, tp, rank), replicas)
 
 
 def _whole(shape: tuple[int, ...], tp: int) -> Shard:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lockstep.engine.parallel.operations import COLLECTIVES, UNSTARTED, Operation, OpKind
+from lockstep.engine.parallel.operations import COLLECTIVES, UNSTARTED, Note, OpKind
 from lockstep.engine.ranks.vitals import Vitals
 
 #: How many of its last operations are told of each rank.
@@ -21,16 +21,16 @@ class RankTrace:
     """One rank as its host sees it: its last operations, its process, whether it has answered the command."""
 
     rank: int
-    history: Sequence[Operation]
+    history: Sequence[Note]
     vitals: Vitals
     answered: bool
-    latest: Operation = field(init=False)
+    latest: Note = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "latest", self.history[-1] if self.history else UNSTARTED)
 
 
-def operation_text(one: Operation, taps: Sequence[str]) -> str:
+def operation_text(one: Note, taps: Sequence[str]) -> str:
     """What a rank does: "the all-reduce of layers.2.attn.o_proj"."""
     tap = taps[one.place] if one.place < len(taps) else f"operation {one.place}"
     match one.kind:
@@ -64,7 +64,7 @@ def operation_text(one: Operation, taps: Sequence[str]) -> str:
             return "its start, before its first operation"
 
 
-def standing_text(rank: int, at: Operation, taps: Sequence[str]) -> str:
+def standing_text(rank: int, at: Note, taps: Sequence[str]) -> str:
     """Where one rank stands."""
     return (
         f"rank {rank} {'in' if at.inside else 'at'} {operation_text(at, taps)}, "
@@ -72,7 +72,7 @@ def standing_text(rank: int, at: Operation, taps: Sequence[str]) -> str:
     )
 
 
-def history_texts(history: Sequence[Operation], taps: Sequence[str]) -> list[str]:
+def history_texts(history: Sequence[Note], taps: Sequence[str]) -> list[str]:
     """The last operations of a rank, oldest first; the one that it is inside of is marked."""
     return [operation_text(one, taps) + (" (entered)" if one.inside else "") for one in history[-_TOLD:]]
 
@@ -121,7 +121,7 @@ def divergence_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
     return ""
 
 
-def _identity(one: Operation) -> tuple[OpKind, int, int]:
+def _identity(one: Note) -> tuple[OpKind, int, int]:
     """What must be equal on all ranks; a gather and a broadcast stand at no tap of their own."""
     placed = one.kind in (OpKind.ALL_REDUCE, OpKind.AGREEMENT)
     return one.kind, one.step, one.place if placed else 0

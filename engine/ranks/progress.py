@@ -17,7 +17,7 @@ import os
 import struct
 import tempfile
 
-from lockstep.engine.parallel.operations import UNSTARTED, Operation, OpKind
+from lockstep.engine.parallel.operations import UNSTARTED, Note, OpKind
 
 _ENTRY = struct.Struct("<QIIIHH")
 _CONTROL = struct.Struct("<Q")
@@ -64,11 +64,11 @@ class ProgressBoard:
         start = _CONTROL.size + rank * RING_BYTES
         self._map[start : start + RING_BYTES] = ring
 
-    def history(self, rank: int) -> list[Operation]:
+    def history(self, rank: int) -> list[Note]:
         """The last operations of `rank`, oldest first."""
         return [_operation(entry) for entry in sorted(_known(self.ring(rank)))]
 
-    def latest(self, rank: int) -> Operation:
+    def latest(self, rank: int) -> Note:
         """Where `rank` stood when it last said so."""
         known = _known(self.ring(rank))
         return _operation(max(known)) if known else UNSTARTED
@@ -100,6 +100,6 @@ def _known(ring: bytes) -> list[tuple[int, ...]]:
     return [entry for entry in _ENTRY.iter_unpack(ring) if entry[0] and entry[4] in _KINDS]
 
 
-def _operation(entry: tuple[int, ...]) -> Operation:
+def _operation(entry: tuple[int, ...]) -> Note:
     number, step, place, collectives, kind, inside = entry
-    return Operation(number, OpKind(kind), step, place, collectives, inside != 0)
+    return Note(number, OpKind(kind), step, place, collectives, inside != 0)

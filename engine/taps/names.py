@@ -15,13 +15,14 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import LAYER, OUTSIDE, Operation, Part, layer_operations, parts_of
 from lockstep.engine.parallel import shards
 
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
@@ -61,48 +62,37 @@ class TapSpec:
     layout: TapLayout
 
 
-def layer_taps(*, qk_norm: bool, kv_replicas: int) -> dict[str, TapLayout]:
+def layout_of(operation: Operation, kv_replicas: int = 1) -> TapLayout:
+    """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head."""
+    if operation.part == "partial":
+        return PARTIAL
+    if not operation.sharded:
+        return REPLICATE
+    replicas = kv_replicas if operation.width == "kv_heads" else 1
+    return TapLayout("shard", 0 if operation.form == "cells" else 1, replicas)
+
+
+def layer_taps(parts: Collection[Part] = (), kv_replicas: int = 1) -> dict[str, TapLayout]:
     """The taps of one decoder layer (names without the `layers.{i}.` prefix) in execution order."""
-    columns, heads = TapLayout("shard", 1), TapLayout("shard", 0)
-    kv = TapLayout("shard", 1, kv_replicas)
-    taps = {"attn_norm": REPLICATE, "attn.q_proj": columns, "attn.k_proj": kv, "attn.v_proj": kv}
-    if qk_norm:
-        taps |= {"attn.q_norm": columns, "attn.k_norm": kv}
-    return taps | {
-        "attn.q_rope": columns,
-        "attn.k_rope": kv,
-        "attn.k_cache": kv,
-        "attn.v_cache": kv,
-        "attn.scores": heads,
-        "attn.probs": heads,
-        "attn.context": columns,
-        "attn.o_proj.partial": PARTIAL,
-        "attn.o_proj": REPLICATE,
-        "attn_residual": REPLICATE,
-        "mlp_norm": REPLICATE,
-        "mlp.gate": columns,
-        "mlp.up": columns,
-        "mlp.act": columns,
-        "mlp.down.partial": PARTIAL,
-        "mlp.down": REPLICATE,
-        "mlp_residual": REPLICATE,
-    }
+    return {one.tap: layout_of(one, kv_replicas) for one in layer_operations({*parts, "partial"})}
 
 
-def tap_specs(*, num_layers: int, qk_norm: bool, kv_replicas: int) -> tuple[TapSpec, ...]:
-    """Every tap of a model in execution order. `kv_replicas` = ranks that share each KV head."""
-    block = layer_taps(qk_norm=qk_norm, kv_replicas=kv_replicas)
-    specs = [TapSpec("embed", REPLICATE)]
-    for i in range(num_layers):
-        specs += [TapSpec(f"layers.{i}.{name}", layout) for name, layout in block.items()]
-    specs += [TapSpec("final_norm", REPLICATE), TapSpec("logits", TapLayout("shard", 1))]
-    return tuple(specs)
+def tap_specs(num_layers: int, parts: Collection[Part] = (), kv_replicas: int = 1) -> tuple[TapSpec, ...]:
+    """Every tap of a model in execution order."""
+    block = layer_taps(parts, kv_replicas)
+    first, *last = (TapSpec(one.tap, layout_of(one)) for one in OUTSIDE.values())
+    layers = (TapSpec(f"layers.{i}.{name}", to) for i in range(num_layers) for name, to in block.items())
+    return (first, *layers, *last)
 
 
 def model_taps(model: ModelConfig, tp: int) -> tuple[TapSpec, ...]:
     """Every tap of `model` split over `tp` ranks, in execution order."""
-    replicas = shards.kv_replicas(model, tp)
-    return tap_specs(num_layers=model.num_layers, qk_norm=model.qk_norm, kv_replicas=replicas)
+    return tap_specs(model.num_layers, parts_of(model), shards.kv_replicas(model, tp))
+
+
+def operation_at(tap: str) -> Operation | None:
+    """The operation of a tap by its full name; None for a name that is none of ours."""
+    return (OUTSIDE if layer_of(tap) is None else LAYER).get(local_name(tap))
 
 
 @lru_cache(_NAMES)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from lockstep.engine.taps.flow import inputs_of, remembers
 from lockstep.engine.taps.names import local_name
-from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.variants.residual import READER
@@ -91,7 +91,7 @@ def _by_length(group: FindingGroup, head: FindingGroup) -> bool:
     """Whether it is a mask over a cache of another length: it has rows to hide, or lacks some, that should not be."""
     if not group.chosen or not all(one.kind == "mask" for one in group.chosen):
         return False
-    places = {(one.layer, step) for one in head.findings if one.shape and local_name(one.tap) in REMEMBERING
+    places = {(one.layer, step) for one in head.findings if one.shape and remembers(one.tap)
               for step in one.steps}  # fmt: skip
     return all({(one.layer, step) for step in one.steps} <= places for one in group.findings)
 
@@ -107,7 +107,7 @@ def _by_position(group: FindingGroup, head: FindingGroup) -> bool:
     masks = bool(group.chosen) and all(one.kind == "mask" for one in group.chosen)
     return all(
         {(one.layer, step) for step in one.steps} <= places
-        and ((masks and local_name(one.tap) in _MASKED) or (one.shape and local_name(one.tap) in REMEMBERING))
+        and ((masks and local_name(one.tap) in _MASKED) or (one.shape and remembers(one.tap)))
         for one in group.findings
     )
 

@@ -14,15 +14,15 @@ from functools import cache
 
 import numpy as np
 
+from lockstep.engine.taps.flow import inputs_of, near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.dataflow import inputs_of
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.deviation import WRONG, distance
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
 from lockstep.workbench.diagnosis.operations.layers import layer_output
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.site import Site, Unjudged, near
+from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.recording import Array
 

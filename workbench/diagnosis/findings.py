@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
-from lockstep.workbench.diagnosis.dataflow import is_known
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from lockstep.engine.taps.flow import inputs_of
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.dataflow import inputs_of
 from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.taps.flow import inputs_of, is_known
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.sessions.dtypes import rounded
 from lockstep.sessions.metrics import Metrics, coarser, metrics
-from lockstep.workbench.diagnosis.dataflow import inputs_of, is_known
 from lockstep.workbench.diagnosis.row_sides import Kind, RowSide, paired
 
 #: (sequence of the first recording, position)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.site import Site, near
+from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.variants.fits import factor_of, named, resolution, simple
 

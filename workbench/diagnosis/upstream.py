@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lockstep.engine.taps.names import local_name
-from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
+from lockstep.engine.taps.flow import inputs_of, is_known, remembers
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 
 
@@ -24,7 +23,7 @@ class Upstream:
     def enter(self, step: int) -> None:
         """The places of another step follow."""
         if step != self.step:
-            self.cached |= {(seq, tap) for seq, tap in self.failed if local_name(tap) in REMEMBERING}
+            self.cached |= {(seq, tap) for seq, tap in self.failed if remembers(tap)}
             self.failed, self.ratios, self.step = set(), {}, step
 
     def has_failed(self, seq: int, tap: str) -> bool:

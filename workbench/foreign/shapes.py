@@ -6,29 +6,26 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.names import layer_of, layer_taps, local_name
+from lockstep.engine.graph import LAYER, Form
+from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions.meta import ModelMeta
 
-#: Taps of [T, heads, head_dim].
-HEADS = frozenset({"attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope"})
-#: Taps of [heads, T, K], which dumps have as [T, heads, K].
-ATTENTION = frozenset({"attn.scores", "attn.probs"})
-#: Taps of [K, heads, head_dim]: a cache is no row of a pass.
-CACHES = frozenset({"attn.k_cache", "attn.v_cache"})
 
-_LAYER = frozenset(layer_taps(qk_norm=True, kv_replicas=1))
-_OUTSIDE = frozenset({"embed", "final_norm", "logits"})
-#: Taps whose width is a number of heads, as a field of `ModelMeta`.
-_BY_HEADS = {
-    "attn.q_proj": "num_heads", "attn.q_norm": "num_heads", "attn.q_rope": "num_heads", "attn.context": "num_heads",
-    "attn.k_proj": "num_kv_heads", "attn.k_norm": "num_kv_heads", "attn.k_rope": "num_kv_heads",
-    "attn.v_proj": "num_kv_heads",
-}  # fmt: skip
+def _of(form: Form) -> frozenset[str]:
+    return frozenset(one.tap for one in LAYER.values() if one.form == form)
+
+
+#: Taps of [T, heads, head_dim].
+HEADS = _of("heads")
+#: Taps of [heads, T, K], which dumps have as [T, heads, K].
+ATTENTION = _of("cells")
+#: Taps of [K, heads, head_dim]: a cache is no row of a pass.
+CACHES = _of("cache")
 
 
 def is_canonical(tap: str) -> bool:
     """Whether it is one of the design's taps, not a generic one under the engine's own name."""
-    return tap in _OUTSIDE if layer_of(tap) is None else local_name(tap) in _LAYER
+    return operation_at(tap) is not None
 
 
 def head_dim(model: ModelMeta) -> int | None:
@@ -40,16 +37,19 @@ def head_dim(model: ModelMeta) -> int | None:
 
 def width(tap: str, model: ModelMeta) -> int | None:
     """How many numbers a row of the whole tap has, over all ranks; None where the model does not tell."""
-    local = local_name(tap)
-    if local in _BY_HEADS:
-        heads: int | None = getattr(model, _BY_HEADS[local])
-        size = head_dim(model)
-        return None if heads is None or size is None else heads * size
-    if local in ("mlp.gate", "mlp.up", "mlp.act"):
-        return model.intermediate_size
-    if local in ATTENTION | CACHES or not is_canonical(tap):
+    operation = operation_at(tap)
+    if operation is None or operation.form in ("cells", "cache"):
         return None
-    return model.vocab_size if tap == "logits" else model.hidden_size
+    match operation.width:
+        case "heads" | "kv_heads" as which:
+            heads, size = (model.num_heads if which == "heads" else model.num_kv_heads), head_dim(model)
+            return None if heads is None or size is None else heads * size
+        case "intermediate":
+            return model.intermediate_size
+        case "vocab":
+            return model.vocab_size
+        case "hidden":
+            return model.hidden_size
 
 
 def by_rows(tap: str, array: NDArray[Any], rows: int) -> NDArray[Any]:

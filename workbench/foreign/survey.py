@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.names import layer_of, layer_taps, local_name
+from lockstep.engine.taps.names import layer_of, layout_of, local_name, operation_at
 from lockstep.sessions import Tap, layouts
 from lockstep.sessions.dtypes import widen
 from lockstep.sessions.errors import LayoutError
@@ -32,10 +32,11 @@ _SUM = 1e-2
 #: Passes in which such sums are looked for.
 _TRIED = 2
 
-_USUAL = {
-    **{name: str(layout) for name, layout in layer_taps(qk_norm=True, kv_replicas=1).items()},
-    "embed": "replicate", "final_norm": "replicate", "logits": "shard(1)",
-}  # fmt: skip
+
+def _usual(tap: str) -> str:
+    """The layout of a tap where each KV head is on one rank; of a name that is none of ours: whole."""
+    operation = operation_at(tap)
+    return "replicate" if operation is None else str(layout_of(operation))
 
 
 @dataclass(slots=True)
@@ -166,16 +167,14 @@ class TapSurvey:
                 raise ForeignDumpError(f"tap {tap.name[:120]!r}: {error}") from error
             return self._in_session(tap, told, ranks)
         if ranks == 1:
-            return (
-                _USUAL.get(local_name(tap.name), "replicate") if is_canonical(tap.name) else "replicate"
-            ), False
+            return _usual(tap.name), False
         if not is_canonical(tap.name):
             if tap.equal or not tap.shape or tap.ranks != set(range(ranks)):
                 return "replicate", True
             return ("partial" if tap.summed else f"shard({len(tap.shape)})"), True
         if tap.summed:
             return "partial", True
-        usual = layouts.parse(_USUAL[local_name(tap.name)])
+        usual = layouts.parse(_usual(tap.name))
         whole, mine = width(tap.name, self.model), prod(tap.shape)
         all_of_it = mine == whole or (whole is None and tap.equal)
         if tap.name == "logits":  # gathered, on one rank or all, perhaps with the padding of the vocabulary

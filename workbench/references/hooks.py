@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lockstep.engine.graph import Part
 from lockstep.engine.taps.names import TapSpec, tap_specs
 from lockstep.workbench.references.attention import listening
 
@@ -34,8 +35,8 @@ See = Callable[[str, Tensor], None]
 def golden_taps(model: Any) -> tuple[TapSpec, ...]:
     """The taps of DESIGN §2 for this model at tp = 1, in execution order."""
     config = model.config
-    qk_norm = hasattr(model.model.layers[0].self_attn, "q_norm")
-    return tap_specs(num_layers=config.num_hidden_layers, qk_norm=qk_norm, kv_replicas=1)
+    parts: tuple[Part, ...] = ("qk_norm",) if hasattr(model.model.layers[0].self_attn, "q_norm") else ()
+    return tap_specs(config.num_hidden_layers, parts)
 
 
 def absent_taps(model: Any) -> dict[str, str]:

@@ -7,14 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lockstep.engine.taps.names import local_name
+from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions import slices
 from lockstep.sessions.errors import LayoutError
 
-#: Dimensions of taps by their names within a layer (see `engine.taps.names`); all others are [token, channel].
-_HEADS_FIRST = ("attn.scores", "attn.probs")
-_BY_HEAD = ("attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "attn.k_cache", "attn.v_cache")
-_HEADS_IN_CHANNELS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.context")
 _PROJECTIONS = ("q_proj.", "k_proj.", "v_proj.")
 
 
@@ -39,17 +35,21 @@ class Axis:
 def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]) -> tuple[Axis, ...]:
     """The axes of a tap's tensor of that shape, the `part` of the whole (a slice string) that was captured of it.
     `positions` are those of the sequence's new tokens. Channels that are heads side by side are two axes."""
-    local = local_name(tap)
+    operation = operation_at(tap)
+    form = "rows" if operation is None else operation.form
     keys = (
         range(min(positions[-1] + 1, sys.maxsize)) if len(positions) else range(0)
     )  # longer ones have no len()
-    if local in _HEADS_FIRST and len(shape) == 3:
+    if form == "cells" and len(shape) == 3:
         named: list[tuple[str, Sequence[int]]] = [("head", ()), ("query", positions), ("key", keys)]
-    elif local in _BY_HEAD and len(shape) == 3:
-        tokens = keys if local.endswith("_cache") else positions
-        named = [("token", tokens), (_head_name(local), ()), ("channel", ())]
+    elif form in ("heads", "cache") and len(shape) == 3:
+        tokens = keys if form == "cache" else positions
+        named = [("token", tokens), (_head_name(local_name(tap)), ()), ("channel", ())]
     elif len(shape) == 2:
-        named = [("token", positions[-shape[0] :]), ("id" if local == "logits" else "channel", ())]
+        named = [
+            ("token", positions[-shape[0] :]),
+            ("id" if operation is not None and operation.width == "vocab" else "channel", ()),
+        ]
     else:
         named = [(f"dim {i}", ()) for i in range(len(shape))]
     terms = _terms(part)
@@ -69,9 +69,10 @@ def parameter_axes(name: str, shape: Sequence[int]) -> tuple[Axis, ...]:
 
 def by_head(name: str, axes: Sequence[Axis], head_dim: int | None) -> tuple[Axis, ...]:
     """The axes with that of heads side by side as two: head, and channel of the head. Of taps and of parameters."""
-    local = local_name(name)
-    heads = local in _HEADS_IN_CHANNELS or any(projection in name for projection in _PROJECTIONS)
-    at = len(axes) - 1 if local in _HEADS_IN_CHANNELS else 0
+    local, operation = local_name(name), operation_at(name)
+    tap = operation is not None and operation.form == "rows" and operation.width in ("heads", "kv_heads")
+    heads = tap or any(projection in name for projection in _PROJECTIONS)
+    at = len(axes) - 1 if tap else 0
     if not heads or not axes or not head_dim or len(axes) > 2:
         return tuple(axes)
     axis = axes[at]

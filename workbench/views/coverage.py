@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph import OUTSIDE, parts_in
 from lockstep.engine.taps.names import layer_of, layer_taps, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.dtypes import rounded
@@ -23,7 +24,6 @@ from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS, 
 from lockstep.sessions.text import clean
 from lockstep.workbench.views.plain_text import plural
 
-_OUTSIDE = ("embed", "final_norm", "logits")
 #: How far rows of a scaled embedding may be from that factor, relative: low precision rounds the factor too.
 _SCALED = 1e-2
 
@@ -134,10 +134,9 @@ def coverage(
     layers = {layer for tap in seen if (layer := layer_of(tap)) is not None}
     whole: set[str] = set.intersection(*(side.tensors for side in sides))
     local = {local_name(tap) for tap in seen if layer_of(tap) is not None}
-    normed = bool(local & {"attn.q_norm", "attn.k_norm"})
-    names = layer_taps(qk_norm=normed, kv_replicas=1)
+    names = layer_taps(parts_in(local))
     wanted = [name for name in names if not name.endswith(".partial") or session.ranks > 1]
-    absent = [name for name in _OUTSIDE if name not in seen] + [name for name in wanted if name not in local]
+    absent = [name for name in OUTSIDE if name not in seen] + [name for name in wanted if name not in local]
     rows, aligned, alignment = _aligned(session, branch, reference, other)
     inferred = {tap: layout for side in sides for tap, layout in side.foreign.inferred.items()}
     return Coverage(

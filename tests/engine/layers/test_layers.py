@@ -24,7 +24,7 @@ from tests.checkpoints import tiny_config
 
 STORE = Store(torch.float32, torch.device("cpu"), CORRECT, kept=False)
 MODEL = replace(ModelConfig.from_hf(tiny_config("qwen2").to_dict()), vocab_size=13)
-PLACES = {spec.name: i for i, spec in enumerate(tap_specs(num_layers=1, qk_norm=False, kv_replicas=1))}
+PLACES = {spec.name: i for i, spec in enumerate(tap_specs(1))}
 WIRING = Wiring(CORRECT, lambda name: None, PLACES, "layers.0.")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import ConfigError, RankTimeout
-from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.parallel.operations import Note, OpKind
 from lockstep.engine.ranks import accepting, joining
 from lockstep.engine.ranks.accepting import MOST_STRANGERS, accept_ranks
 from lockstep.engine.ranks.environment import rank_environment
@@ -211,7 +211,7 @@ def test_the_board_carries_places_and_the_wish_to_pause(host: Host, rank: Rank) 
     there = ProgressBoard.create(1)
     there.write(0, 99, 3, 17, 20, OpKind.ALL_REDUCE, True)
     rank.line.send(Standing(there.ring(0), 4321, 1.5))
-    eventually(lambda: host.board.latest(0) == Operation(99, OpKind.ALL_REDUCE, 3, 17, 20, True))
+    eventually(lambda: host.board.latest(0) == Note(99, OpKind.ALL_REDUCE, 3, 17, 20, True))
     assert host.joined()[0].vitals() == Vitals(4321, "", 1.5)
     there.close()
     for wanted in (True, False):

@@ -19,7 +19,7 @@ import pytest
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import RankTimeout
-from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.parallel.operations import Note, OpKind
 from lockstep.engine.ranks import client as client_module
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.hangs import RankTrace, hang_text
@@ -49,7 +49,7 @@ def trace(
     history, entered = [], 0
     for number, (kind, place, inside) in enumerate(noted, 1):
         entered += kind in (OpKind.ALL_REDUCE, OpKind.GATHER, OpKind.BROADCAST)
-        history.append(Operation(number, kind, 3, place, entered, inside))
+        history.append(Note(number, kind, 3, place, entered, inside))
     return RankTrace(rank, history, Vitals(100 + rank, state, 1.5, silent), answered)
 
 
@@ -131,7 +131,7 @@ def test_the_board_keeps_the_last_operations_and_takes_over_a_ring() -> None:
     there.put_ring(1, here.ring(1))
     history = there.history(1)
     assert [one.number for one in history] == list(range(11, RING + 11))
-    assert there.latest(1) == Operation(RING + 10, OpKind.ALL_REDUCE, 7, 2, 9, False)
+    assert there.latest(1) == Note(RING + 10, OpKind.ALL_REDUCE, 7, 2, 9, False)
     assert there.operations() == RING + 10
     assert there.latest(0).kind is OpKind.START
     here.close()

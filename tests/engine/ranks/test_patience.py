@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.engine.parallel.operations import Operation, OpKind
+from lockstep.engine.parallel.operations import Note, OpKind
 from lockstep.engine.ranks import vitals
 from lockstep.engine.ranks.hangs import RankTrace
 from lockstep.engine.ranks.patience import MOST_SLOW, Patience
@@ -25,8 +25,8 @@ class Ranks:
 
     def look(self) -> list[RankTrace]:
         used = [share * self.now for share in self.shares]
-        inside = Operation(9, OpKind.ALL_REDUCE, 0, 3, 5, True)
-        outside = Operation(8, OpKind.TAP, 0, 3, 4, False)
+        inside = Note(9, OpKind.ALL_REDUCE, 0, 3, 5, True)
+        outside = Note(8, OpKind.TAP, 0, 3, 4, False)
         return [
             RankTrace(0, [inside], Vitals(10, "sleeping", used[0]), False),
             RankTrace(1, [outside], Vitals(11, self.state, used[1]), False),

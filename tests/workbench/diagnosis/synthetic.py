@@ -82,11 +82,7 @@ def synthetic(
     """
     layers = source.meta.model.num_layers
     assert layers is not None
-    specs = tap_specs(
-        num_layers=layers,
-        qk_norm=source.has_tap("layers.0.attn.q_norm"),
-        kv_replicas=kv_replicas,
-    )
+    specs = tap_specs(layers, {"qk_norm"} if source.has_tap("layers.0.attn.q_norm") else (), kv_replicas)
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     meta = SessionMeta(
         config=ConfigMeta(dtype="float32"),

@@ -90,10 +90,7 @@ def packed(
     """The rows in passes, on `tp` ranks. `named`: the requests are told, `told`: the layouts are."""
     model = rows.model
     layers = model.num_layers or 0
-    layouts = {
-        spec.name: str(spec.layout)
-        for spec in tap_specs(num_layers=layers, qk_norm=True, kv_replicas=kv_replicas)
-    }
+    layouts = {spec.name: str(spec.layout) for spec in tap_specs(layers, {"qk_norm"}, kv_replicas)}
     run = PackedRun(Path("dump"), ForeignFacts("an engine 1.0", tp, "eager", model, "float32"))
     whole = [
         *[_profile(rows, 8) for _ in range(profiling)],

@@ -8,7 +8,7 @@ from lockstep.engine.errors import RequestError
 from lockstep.engine.taps.names import tap_specs
 from lockstep.workbench.models.capture import FULL, LAST, STATS, parse_capture
 
-SPECS = tap_specs(num_layers=2, qk_norm=False, kv_replicas=1)
+SPECS = tap_specs(2)
 
 
 def test_named_policies_are_what_they_are_called() -> None:

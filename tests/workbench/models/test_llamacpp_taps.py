@@ -65,7 +65,7 @@ def test_every_tap_of_a_layer_has_its_tensor_and_no_other_has_a_tap() -> None:
     assert names.tap("result_norm", "MUL") == "final_norm"
     assert names.tap("result_output", "MUL_MAT") == "logits"
     mapped = {f"layers.0.{expected}" for *_, expected in LAYER if expected}
-    ours = {spec.name for spec in tap_specs(num_layers=1, qk_norm=True, kv_replicas=1)}
+    ours = {spec.name for spec in tap_specs(1, {"qk_norm"})}
     assert ours - mapped == {"embed", "final_norm", "logits", *(f"layers.0.{name}" for name in ABSENT)}
 
 

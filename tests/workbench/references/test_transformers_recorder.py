@@ -96,7 +96,7 @@ def test_taps_and_shapes_are_the_designs(family: tuple[Path, Session, str]) -> N
     assert heads is not None
     dim = model.head_dim or model.hidden_size // heads
     hidden, inner, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
-    specs = tap_specs(num_layers=layers, qk_norm=session.has_tap("layers.0.attn.q_norm"), kv_replicas=1)
+    specs = tap_specs(layers, {"qk_norm"} if session.has_tap("layers.0.attn.q_norm") else ())
     assert [(tap.name, tap.layout) for tap in session.taps] == [(s.name, str(s.layout)) for s in specs]
     for step in session.steps():
         new, keys = (1 if step else len(PROMPT)), len(PROMPT) + step

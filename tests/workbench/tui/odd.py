@@ -20,7 +20,7 @@ _PROMPT = [1, 2, 3]
 
 def build_odd(path: Path, kind: str) -> Path:
     """A session of two layers on two ranks of which the last step (or the second branch) is `kind` of `ODD`."""
-    specs = tap_specs(num_layers=_LAYERS, qk_norm=False, kv_replicas=1)
+    specs = tap_specs(_LAYERS)
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     model = ModelMeta(
         name="Odd", num_layers=_LAYERS, num_heads=4, num_kv_heads=2, head_dim=_HEAD_DIM, hidden_size=16

@@ -57,7 +57,7 @@ def build(
 ) -> Path:
     """A session of `emitted` tokens; from step `nan_from` on layer 0's scores hold NaN, and all after them."""
     emitted = HAIKU if emitted is None else emitted
-    specs = tap_specs(num_layers=layers, qk_norm=False, kv_replicas=1)
+    specs = tap_specs(layers)
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     with SessionWriter.create(path, taps=taps, ranks=RANKS, meta=_meta(layers)) as writer:
         random = np.random.default_rng(seed)

@@ -52,7 +52,7 @@ def tensors(layer: int, step: int, positions: list[int]) -> list[TensorRecord]:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps with tensors of two layers on two ranks."""
     file = tmp_path_factory.mktemp("tensors") / "tensors.session"
-    specs = tap_specs(num_layers=LAYERS, qk_norm=False, kv_replicas=1)
+    specs = tap_specs(LAYERS)
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     model = ModelMeta(name="Some", num_layers=LAYERS, num_heads=HEADS, num_kv_heads=2, head_dim=HEAD_DIM)
     meta = SessionMeta(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lockstep.engine.taps.names import count_layers, local_name
+from lockstep.engine.taps.flow import UnknownTap, inputs_of, is_known, remembers
+from lockstep.engine.taps.names import count_layers
 from lockstep.sessions.records import STATISTICS
 from lockstep.workbench.debugger.answers import Position, Result
 from lockstep.workbench.debugger.core.backwards import land
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.motion import require_step
 from lockstep.workbench.debugger.errors import DebuggerError, NotCaptured
-from lockstep.workbench.diagnosis.dataflow import REMEMBERING, UnknownTap, inputs_of, is_known
 from lockstep.workbench.views.statistics import counted
 from lockstep.workbench.views.verdicts import verdicts_at
 
@@ -111,7 +111,7 @@ class _Search:
         while waiting:
             at, name = waiting.pop()
             before = [(at, one) for one in self.inputs(name) if self.dirty(one, at)]
-            if not before and local_name(name) in REMEMBERING:
+            if not before and remembers(name):
                 before = self._earlier(name, at)
             if not before:
                 origins.append((at, name))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.names import count_layers, local_name
-from lockstep.workbench.diagnosis.dataflow import REMEMBERING, inputs_of, is_known
+from lockstep.engine.taps.flow import inputs_of, is_known, remembers
+from lockstep.engine.taps.names import count_layers
 
 Wrong = NDArray[np.bool_]
 
@@ -30,7 +30,7 @@ class DataFlow:
             else tuple(range(place))[-1:]
             for place, name in enumerate(names)
         )
-        self._remembering = {place for place, name in enumerate(names) if local_name(name) in REMEMBERING}
+        self._remembering = {place for place, name in enumerate(names) if remembers(name)}
 
     def begun(self, wrong: Wrong, before: Wrong | None, blind: Collection[int] = ()) -> Wrong:
         """Where it begins in a step, [taps, ranks]; `before` is the step before, where there is one. `blind` are places

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import AttentionPass, attention
 from lockstep.workbench.diagnosis.operations.deviation import Part
@@ -15,7 +16,7 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
 from lockstep.workbench.diagnosis.operations.shares import weight_names
-from lockstep.workbench.diagnosis.operations.site import Site, near
+from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Roundings that a value has behind it after a whole layer: what its noise is taken for.

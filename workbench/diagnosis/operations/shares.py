@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 from lockstep.engine.errors import ConfigError
+from lockstep.engine.graph import LAYER, OUTSIDE
 from lockstep.engine.parallel import shards
-from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.engine.taps.flow import near
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.sessions.layouts import shard_groups
-from lockstep.workbench.diagnosis.dataflow import MODULES
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.site import Site, near
+from lockstep.workbench.diagnosis.operations.site import Site
 
-#: Tap kind -> the checkpoint's norm.
-NORMS = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attn.q_norm": "self_attn.q_norm",
-    "attn.k_norm": "self_attn.k_norm",
-}
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD = (f"{OUTSIDE[tap].module}.weight" for tap in ("embed", "logits"))
 
 
-#: Of row-parallel products, what they multiply.
-BEFORE = {"attn.o_proj": "attn.context", "mlp.down": "mlp.act"}
+def module_of(tap: str) -> str:
+    """The checkpoint's module at a tap, whole; "" where it has none."""
+    operation, layer = operation_at(tap), layer_of(tap)
+    if operation is None or not operation.module or layer is None:
+        return operation.module if operation is not None else ""
+    return f"model.layers.{layer}.{operation.module}"
 
 
 def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     """The checkpoint's names of what the operation needs, by role."""
-    model, kind, layer = facts.model, local_name(tap), layer_of(tap)
-    if operation == "embedding":
+    module, declared = module_of(tap), operation_at(tap)
+    if operation == "head" and facts.model.tie_embeddings:
         return {"weight": EMBEDDING}
-    if operation == "head":
-        return {"weight": EMBEDDING if model.tie_embeddings else HEAD}
-    if operation == "norm":
-        return {
-            "weight": "model.norm.weight" if layer is None else f"model.layers.{layer}.{NORMS[kind]}.weight"
-        }
+    if operation in ("embedding", "head", "norm"):
+        return {"weight": f"{module}.weight"}
     if operation not in ("linear", "reduce"):
         return {}
-    module = f"model.layers.{layer}.{MODULES[kind.removesuffix('.partial')]}"
-    biased = f"{module}.bias" in shards.parameters(model) and not kind.endswith(".partial")
+    biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
     return ({} if operation == "reduce" else {"weight": f"{module}.weight"}) | (
         {"bias": f"{module}.bias"} if biased else {}
     )
@@ -61,21 +54,18 @@ def rank_spans(
     tap: str, operation: str, rank: int, taps: RecordedTaps, facts: Facts
 ) -> tuple[slice | None, slice | None]:
     """(out features, in features) of this rank, of heads where the tensor has an axis of them; None: all."""
-    ranks, kind, model = len(taps.ranks), local_name(tap), facts.model
+    ranks, model = len(taps.ranks), facts.model
     if ranks == 1:
         return None, None
-    if kind in ("attn.o_proj.partial", "mlp.down.partial"):
-        before = near(BEFORE[kind.removesuffix(".partial")], layer_of(tap), 0)
-        width = model.num_heads * model.head_dim if kind.startswith("attn") else model.intermediate_size
-        return None, _part(before, rank, taps, width)
-    if operation not in ("linear", "head") or kind in BEFORE:
+    declared = operation_at(tap)
+    if declared is None:
         return None, None
-    widths = {
-        "attn.q_proj": model.num_heads * model.head_dim,
-        **dict.fromkeys(("attn.k_proj", "attn.v_proj"), model.num_kv_heads * model.head_dim),
-        "logits": model.vocab_size,
-    }
-    return _part(tap, rank, taps, widths.get(kind, model.intermediate_size)), None
+    if declared.part == "partial":
+        read = declared.inputs["x"]
+        return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
+    if operation not in ("linear", "head") or not declared.sharded:
+        return None, None
+    return _part(tap, rank, taps, shards.size_of(declared.width, model)), None
 
 
 def _part(tap: str, rank: int, taps: RecordedTaps, width: int) -> slice | None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.deviation import Deviation, Part, locate
 from lockstep.workbench.diagnosis.operations.facts import Facts
@@ -143,11 +144,3 @@ class Unjudged:
     tap: str
     rank: int
     reason: str
-
-
-def near(kind: str, layer: int | None, num_layers: int) -> str:
-    """`attn.q_proj`, 3 -> `layers.3.attn.q_proj`; `<` is the stream that enters the layer or the last norm."""
-    if kind == "<":
-        above = num_layers if layer is None else layer
-        return f"layers.{above - 1}.mlp_residual" if above else "embed"
-    return kind if layer is None else f"layers.{layer}.{kind}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.engine.taps.flow import is_known
 from lockstep.engine.taps.names import layer_of
-from lockstep.workbench.diagnosis.dataflow import is_known
 from lockstep.workbench.diagnosis.operations.attention import (
     BLOCKS,
     FUSED,

@@ -11,55 +11,50 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.engine.graph import LAYER, MULTIPLIED, Operation, instead_of
+from lockstep.engine.taps.flow import UnknownTap, near
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
-from lockstep.workbench.diagnosis.operations.shares import BEFORE
-from lockstep.workbench.diagnosis.operations.site import near
 from lockstep.workbench.diagnosis.recording import Array
 
 _Inputs = Mapping[str, tuple[str, ...]]
 
-_Q = ("attn.q_rope", "attn.q_norm", "attn.q_proj")
-_K = ("attn.k_cache", "attn.k_rope", "attn.k_norm", "attn.k_proj")
-_V = ("attn.v_cache", "attn.v_proj")
 #: What keys and values are told apart by from what is of this pass alone.
 _REMEMBERED = ("k", "v", "written")
 
-#: Tap kind -> operation, and its inputs by role: kinds of the same layer, of which the first that was captured counts.
-OPERATIONS: Mapping[str, tuple[str, _Inputs]] = {
-    "embed": ("embedding", {}),
-    **dict.fromkeys(("attn_norm", "final_norm"), ("norm", {"x": ("<",)})),
-    **dict.fromkeys(("attn.q_proj", "attn.k_proj", "attn.v_proj"), ("linear", {"x": ("attn_norm",)})),
-    "attn.q_norm": ("norm", {"x": ("attn.q_proj",)}),
-    "attn.k_norm": ("norm", {"x": ("attn.k_proj",)}),
-    "attn.q_rope": ("rope", {"x": ("attn.q_norm", "attn.q_proj")}),
-    "attn.k_rope": ("rope", {"x": ("attn.k_norm", "attn.k_proj")}),
-    "attn.k_cache": ("cache", {"written": ("attn.k_rope",)}),
-    "attn.v_cache": ("cache", {"written": ("attn.v_proj",)}),
-    "attn.scores": ("scores", {"q": _Q, "k": _K}),
-    "attn.probs": ("softmax", {"scores": ("attn.scores",)}),
-    "attn.context": ("context", {"probs": ("attn.probs",), "v": _V}),
-    "attn.o_proj.partial": ("linear", {"x": ("attn.context",)}),
-    "attn.o_proj": ("reduce", {"partial": ("attn.o_proj.partial",)}),
-    "attn_residual": ("residual", {"x": ("<",), "y": ("attn.o_proj",)}),
-    "mlp_norm": ("norm", {"x": ("attn_residual",)}),
-    **dict.fromkeys(("mlp.gate", "mlp.up"), ("linear", {"x": ("mlp_norm",)})),
-    "mlp.act": ("activation", {"gate": ("mlp.gate",), "up": ("mlp.up",)}),
-    "mlp.down.partial": ("linear", {"x": ("mlp.act",)}),
-    "mlp.down": ("reduce", {"partial": ("mlp.down.partial",)}),
-    "mlp_residual": ("residual", {"x": ("attn_residual",), "y": ("mlp.down",)}),
-    "logits": ("head", {"x": ("final_norm",)}),
-}
+#: What is made again where it was not recorded, from what went in.
+_MADE_AGAIN = ("cache", "rope")
+#: Attention in one kernel, from the operation on which no input of one role was captured.
+_FUSED = {"softmax": "weights", "context": "attention"}
 
-#: The same where no input of one role was captured: attention in one kernel.
-_FUSED: Mapping[str, tuple[str, _Inputs]] = {
-    "attn.probs": ("weights", {"q": _Q, "k": _K}),
-    "attn.context": ("attention", {"q": _Q, "k": _K, "v": _V}),
-}
+
+def _instead(tap: str) -> tuple[str, ...]:
+    """What goes into attention at a tap, and what that can be made from, nearest first."""
+    operation = LAYER[tap]
+    if operation.kind not in _MADE_AGAIN and operation.part is None:
+        return (tap,)
+    return (tap, *_instead(*operation.inputs.values()))
+
+
+def _taken(operation: Operation) -> _Inputs:
+    """Inputs by role: taps of the same layer, of which the first that was captured counts."""
+    if operation.form == "cells" or operation.kind == "context":
+        return {role: _instead(tap) for role, tap in operation.inputs.items()}
+    if operation.kind == "reduce":
+        return {role: (tap,) for role, tap in operation.inputs.items()}
+    return {role: instead_of(tap) for role, tap in operation.inputs.items()}
+
+
+def _fused(operation: Operation) -> _Inputs:
+    """The same with scores and probabilities left out: what went into them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for role, tap in operation.inputs.items():
+        found |= _fused(LAYER[tap]) if LAYER[tap].form == "cells" else {role: _instead(tap)}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +77,20 @@ class OperationInput:
 def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[str, OperationInput], str]:
     """The operation at a tap, its inputs by role, and what is missing of them ("": nothing)."""
     kind, layer = local_name(tap), layer_of(tap)
-    operation, wanted = OPERATIONS[kind]
+    declared = operation_at(tap)
+    if declared is None:
+        raise UnknownTap(f"{tap} is no tap of a decoder")
+    operation, wanted = declared.kind, _taken(declared)
     if operation == "reduce" and not taps.captured(
         f"{tap}.partial"
     ):  # an engine that shows no partial products
-        source = OperationInput((near(BEFORE[kind], layer, 0),), gathered=len(taps.ranks) > 1)
+        source = OperationInput((near(MULTIPLIED[kind], layer, 0),), gathered=len(taps.ranks) > 1)
         return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
     found = _inputs(tap, operation, wanted, taps, facts)
-    if kind in _FUSED and not all(role in found[0] and taps.captured(found[0][role].tap) for role in wanted):
-        fused, wanted = _FUSED[kind]
+    if operation in _FUSED and not all(
+        role in found[0] and taps.captured(found[0][role].tap) for role in wanted
+    ):
+        fused, wanted = _FUSED[operation], _fused(declared)
         instead = _inputs(tap, fused, wanted, taps, facts)
         if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
             return fused, *instead

@@ -29,7 +29,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.names import layer_taps
+from lockstep.engine import graph
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, STREAM, Operation, Width
 from lockstep.engine.text import printable
 from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.foreign.readers.shape import Sizes
@@ -40,51 +41,58 @@ Array = NDArray[Any]
 #: row-parallel linear gives the sum, or this rank's part of it where the engine reduces later).
 Spread = Literal["replicate", "columns", "kv", "unknown"]
 
+
+def _outputs(operation: Operation) -> tuple[str, ...]:
+    """What a module gives: its tap, and of a norm that adds up the stream first, that sum."""
+    read = operation.inputs.get("x", "")
+    if operation.kind == "norm" and read == STREAM:
+        return operation.tap, _STREAM
+    if operation.kind == "norm" and LAYER[read].kind == "residual":
+        return operation.tap, read
+    return (operation.tap,)
+
+
+_STREAM = STREAM + LAYER_OUTPUT  # the layer before's
+#: Module -> its outputs: those of the checkpoint's, and what engines make of several.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "input_layernorm": ("attn_norm", "<mlp_residual"),
+    **{one.module: _outputs(one) for one in LAYER.values() if one.module},
     "self_attn.qkv_proj": ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-    "self_attn.q_proj": ("attn.q_proj",),
-    "self_attn.k_proj": ("attn.k_proj",),
-    "self_attn.v_proj": ("attn.v_proj",),
-    "self_attn.q_norm": ("attn.q_norm",),
-    "self_attn.k_norm": ("attn.k_norm",),
     "self_attn.rotary_emb": ("attn.q_rope", "attn.k_rope"),
     "self_attn.attn": ("attn.context",),
-    "self_attn.o_proj": ("attn.o_proj",),
-    "post_attention_layernorm": ("mlp_norm", "attn_residual"),
-    "mlp.gate_proj": ("mlp.gate",),
-    "mlp.up_proj": ("mlp.up",),
     "mlp.gate_up_proj": ("mlp.gate", "mlp.up"),
     "mlp.act_fn": ("mlp.act",),
-    "mlp.down_proj": ("mlp.down",),
     "mlp.gate": ("mlp.router",),
 }
+#: Module -> its input, where no module gives that.
 INPUTS: Mapping[str, str] = {
-    "input_layernorm": "<mlp_residual",
-    "self_attn.o_proj": "attn.context",
-    "post_attention_layernorm": "attn_residual",
-    "mlp.down_proj": "mlp.act",
+    one.module: _STREAM if read == STREAM else read
+    for one in LAYER.values()
+    if one.module and (read := one.inputs.get("x")) and (read == STREAM or not LAYER[read].module)
 }
 OUTSIDE: Mapping[str, tuple[str, ...]] = {
-    "embed_tokens": ("embed",),
-    "norm": ("final_norm", "<mlp_residual"),
-    "lm_head": ("logits",),
+    **{one.module.rpartition(".")[2]: _outputs(one) for one in graph.OUTSIDE.values()},
     "logits_processor": ("logits",),
 }
-_WHOLE = ("embed", "attn_norm", "attn_residual", "mlp_norm", "mlp_residual", "final_norm", "mlp.router")
-_COLUMNS = ("attn.q_proj", "attn.q_norm", "attn.q_rope", "attn.context", "mlp.gate", "mlp.up", "mlp.act")
-_KV = ("attn.k_proj", "attn.v_proj", "attn.k_norm", "attn.k_rope")
+
+
+_BY_WIDTH: Mapping[Width, Spread] = {
+    "hidden": "replicate", "heads": "columns", "kv_heads": "kv", "intermediate": "columns", "vocab": "unknown",
+}  # fmt: skip
+
+
+def _spread(operation: Operation) -> Spread:
+    told = operation.kind != "reduce" and operation.part != "partial" and operation.form in ("rows", "heads")
+    return _BY_WIDTH[operation.width] if told else "unknown"
+
+
 SPREAD: Mapping[str, Spread] = {
-    **dict.fromkeys(_WHOLE, "replicate"),
-    **dict.fromkeys(_COLUMNS, "columns"),
-    **dict.fromkeys(_KV, "kv"),
+    **{one.tap: _spread(one) for one in (*LAYER.values(), *graph.OUTSIDE.values())},
+    "mlp.router": "replicate",
 }
 
 _LAYER = re.compile(r"(?:(?P<prefix>.*)\.)?layers\.(?P<layer>\d{1,5})(?:\.(?P<part>.+))?", re.ASCII)
 _LAYERS = re.compile(r"((?:^|\.)layers\.)\d+(?=\.|$)", re.ASCII)
 _OTHER_TOWER = re.compile(r"vision|visual|audio|image|speech", re.IGNORECASE)
-_OURS = frozenset(layer_taps(qk_norm=True, kv_replicas=1))
-_OUTSIDE_OURS = frozenset(taps[0] for taps in OUTSIDE.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,7 @@ class ModuleNames:
     def inputs(self, module: str, arrays: Sequence[Array]) -> list[Named]:
         """What a module's only tensor input is, where that is a tap of ours."""
         base, part = self._place(module)
-        tap = "<mlp_residual" if base == "" and part == "norm" else INPUTS.get(part) if base else None
+        tap = _STREAM if base == "" and part == "norm" else INPUTS.get(part) if base else None
         if tap is None or len(arrays) != 1 or (self.sandwich and part == "post_attention_layernorm"):
             return []
         named = self._named(base, tap, arrays[0])
@@ -160,7 +168,7 @@ class ModuleNames:
     def called(self, name: str, layer: int | None, array: Array) -> Named:
         """A tensor that a user named: one of our taps, within its layer or outside of all, or a generic one."""
         base = "" if layer is None else f"layers.{layer}"
-        if name in (_OURS if base else _OUTSIDE_OURS):
+        if name in (LAYER if base else graph.OUTSIDE):
             return Named(f"{base}.{name}" if base else name, self.layout(name), array)
         return self._generic(base, name, 0, array)
 
@@ -214,7 +222,7 @@ class ModuleNames:
     def _generic(self, base: str, part: str, index: int, array: Array) -> Named:
         """A tensor without a counterpart keeps its engine's name, which never reads like one of ours."""
         name = printable(part, 160) or "out"
-        if name in (_OURS if base else _OUTSIDE_OURS):
+        if name in (LAYER if base else graph.OUTSIDE):
             name += "[out]"
         return Named((f"{base}." if base else "") + name + (f"[{index}]" if index else ""), "", array)
 

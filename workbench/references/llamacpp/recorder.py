@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.graph import Part
 from lockstep.engine.taps.names import tap_specs
 from lockstep.engine.text import bytes_text, printable
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
@@ -23,7 +24,7 @@ from lockstep.workbench.references.request import GoldenRequest, ReferenceFailur
 from lockstep.workbench.references.steps import See, record_steps
 
 #: Architectures whose taps are mapped -> whether they normalise q and k. Mistral is `llama` in GGUF.
-ARCHITECTURES = {"llama": False, "qwen2": False, "qwen3": True}
+ARCHITECTURES: Mapping[str, tuple[Part, ...]] = {"llama": (), "qwen2": (), "qwen3": ("qk_norm",)}
 
 #: Bytes of a float32 file over those of the smallest quantised one (2.6 bits a weight), with room.
 _LARGER = 13
@@ -107,7 +108,7 @@ class _TappedModel:
         assert told.num_kv_heads is not None
         assert told.head_dim is not None
         shape = Shape(heads, told.num_kv_heads, told.head_dim, interleaved)
-        specs = tap_specs(num_layers=layers, qk_norm=ARCHITECTURES[arch], kv_replicas=1)
+        specs = tap_specs(layers, ARCHITECTURES[arch])
         taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
         return cls(model, request, shape, told, taps)
 

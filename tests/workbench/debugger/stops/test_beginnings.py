@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.engine.taps.flow import inputs_of
 from lockstep.engine.taps.names import tap_specs
 from lockstep.workbench.debugger.stops.beginnings import Beginning, DataFlow, carries
-from lockstep.workbench.diagnosis.dataflow import inputs_of
 
-NAMES = [spec.name for spec in tap_specs(num_layers=2, qk_norm=False, kv_replicas=1)]
+NAMES = [spec.name for spec in tap_specs(2)]
 FLOW = DataFlow(NAMES)
 RANKS = 2
 

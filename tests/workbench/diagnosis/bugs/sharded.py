@@ -123,9 +123,9 @@ def record_ranks(models: Sequence[Any], ring: Ring, request: GoldenRequest, path
     ranks = range(ring.size)
     whole = models[0].config
     specs = tap_specs(
-        num_layers=whole.num_hidden_layers,
-        qk_norm=hasattr(models[0].model.layers[0].self_attn, "q_norm"),
-        kv_replicas=max(1, ring.size // whole.num_key_value_heads),
+        whole.num_hidden_layers,
+        {"qk_norm"} if hasattr(models[0].model.layers[0].self_attn, "q_norm") else (),
+        max(1, ring.size // whole.num_key_value_heads),
     )
     taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
     known = runs[0].meta()

@@ -51,7 +51,7 @@ def test_every_tap_and_its_layout_is_told() -> None:
         full = [first, *(f"{first.removesuffix('.partial').rpartition('.')[0]}.{name}" for name in more)]
         found = re.findall(r"`([\w(),=]+)`", layouts)
         told |= dict(zip(full, found * len(full) if len(found) == 1 else found, strict=False))
-    for spec in tap_specs(num_layers=1, qk_norm=True, kv_replicas=1):
+    for spec in tap_specs(1, {"qk_norm"}):
         name = spec.name.replace("layers.0", "layers.N")
         if name.rpartition(".")[2] not in ("k_cache", "v_cache", "scores", "probs", "final_norm", "logits"):
             assert told[name] == str(spec.layout), name

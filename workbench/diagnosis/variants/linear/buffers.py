@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.dataflow import GATE_UP, QKV
+from lockstep.engine.graph import GATE_UP, QKV
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.fits import nearest_rows

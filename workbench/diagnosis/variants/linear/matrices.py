@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph import MULTIPLIED
 from lockstep.engine.parallel import shards
 from lockstep.workbench.diagnosis.operations.facts import product
-from lockstep.workbench.diagnosis.operations.shares import BEFORE, whose
+from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.fits import finite, least_squares
@@ -67,7 +68,7 @@ def sliced_inputs(site: Site) -> Iterator[Variant]:
     its own."""
     part, ranks, name = site.parts[0], len(site.taps.ranks), site.weights["weight"]
     x, whole = site.inputs["x"], site.facts.weight(name)
-    if whole is None or ranks < 2 or site.deviation is None or site.kind in BEFORE:
+    if whole is None or ranks < 2 or site.deviation is None or site.kind in MULTIPLIED:
         return  # of a sum over ranks its missing terms are told
     bias = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else None
     if site.columns is not None:  # row-parallel: the columns of another rank

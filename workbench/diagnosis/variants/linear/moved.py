@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.dataflow import GATE_UP, MODULES, QKV
+from lockstep.engine.graph import GATE_UP, LAYER, QKV
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -142,7 +142,7 @@ def _of_the_pack(
     offsets, known = _offsets_of_all_ranks(site, source, columns), False
     if len(kinds) == 1 and len(columns) == site.seen.shape[1] and nearest.tolist() == own:
         module = site.weights["weight"].removesuffix(".weight")
-        text, known = f"{MODULES[kinds.pop()]} of the same layer is used instead of {module}", True
+        text, known = f"{LAYER[kinds.pop()].module} of the same layer is used instead of {module}", True
         yield Variant("weight_of_sibling", "weight", text, fitted, predicted)
     if offsets is not None and np.array_equal(nearest, offsets):
         text, known = (

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from lockstep.engine.graph import MULTIPLIED
 from lockstep.workbench.diagnosis.operations.facts import product
-from lockstep.workbench.diagnosis.operations.shares import BEFORE, rank_spans
+from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.fits import least_squares
@@ -47,7 +48,7 @@ def summed(site: Site) -> Iterator[Variant]:
 def summed_products(site: Site) -> Iterator[Variant]:
     """The same of a product over all ranks' inputs, of which no partial was recorded: each is computed from its rank's
     columns."""
-    part, name = site.parts[0], BEFORE.get(site.kind)
+    part, name = site.parts[0], MULTIPLIED.get(site.kind)
     weight = site.facts.weight(site.weights["weight"])
     if name is None or len(site.taps.ranks) < 2 or weight is None:
         return
@@ -119,7 +120,7 @@ def with_stream(site: Site) -> Iterator[Variant]:
     """The residual stream is in the sum, so many times: ranks have added it before they reduced."""
     part, deviation = site.parts[0], site.deviation
     stream = site.rows_of(site.near("<" if site.kind == "attn.o_proj" else "attn_residual"))
-    if site.kind not in BEFORE or deviation is None or stream is None or stream.shape != part.seen.shape:
+    if site.kind not in MULTIPLIED or deviation is None or stream is None or stream.shape != part.seen.shape:
         return
     scope = deviation.scopes[0]
     power = float((stream[scope] ** 2).sum())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.dataflow import GATE_UP, QKV
+from lockstep.engine.graph import GATE_UP, QKV
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array

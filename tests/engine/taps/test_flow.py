@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.engine.taps.flow import UnknownTap, inputs_of, is_known
 from lockstep.engine.taps.names import tap_specs
-from lockstep.workbench.diagnosis.dataflow import UnknownTap, inputs_of, is_known
 
 
 def test_every_tap_has_inputs_that_are_taps_and_came_before() -> None:
-    names = [spec.name for spec in tap_specs(num_layers=3, qk_norm=True, kv_replicas=1)]
+    names = [spec.name for spec in tap_specs(3, {"qk_norm"})]
     for place, name in enumerate(names):
         assert is_known(name)
         inputs = inputs_of(name, 3)

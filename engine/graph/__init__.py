@@ -1,0 +1,38 @@
+"""What a model computes, stated once and torch-free: operations, what they read, and their weights.
+
+for operation in layer_operations(parts_of(model)):
+    operation.tap, operation.kind, operation.inputs
+"""
+
+from lockstep.engine.graph.decoder import (
+    GATE_UP,
+    LAYER,
+    LAYER_OUTPUT,
+    MULTIPLIED,
+    OUTSIDE,
+    QKV,
+    instead_of,
+    layer_operations,
+    parts_in,
+    parts_of,
+)
+from lockstep.engine.graph.operation import STREAM, Form, Kind, Operation, Part, Width
+
+__all__ = [
+    "GATE_UP",
+    "LAYER",
+    "LAYER_OUTPUT",
+    "MULTIPLIED",
+    "OUTSIDE",
+    "QKV",
+    "STREAM",
+    "Form",
+    "Kind",
+    "Operation",
+    "Part",
+    "Width",
+    "instead_of",
+    "layer_operations",
+    "parts_in",
+    "parts_of",
+]

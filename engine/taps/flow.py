@@ -1,0 +1,45 @@
+"""Which taps each tap is computed from: what tells an inherited error from one of the operation's own (torch-free)."""
+
+from __future__ import annotations
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.graph import LAYER_OUTPUT, STREAM, instead_of
+from lockstep.engine.taps.names import layer_of, operation_at
+from lockstep.engine.text import printable
+
+
+class UnknownTap(EngineError):
+    """A name that is none of ours: what it is computed from is not known."""
+
+
+def is_known(tap: str) -> bool:
+    """Whether the data flow has a place for the tap. A stranger's session may name its taps anyhow."""
+    return operation_at(tap) is not None
+
+
+def remembers(tap: str) -> bool:
+    """Whether the tap also holds what earlier steps have written."""
+    operation = operation_at(tap)
+    return operation is not None and operation.remembers
+
+
+def near(name: str, layer: int | None, num_layers: int) -> str:
+    """`attn.q_proj`, 3 -> `layers.3.attn.q_proj`; STREAM is what enters the layer, or the last norm."""
+    if name == STREAM:
+        above = num_layers if layer is None else layer
+        return f"layers.{above - 1}.{LAYER_OUTPUT}" if above else "embed"
+    return name if layer is None else f"layers.{layer}.{name}"
+
+
+def inputs_of(tap: str, num_layers: int = 0) -> tuple[str, ...]:
+    """The taps that `tap` is computed from, nearest first, and those that take the place of what not every model has
+    (q_norm, partial sums): skip those that a session does not know.
+
+    `num_layers` matters for `final_norm` alone. UnknownTap for a name that is none of ours."""
+    operation = operation_at(tap)
+    if operation is None:
+        raise UnknownTap(
+            f"{printable(tap, 120)} is no tap of a decoder: what it is computed from is not known"
+        )
+    names = (name for one in operation.inputs.values() for name in instead_of(one))
+    return tuple(near(name, layer_of(tap), num_layers) for name in names)
