@@ -204,7 +204,7 @@ def _kill_recorder(seed: int, directory: Path, program: str, model: Path) -> Non
         assert path.suffix == ".session", f"half made: {path.name}"
         assert verify(path) == []
     if not recorded and seed % 3 != 2:
-        assert "killed by signal 9" in said, said[-300:]
+        assert "killed by SIGKILL" in said, said[-300:]
 
 
 def stop_rank(seed: int, directory: Path) -> None:
