@@ -39,15 +39,16 @@ def start_python(
     *words: str,
     stdout: int | IO[bytes],
     stderr: int | IO[bytes],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
     settings: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     process_group: int | None = None,
     start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start `python words` (`-m`, a module, its arguments) with no stdin. `settings` are put into its environment;
+    """Start `python words` (`-m`, a module, its arguments). `settings` are put into its environment;
     the rest is as in `subprocess.Popen`, OSError too."""
     return subprocess.Popen(
-        python_command(*words), env=child_environment(settings or {}), stdin=subprocess.DEVNULL,
+        python_command(*words), env=child_environment(settings or {}), stdin=stdin,
         stdout=stdout, stderr=stderr, pass_fds=pass_fds, process_group=process_group,
         start_new_session=start_new_session,
     )  # fmt: skip

@@ -192,15 +192,16 @@ class Forking:
     """Stands in for the module `subprocess` in `engine.children`."""
 
     DEVNULL = subprocess.DEVNULL
+    PIPE = subprocess.PIPE
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     def Popen(self, command: list[str], **options: Any) -> Any:
-        """Fork one of `PROGRAMS`, start any other."""
-        if command[2] != "-m" or command[3] not in PROGRAMS:
-            return subprocess.Popen(command, **options)
-        del options["stdin"]  # none, always
+        """Fork one of `PROGRAMS`, start any other, and one that reads from its stdin."""
+        stdin = options.pop("stdin")
+        if command[2] != "-m" or command[3] not in PROGRAMS or stdin != subprocess.DEVNULL:
+            return subprocess.Popen(command, stdin=stdin, **options)
         return ForkedChild(self.server, command[3:], **options)
 
 

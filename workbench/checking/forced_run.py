@@ -37,6 +37,7 @@ from lockstep.workbench.references.golden import (
     record_golden,
     record_pair,
 )
+from lockstep.workbench.references.recorder_process import StandbyRecorder
 from lockstep.workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
 from lockstep.workbench.views.golden_event import GoldenEvent
 
@@ -54,6 +55,7 @@ def record_reference(
     progress: Progress = lambda what, done, of: None,
     warn: Callable[[str], None] = lambda text: None,
     waiting: Callable[[], None] = lambda: None,
+    standby: StandbyRecorder | None = None,
 ) -> Reference:
     """Record (or find in the cache) the float64 truth and, for `floor`, the reference at `dtype` on the same ids.
     `steps` and `chunk` as in `GoldenRequest`. Runs are forced onto what the truth emits, greedily, or onto the tokens
@@ -70,7 +72,7 @@ def record_reference(
         else:  # it takes seconds until the first pass
             progress(f"loading {reference}", 0, 0)
 
-    how: Options = {"chunk": chunk, "progress": count, "warn": warn, "waiting": waiting}
+    how: Options = {"chunk": chunk, "progress": count, "warn": warn, "waiting": waiting, "standby": standby}
     if reference == "llama.cpp":
         return _record_llamacpp(model, sequences, steps, dtype, floor, how)
     how["device"], noise = device, None

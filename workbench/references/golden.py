@@ -23,7 +23,7 @@ from lockstep.workbench.references import cache
 from lockstep.workbench.references.cache import Stamp, Warn
 from lockstep.workbench.references.estimates import check_recorder_room
 from lockstep.workbench.references.llamacpp.library import need_installed
-from lockstep.workbench.references.recorder_process import Progress, run_recorder
+from lockstep.workbench.references.recorder_process import Progress, StandbyRecorder, run_recorder
 from lockstep.workbench.references.request import (
     DType,
     GoldenRequest,
@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     """`chunk` as in `GoldenRequest`; `threads` defaults to the machine's processors; `timeout` is in seconds;
     `progress(done, of)` counts forward
     passes and is called from another thread; `warn` is told of a damaged entry of the cache; `waiting` is called now
-    and then while the recorder works, and what it raises ends it."""
+    and then while the recorder works, and what it raises ends it; `standby` may be one that waits already."""
 
     device: str
     threads: int | None
@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
     warn: Warn
     waiting: Callable[[], None]
+    standby: StandbyRecorder | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ def record_all(
                 options.get("timeout"),
                 options.get("progress"),
                 options.get("waiting"),
+                options.get("standby"),
             )
             if first is None:
                 requests[1:] = _forced(requests[1:], recorded[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from lockstep.engine.text import printable
@@ -47,6 +47,21 @@ def load_golden(path: Path, dtype: DType, device: str) -> Any:
     if not path.is_dir():
         scale_rotary(model, path)
     return model
+
+
+def import_family(path: Path) -> None:
+    """Import what `load_golden` will of the checkpoint's family. ReferenceFailure where transformers cannot tell."""
+    try:
+        if path.is_dir():
+            config: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        else:
+            config = gguf_config(path)
+        _check_family(path, config.model_type)
+        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # imports the module that defines it
+    except ReferenceFailure:
+        raise
+    except Exception as error:  # transformers raises whatever it likes
+        raise ReferenceFailure(f"{path}: {type(error).__name__}: {printable(error, 400)}") from error
 
 
 def _load_directory(directory: Path, dtype: torch.dtype) -> Any:

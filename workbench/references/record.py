@@ -1,5 +1,6 @@
 """A process of its own that records golden sessions: `python -m lockstep.workbench.references.record JOBS.json
-[LIFELINE]`.
+[LIFELINE]`, or with `-` in place of the file, and the checkpoint behind LIFELINE: then the libraries are imported, and
+the file's name comes on stdin.
 
 The file is a list of `RecordingJob`; those after the first are forced onto the tokens that came out of the first. The
 sessions' paths go to stdout. On stderr one JSON object a line: `RecorderProgress`, and at the end of a failure a
@@ -9,6 +10,7 @@ closed, the process ends and removes the folder that the jobs and their sessions
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,17 +49,34 @@ def _say(message: RecorderProgress | RecorderFailure) -> None:
 
 
 def _read(arguments: list[str]) -> list[RecordingJob]:
-    if len(arguments) not in (1, 2):
+    if len(arguments) not in (1, 2, 3) or (arguments[0] == "-") != (len(arguments) == 3):
         raise ReferenceFailure(
-            "usage: python -m lockstep.workbench.references.record JOBS.json [LIFELINE]", 2
+            "usage: python -m lockstep.workbench.references.record JOBS.json [LIFELINE] | - LIFELINE CHECKPOINT",
+            2,
         )
-    if len(arguments) == 2:
-        end_with_starter(int(arguments[1]), lambda: remove_once_left(Path(arguments[0]).parent))
+    file = [] if arguments[0] == "-" else [Path(arguments[0])]
+    if len(arguments) > 1:
+        end_with_starter(int(arguments[1]), lambda: remove_once_left(file[0].parent) if file else None)
+    if not file:
+        _stand_by(Path(arguments[2]))
+        asked = sys.stdin.readline().rstrip("\n")
+        if not asked:  # nobody wants it any more
+            return []
+        file.append(Path(asked))
     try:
-        text = Path(arguments[0]).read_bytes()
+        text = file[0].read_bytes()
     except OSError as error:
-        raise ReferenceFailure(f"{arguments[0]}: {error.strerror}", 2) from error
+        raise ReferenceFailure(f"{file[0]}: {error.strerror}", 2) from error
     return decode_jobs(text)
+
+
+def _stand_by(checkpoint: Path) -> None:
+    """Import what recording will need. A checkpoint that cannot be read is reported once it is asked for."""
+    _recorder("transformers")
+    with loading(), contextlib.suppress(ReferenceFailure):
+        from lockstep.workbench.references.loading import import_family
+
+        import_family(checkpoint)
 
 
 def _record(arguments: list[str]) -> None:

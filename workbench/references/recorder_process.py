@@ -45,9 +45,10 @@ def run_recorder(
     timeout: float | None,
     progress: Progress | None,
     waiting: Callable[[], None] | None,
+    standby: StandbyRecorder | None = None,
 ) -> list[Path]:
-    """Record the requests in `folder`, in one subprocess; each after the first is forced onto the first's tokens.
-    `digest` is the checkpoint's; `timeout` in seconds; `progress` and `waiting` as in `golden.Options`."""
+    """Record the requests in `folder`, in one subprocess, `standby` if that can; each after the first is forced onto
+    the first's tokens. `digest` is the checkpoint's; `timeout` in seconds; the others as in `golden.Options`."""
     need("engine", "a golden reference")
     outputs = [folder / f"{number}.session" for number in range(len(requests))]
     asked = [
@@ -55,14 +56,9 @@ def run_recorder(
     ]
     jobs = folder / "jobs.json"
     jobs.write_bytes(msgspec.json.encode(asked))
-    lifeline, before = Lifeline(), MemoryBefore.now()
-    try:
-        process = start_python(
-            "-m", "lockstep.workbench.references.record", str(jobs), str(lifeline.fd), pass_fds=(lifeline.fd,),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(requests[0].threads),
-        )  # fmt: skip
-    finally:
-        lifeline.handed_over()
+    before, threads = MemoryBefore.now(), requests[0].threads
+    taken = None if standby is None else standby.take(jobs, threads)
+    process, lifeline = taken or _start(threads, str(jobs))
     with process:
         if progress:
             progress(0, sum(request.steps + 1 for request in requests))
@@ -77,6 +73,62 @@ def run_recorder(
     if code != 0:
         raise listener.failure(code, before)
     return outputs
+
+
+def _start(
+    threads: int, *words: str, stdin: int = subprocess.DEVNULL
+) -> tuple[subprocess.Popen[bytes], Lifeline]:
+    """A recorder; behind the first of `words` it is given its lifeline."""
+    lifeline = Lifeline()
+    first, *others = words
+    try:
+        process = start_python(
+            "-m", "lockstep.workbench.references.record", first, str(lifeline.fd), *others, pass_fds=(lifeline.fd,),
+            stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, settings=_settings(threads),
+        )  # fmt: skip
+    except BaseException:
+        lifeline.close()
+        raise
+    finally:
+        lifeline.handed_over()
+    return process, lifeline
+
+
+class StandbyRecorder:
+    """A recorder of transformers that has its libraries imported before it is asked for anything, which is half of what
+    a first reference takes. It serves once."""
+
+    def __init__(self, checkpoint: Path, threads: int) -> None:
+        self.threads = threads
+        self.taken = False  # the process is the taker's
+        self._process, self._lifeline = _start(
+            threads, "-", str(checkpoint.absolute()), stdin=subprocess.PIPE
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def take(self, jobs: Path, threads: int) -> tuple[subprocess.Popen[bytes], Lifeline] | None:
+        """Hand it the jobs: the process, now the caller's. None where it has ended, or has other threads."""
+        process = self._process
+        if threads != self.threads or process.poll() is not None or process.stdin is None:
+            return None
+        try:
+            process.stdin.write(f"{jobs}\n".encode())
+            process.stdin.close()
+        except OSError:  # it has ended just now
+            return None
+        self.taken = True
+        return process, self._lifeline
+
+    def close(self) -> None:
+        """End it, unless it was taken."""
+        if not self.taken:
+            self._lifeline.close()
+            self._process.kill()
+            self._process.communicate()
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float | None, waiting: Callable[[], None] | None) -> int:

@@ -23,6 +23,7 @@ from lockstep.engine.errors import CheckpointError
 from lockstep.sessions import Session
 from lockstep.workbench.references import cache, golden, recorder_process
 from lockstep.workbench.references.golden import forced_onto, record_golden, record_pair
+from lockstep.workbench.references.recorder_process import StandbyRecorder
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
@@ -174,6 +175,32 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
     )
     with pytest.raises(ReferenceFailure, match=r"ended by SIGABRT; .*near the end"):
         record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
+
+
+def test_a_recorder_that_stands_by_serves_once(model_dir: Path) -> None:
+    standby = StandbyRecorder(model_dir, 1)
+    first = record_golden(model_dir, [PROMPT], 1, "float32", threads=1, standby=standby)
+    assert standby.taken
+    second = record_golden(model_dir, [PROMPT], 2, "float32", threads=1, standby=standby)
+    standby.close()
+    with Session.open(first) as one, Session.open(second) as other:
+        for tap in one.taps:
+            if tap.name not in one.meta.absent:
+                mine, theirs = (s.rebuilt(tap.name, step=1, seq=0).array for s in (one, other))
+                np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("fresh_processes")
+def test_one_that_stands_by_in_vain_is_replaced_or_ended(model_dir: Path, tmp_path: Path) -> None:
+    for checkpoint, threads in ((model_dir, 2), (tmp_path / "none", 1)):
+        standby = StandbyRecorder(checkpoint, threads)
+        if threads == 1:
+            psutil.Process(standby.pid).kill()
+            psutil.wait_procs([psutil.Process(standby.pid)], 60)
+        record_golden(model_dir, [PROMPT], threads, "float32", threads=1, standby=standby)
+        assert not standby.taken
+        standby.close()
+        assert not psutil.pid_exists(standby.pid)
 
 
 def test_the_front_stays_light() -> None:

@@ -91,6 +91,7 @@ def _record(debugger: Debugger, branch: int, last: int, reference: ReferenceName
         progress=lambda what, done, of: debugger.events(ProgressEvent(what, done, of)),
         warn=inferior.recorder.on_warning,
         waiting=debugger.interrupts.check,
+        standby=debugger.standby,
     )
 
 

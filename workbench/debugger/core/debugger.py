@@ -7,12 +7,14 @@ found through the registry; each returns a value, nothing prints.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lockstep.engine.errors import RankError, panics_as_errors
+from lockstep.engine.machine import free_memory
 from lockstep.sessions import Session, clean
 from lockstep.workbench import error_log
 from lockstep.workbench.debugger.answers import Position, Result, Stop
@@ -28,8 +30,12 @@ from lockstep.workbench.debugger.events import OnEvent, RankLostEvent, StoppedEv
 from lockstep.workbench.debugger.failures import exit_code
 from lockstep.workbench.debugger.stops.breakpoints import Breakpoints
 from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.references.recorder_process import StandbyRecorder
 from lockstep.workbench.views.golden_event import GoldenEvent
 from lockstep.workbench.views.token_texts import TokenTexts
+
+#: Bytes that must be free for a recorder to wait: it takes a fifth of that.
+_STANDBY_ROOM = 2 << 30
 
 
 class Debugger:
@@ -56,6 +62,7 @@ class Debugger:
         self.lost_at: Sequence[Sequence[str]] = ()  # the last operations of each rank then
         self.last_stop: Stop | None = None
         self.interrupts = Interrupts()
+        self.standby: StandbyRecorder | None = None
         self._quiet = 0  # commands run by others are not journalled
         if executor is not None:
             executor.poll, executor.between = self.poll, self.interrupts.check
@@ -103,6 +110,8 @@ class Debugger:
         """Finish the pass in flight, end the engine, fold the session. `RecordingLost` where a part could not be
         written to it."""
         executor, self.executor = self.executor, None
+        if self.standby is not None:
+            self.standby.close()
         if executor is not None:
             try:
                 if executor.inferior.client.alive:
@@ -264,6 +273,17 @@ class Debugger:
         self._leave_flight()
         self.journal("error", self.lost, data={"last_operations": self.lost_at} if self.lost_at else None)
         self.events(RankLostEvent(self.lost))
+
+    def stand_by(self) -> None:
+        """Between commands: have what `golden` would wait for imported meanwhile, where there is memory for it."""
+        if self.standby is not None and not self.standby.taken:
+            return
+        if self.live and self.settings.reference == "transformers" and free_memory() > _STANDBY_ROOM:
+            inferior = self.engine.inferior
+            try:
+                self.standby = StandbyRecorder(inferior.path, os.cpu_count() or 1)
+            except OSError as error:
+                inferior.recorder.on_warning(f"no reference is got ready: {error}")
 
     def notice_loss(self) -> None:
         """Between commands: take note of a rank that is gone."""

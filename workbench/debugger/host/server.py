@@ -61,6 +61,8 @@ from lockstep.workbench.inferior.session import fold_recordings
 _GRACE, _LAST_GRACE = 5.0, 10.0
 #: Seconds between two looks at the ranks while there is nothing to do.
 _LOOK_SECONDS = 0.25
+#: Seconds without a request before what may be asked for next is got ready.
+_IDLE_SECONDS = 8 * _LOOK_SECONDS
 #: Least seconds between two events of steps or of progress: a screen draws no faster.
 _STEP_INTERVAL = 1 / 30
 
@@ -125,11 +127,15 @@ class Host:
 
     def _next(self, debugger: Debugger) -> RequestFrame | None:
         """The next request; a rank that dies meanwhile is noticed."""
+        idle = 0.0
         while True:
             try:
                 return self._requests.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 debugger.notice_loss()
+                idle += _LOOK_SECONDS
+                if idle == _IDLE_SECONDS:
+                    debugger.stand_by()
 
     # --- requests ------------------------------------------------------------------------------------
 

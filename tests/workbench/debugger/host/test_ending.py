@@ -260,6 +260,29 @@ def test_the_recorder_of_a_reference_ends_with_the_client_of_its_host(
     recorder.wait(_PATIENCE)
 
 
+def test_a_recorder_is_got_ready_while_nothing_is_asked_for_and_ends_with_the_host(
+    model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
+) -> None:
+    host = hosts(*live(model, tmp_path / "a.session"))
+    connection, deadline = host.ready(), time.monotonic() + _PATIENCE
+    connection.send(RequestFrame(0, LineRequest("next")))
+    while not (waiting := [c for c in psutil.Process(host.process.pid).children() if "-" in c.cmdline()]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (recorder,) = waiting
+    assert "lockstep.workbench.references.record" in recorder.cmdline()
+    connection.send(RequestFrame(1, LineRequest("golden")))
+    while not (isinstance(frame := connection.receive(), AnswerFrame) and frame.id == 1):
+        assert {c.pid for c in psutil.Process(host.process.pid).children()} <= {
+            recorder.pid,
+            *(r.pid for r in host.ranks),
+        }
+    assert not isinstance(frame.answer, ErrorAnswer), frame.answer
+    assert not recorder.is_running()
+    connection.close()
+    host.ended()
+
+
 #: Commands that take long, write files, or end the host.
 _LEFT_OUT = ("golden", "check", "diagnose", "export", "source", "quit", "until", "continue", "restart")
 
