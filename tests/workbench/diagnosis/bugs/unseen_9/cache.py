@@ -272,7 +272,9 @@ def keys_kept_in_vectors_of_eight_are_read_as_plain_rows(p: Patched) -> None:
 
     def plain(rows):
         length = rows.shape[2]
-        pages = torch.nn.functional.pad(rows, (0, 0, 0, -length % 4)).unflatten(2, (-1, 4)).unflatten(4, (2, 8))
+        pages = (
+            torch.nn.functional.pad(rows, (0, 0, 0, -length % 4)).unflatten(2, (-1, 4)).unflatten(4, (2, 8))
+        )
         return pages.transpose(3, 4).flatten(3).reshape(*rows.shape[:2], -1, 16)[:, :, :length]
 
     p.cache((2,), read=lambda k, v: (plain(k), v) if p.decode else (k, v))
