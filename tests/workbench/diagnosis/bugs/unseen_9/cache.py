@@ -171,7 +171,6 @@ def all_keys_take_the_channel_scales_of_the_first_four(p: Patched) -> None:
     taps=CACHES,
     step=2,
     model="llama-bias",
-    dtype="bfloat16",
 )
 def page_comes_back_from_the_host_in_eight_bits(p: Patched) -> None:
     """The first four rows of the first sequence, which had to make room for a while."""

@@ -168,9 +168,8 @@ def rows_behind_a_captured_mask_of_eight_take_its_last(p: Patched) -> None:
     accepted=("mask",),
     words="mask|causal|future|later|tile|block|triangle|key|next",
     taps=("attn.scores",),
-    layers=(2,),
+    layers=(1,),
     model="qwen3-bias",
-    dtype="bfloat16",
 )
 def triangle_of_one_layer_ends_with_the_whole_tile(p: Patched) -> None:
     """Tiles of four by four; the one on the diagonal is not masked inside."""
@@ -179,7 +178,7 @@ def triangle_of_one_layer_ends_with_the_whole_tile(p: Patched) -> None:
         queries, keys = _places(allowed)
         return allowed if p.decode else (keys <= queries // 4 * 4 + 3)[None, None]
 
-    p.attention((2,), allow=allow)
+    p.attention((1,), allow=allow)
 
 
 @bug(

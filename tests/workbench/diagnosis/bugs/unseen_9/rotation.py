@@ -192,7 +192,6 @@ def batch_is_sorted_by_length_for_decode_and_its_positions_twice(p: Patched) -> 
     words="scal|llama3|factor|frequenc",
     taps=ROTATED,
     model="llama-llama3",
-    dtype="bfloat16",
     tp=2,
 )
 def second_sequence_turns_by_the_table_without_its_scaling(p: Patched) -> None:
