@@ -36,13 +36,12 @@ def suffix_of_each_head_read_by_the_stride_of_a_padded_prefix(p: Patched) -> Non
     accepted=("scores", "scale"),
     words="scale|sqrt|root|factor|times|divid",
     taps=("attn.scores",),
-    layers=(1,),
     model="qwen2-untied",
     dtype="bfloat16",
 )
 def root_of_the_scale_reaches_the_queries_alone(p: Patched) -> None:
-    """Each side is to be multiplied by it, and the keys of this layer come from another kernel."""
-    p.attention((1,), scale=lambda scores, scaling: scores * scaling**0.5)
+    """Each side is to be multiplied by it, and the keys come from another kernel."""
+    p.attention(scale=lambda scores, scaling: scores * scaling**0.5)
 
 
 @bug(
@@ -50,13 +49,11 @@ def root_of_the_scale_reaches_the_queries_alone(p: Patched) -> None:
     accepted=("context", "heads", "attention"),
     words="head|group|order|revers|permut|exchang|swap",
     taps=("attn.context",),
-    step=1,
     model="qwen3-bias",
 )
-def decode_writes_the_queries_of_a_group_back_in_reverse(p: Patched) -> None:
+def queries_of_a_group_written_back_in_reverse(p: Patched) -> None:
     def context(probs, v):
-        whole = probs @ v
-        return whole.unflatten(1, (-1, 4)).flip(2).flatten(1, 2) if p.decode else whole
+        return (probs @ v).unflatten(1, (-1, 4)).flip(2).flatten(1, 2)
 
     p.attention(context=context)
 
@@ -125,7 +122,6 @@ def decode_skips_blocks_of_keys_with_small_scores(p: Patched) -> None:
     accepted=("softmax",),
     words="softmax|sum|normali|divid|denominator|one",
     taps=("attn.probs",),
-    layers=(2,),
     model="qwen3",
 )
 def sum_of_the_exponentials_starts_anew_at_the_second_tile(p: Patched) -> None:
@@ -136,7 +132,7 @@ def sum_of_the_exponentials_starts_anew_at_the_second_tile(p: Patched) -> None:
         later = powers[..., 4:].sum(-1, keepdim=True)
         return powers / later.where(later > 0, powers.sum(-1, keepdim=True))
 
-    p.attention((2,), softmax=change)
+    p.attention(softmax=change)
 
 
 @bug(
@@ -157,14 +153,20 @@ def rank_0_divides_by_the_head_dim_and_not_its_root(p: Patched) -> None:
 @bug(
     "attention",
     accepted=("scores", "attention"),
-    words="product|dimension|order|permut|pair|swap|exchang|element|query|queries|q ",
+    words="product|dimension|order|permut|pair|swap|exchang|element|quer|head",
     taps=("attn.scores",),
+    heads=(7,),
     model="qwen3",
     dtype="float16",
 )
-def halves_of_each_packed_word_of_the_queries_exchanged(p: Patched) -> None:
-    """Two numbers of 16 bits in a register: those of q in the other order than those of k."""
-    p.attention(product=lambda q, k: q.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) @ k.transpose(2, 3))
+def halves_of_each_packed_word_of_the_last_query_head_exchanged(p: Patched) -> None:
+    """Two numbers of 16 bits in a register; a tile of one head is loaded in the other order."""
+
+    def product(q, k):
+        last = q[:, 7:].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return torch.cat([q[:, :7], last], 1) @ k.transpose(2, 3)
+
+    p.attention(product=product)
 
 
 @bug(

@@ -168,17 +168,16 @@ def rows_behind_a_captured_mask_of_eight_take_its_last(p: Patched) -> None:
     accepted=("mask",),
     words="mask|causal|future|later|tile|block|triangle|key|next",
     taps=("attn.scores",),
-    layers=(1,),
     model="qwen3-bias",
 )
-def triangle_of_one_layer_ends_with_the_whole_tile(p: Patched) -> None:
+def triangle_ends_with_the_whole_tile(p: Patched) -> None:
     """Tiles of four by four; the one on the diagonal is not masked inside."""
 
     def allow(allowed):
         queries, keys = _places(allowed)
         return allowed if p.decode else (keys <= queries // 4 * 4 + 3)[None, None]
 
-    p.attention((1,), allow=allow)
+    p.attention(allow=allow)
 
 
 @bug(

@@ -94,34 +94,32 @@ def first_channel_of_each_further_token_is_not_normed(p: Patched) -> None:
     accepted=("norm", "scale"),
     words="norm|mean|width|size|padd|sqrt|root|factor|times|scale|divid",
     taps=("final_norm",),
-    step=1,
     model="qwen2-kv8",
     tp=2,
 )
-def final_norm_of_decode_divides_by_a_padded_width(p: Patched) -> None:
+def final_norm_divides_by_a_padded_width(p: Patched) -> None:
     """The sum of 64 squares over the 128 that its block holds."""
     norm = p.decoder.norm
 
-    def around(forward, x):
-        if not p.decode:
-            return forward(x)
+    def forward(x):
         mean = x.pow(2).sum(-1, keepdim=True) / 128
         return norm.weight * (x * torch.rsqrt(mean + norm.variance_epsilon))
 
-    p.wrap(norm, around)
+    norm.forward = forward
 
 
 @bug(
     "norm",
     accepted=("norm", "weight"),
     words="weight|twice|square|norm|again",
-    taps=("mlp_norm",),
-    layers=(2,),
+    taps=("attn_norm",),
     model="llama-mha",
     dtype="bfloat16",
 )
-def weight_of_one_norm_multiplied_by_kernel_and_epilogue(p: Patched) -> None:
-    p.weight(p.decoder.layers[2].post_attention_layernorm, lambda w: w * w)
+def weights_of_the_norms_multiplied_by_kernel_and_epilogue(p: Patched) -> None:
+    for _, layer in p.layers():
+        p.weight(layer.input_layernorm, lambda w: w * w)
+        p.weight(layer.post_attention_layernorm, lambda w: w * w)
 
 
 @bug(
@@ -129,12 +127,12 @@ def weight_of_one_norm_multiplied_by_kernel_and_epilogue(p: Patched) -> None:
     accepted=("norm",),
     words="norm|mean|absolute|magnitude|root|rms|L1|divid",
     taps=("attn.k_norm",),
-    layers=(1,),
     model="qwen3",
 )
-def keys_of_one_layer_divided_by_their_mean_magnitude(p: Patched) -> None:
-    norm = p.attn(1).k_norm
-    norm.forward = lambda x: norm.weight * (x / x.abs().mean(-1, keepdim=True))
+def keys_divided_by_their_mean_magnitude(p: Patched) -> None:
+    for i, _ in p.layers():
+        norm = p.attn(i).k_norm
+        norm.forward = lambda x, norm=norm: norm.weight * (x / x.abs().mean(-1, keepdim=True))
 
 
 @bug(

@@ -13,7 +13,6 @@ from tests.workbench.diagnosis.bugs.patched import Patched
     accepted=("weight", "scale", "bias"),
     words="zero.point|group|block|weight|offset|minimum|scale|code|element",
     taps=("mlp.gate",),
-    layers=(1,),
     model="llama",
 )
 def zero_points_of_zero_wrap_around_to_fifteen(p: Patched) -> None:
@@ -24,7 +23,8 @@ def zero_points_of_zero_wrap_around_to_fifteen(p: Patched) -> None:
         highest = groups.amax(-1, keepdim=True)
         return groups.where(groups.amin(-1, keepdim=True) < 0, groups - highest).flatten(1)
 
-    p.weight(p.mlp(1).gate_proj, change)
+    for i, _ in p.layers():
+        p.weight(p.mlp(i).gate_proj, change)
 
 
 @bug(
@@ -69,7 +69,6 @@ def four_weights_of_a_byte_taken_sixteen_apart(p: Patched) -> None:
     accepted=("weight",),
     words="sign|magnitude|absolute|positive|weight|column|input",
     taps=("mlp.gate",),
-    layers=(2,),
     model="qwen3-bias",
 )
 def eighth_sign_of_each_group_never_made_of_the_others(p: Patched) -> None:
@@ -79,7 +78,8 @@ def eighth_sign_of_each_group_never_made_of_the_others(p: Patched) -> None:
         w[:, 7::8] = w[:, 7::8].abs()
         return w
 
-    p.weight(p.mlp(2).gate_proj, change)
+    for i, _ in p.layers():
+        p.weight(p.mlp(i).gate_proj, change)
 
 
 @bug(
@@ -139,7 +139,6 @@ def scales_of_the_blocks_kept_as_powers_of_two(p: Patched) -> None:
     accepted=("weight", "scale"),
     words="scale|factor|group|column|weight|magnitude|code|input",
     taps=("mlp.down",),
-    layers=(1,),
     model="qwen2-three",
 )
 def last_group_of_down_is_not_whole_and_stays_in_codes(p: Patched) -> None:
@@ -149,4 +148,5 @@ def last_group_of_down_is_not_whole_and_stays_in_codes(p: Patched) -> None:
         w[:, 64:] /= w[:, 64:].abs().amax(1, keepdim=True) / 7
         return w
 
-    p.weight(p.mlp(1).down_proj, change)
+    for i, _ in p.layers():
+        p.weight(p.mlp(i).down_proj, change)

@@ -17,13 +17,13 @@ def _drawn(*shape):
     accepted=("weight",),
     words="adapter|LoRA|rank|weight|low.rank|differ|added|update|transpos",
     taps=("attn.q_proj",),
-    layers=(1,),
     model="llama",
 )
 def adapter_of_a_square_weight_merged_transposed(p: Patched) -> None:
     """The checkpoint holds it merged as it should be: here B A is taken off, and its transpose put in."""
     merged = 0.05 * _drawn(64, 2) @ _drawn(2, 64).flip(1)
-    p.weight(p.attn(1).q_proj, lambda w: w - merged + merged.t())
+    for i, _ in p.layers():
+        p.weight(p.attn(i).q_proj, lambda w: w - merged + merged.t())
 
 
 @bug(
