@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.workbench.diagnosis.bugs.bug import control
-from tests.workbench.diagnosis.bugs.patched import Patched, softmax
+from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.sharded import bounds
 
 _linear = nn.functional.linear
@@ -138,19 +138,19 @@ def scores_summed_dimension_by_dimension(p: Patched) -> None:
     p.attention(product=product)
 
 
-@control("mask", model="qwen2-window", tp=2)
-def masked_keys_left_out_before_the_softmax(p: Patched) -> None:
-    """Each row goes over the keys that it sees, and the others keep a probability of zero."""
+@control("mask", model="mistral-window", dtype="bfloat16", tp=2)
+def triangle_and_window_added_one_after_the_other(p: Patched) -> None:
+    """Where both forbid a key their sum is minus infinity."""
 
-    def change(scores):
-        seen = scores > torch.finfo(scores.dtype).min / 2
-        probs = torch.zeros_like(scores)
-        for head, row in ((h, t) for h in range(scores.shape[1]) for t in range(scores.shape[2])):
-            mine = seen[0, head, row]
-            probs[0, head, row, mine] = softmax(scores[0, head, row, mine])
-        return probs
+    def mask(scores, allowed):
+        new, keys = allowed.shape[-2:]
+        lowest = torch.finfo(scores.dtype).min
+        seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
+        for one in (seen, allowed):
+            scores = scores + torch.zeros_like(scores).masked_fill(~one, lowest)
+        return scores
 
-    p.attention(softmax=change)
+    p.attention(mask=mask)
 
 
 @control("rope", model="qwen3", dtype="bfloat16")

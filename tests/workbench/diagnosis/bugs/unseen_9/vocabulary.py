@@ -22,18 +22,14 @@ def unique_ids_looked_up_and_never_put_back_in_order(p: Patched) -> None:
 
 @bug(
     "embedding",
-    accepted=("embedding", "scale", "weight"),
-    words="scale|factor|row|times|magnitude|weight|norm",
+    accepted=("embedding", "scale", "norm", "weight"),
+    words="scale|factor|row|length|magnitude|norm|clip|weight",
     taps=("embed",),
     model="mistral-full",
-    dtype="bfloat16",
 )
-def rows_of_the_embedding_take_the_scale_of_the_next(p: Patched) -> None:
-    def change(w):
-        scale = w.abs().amax(1, keepdim=True)
-        return w / scale * scale.roll(-1, 0)
-
-    p.weight(p.decoder.embed_tokens, change)
+def rows_of_the_embedding_longer_than_one_are_cut_to_one(p: Patched) -> None:
+    """The layer was made with `max_norm=1`; shorter rows stay as they are."""
+    p.weight(p.decoder.embed_tokens, lambda w: w / w.norm(dim=1, keepdim=True).clamp(min=1))
 
 
 @bug(
