@@ -27,7 +27,13 @@ from tests.workbench.diagnosis.bugs.sharded import Ring, record_ranks, shard
 STEPS = 4
 #: Tokens of the prompts, by model; those of `LENGTHS` else.
 LENGTHS = (13, 6)
-LONG = {"llama-long": (300,)}
+LONG = {
+    "llama-long": (300,),
+    "qwen3-long": (270,),
+    "mistral-long": (150,),
+    "llama-three": (5, 17, 9),
+    "qwen2-three": (9, 4, 17),
+}
 
 _QWEN3 = {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 
@@ -49,6 +55,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]] 
     "llama-deep": ("llama", {"num_hidden_layers": 6}, lambda weights: None),
     "qwen3-kv4": ("qwen3", {"num_key_value_heads": 4}, lambda weights: None),
     "llama-long": ("llama", {"max_position_embeddings": 1024, "num_hidden_layers": 2}, lambda weights: None),
+    "qwen3-long": ("qwen3", {"max_position_embeddings": 1024, "num_hidden_layers": 2}, lambda weights: None),
+    "mistral-long": ("mistral", {"sliding_window": 64, "num_hidden_layers": 2}, lambda weights: None),
+    "llama-three": ("llama", {}, lambda weights: None),
+    "qwen2-three": ("qwen2", {}, lambda weights: None),
+    "llama-twelve": ("llama", {"num_hidden_layers": 12}, lambda weights: None),
     "llama-massive": ("llama", {}, _larger("embed_tokens", 3000.0)),
     "llama-sharp": ("llama", {}, _larger("q_proj", 12.0)),
     "qwen2-large-bias": ("qwen2", {}, _larger("k_proj.bias", 40.0)),

@@ -45,12 +45,15 @@ QUICK_UNSEEN = (
     "odd_last_token_is_normed_on_no_rank",
     "second_sequence_reads_the_decoded_token_of_the_first",
     "second_prompt_begins_with_the_last_token_of_the_first",
+    "window_of_the_second_chunk_measured_from_its_first_row",
+    "second_sequence_adds_one_mlp_twice",
 )
 QUICK_UNSEEN_CONTROLS = (
     "root_of_the_scale_on_both_sides",
     "last_shard_padded_to_the_size_of_the_others",
     "stream_kept_in_float32_in_a_bfloat16_model",
     "sum_of_each_part_begins_at_another_rank",
+    "tokens_shared_out_for_the_norms_and_gathered",
 )
 ALL = bugs()
 FIRST = ("open", "held_out")
@@ -90,6 +93,23 @@ SETS = {
     "unseen_6": (50, 10, 13, 18, 10, 8, 6, 0, 12),
     "unseen_7": (70, 15, 16, 24, 14, 12, 8, 3, 24),
     "unseen_8": (60, 15, 14, 28, 15, 10, 8, 3, 15),
+    "unseen_9": (100, 30, 18, 36, 20, 12, 16, 2, 25),
+}
+#: How the bugs of a set are spread over its files, where that was laid down before it was written.
+SPREAD = {
+    "unseen_9": {
+        "cache": 12,
+        "rotation": 12,
+        "mask": 12,
+        "attention": 12,
+        "sharding": 7,
+        "collectives": 5,
+        "weights": 6,
+        "quantisation": 8,
+        "network": 14,
+        "vocabulary": 6,
+        "pairs": 6,
+    },
 }
 
 
@@ -108,6 +128,12 @@ def test_a_set_has_bugs_of_every_kind(folder: str):
         sum(bug.dtype == "bfloat16" for bug in found),
     )
     assert all(is_ >= least for is_, least in zip(counts, SETS[folder], strict=True)), counts
+
+
+@pytest.mark.parametrize("folder", SPREAD)
+def test_a_set_is_spread_as_it_was_to_be(folder: str):
+    found = Counter(bug.patch.__module__.split(".")[-1] for bug in ALL.values() if bug.part == folder)
+    assert found == SPREAD[folder]
 
 
 def test_every_expected_class_can_be_answered():
