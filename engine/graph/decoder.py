@@ -9,23 +9,38 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.graph.operation import STREAM, Operation, Part
+from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
+
+
+def _norm(
+    tap: str, read: str, module: str, gguf: str, width: Width = "hidden", part: Part | None = None
+) -> Operation:
+    """RMSNorm over the stream, or over each head (arXiv:1910.07467)."""
+    form: Form = "rows" if width == "hidden" else "heads"
+    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, part=part)
+
+
+def _linear(tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias) -> Operation:
+    """A product of which each rank has its columns."""
+    return Operation(tap, "linear", {"x": read}, width, "rows", module, gguf, bias)
+
+
+def _summed(tap: str, read: str, module: str, gguf: str, bias: Bias) -> tuple[Operation, Operation]:
+    """A product of which each rank has a term, and their sum (arXiv:1909.08053)."""
+    term = f"{tap}.partial"
+    return (
+        Operation(term, "linear", {"x": read}, module=module, gguf=gguf, part="partial"),
+        Operation(tap, "reduce", {"partial": term}, module=module, gguf=gguf, bias=bias),
+    )
+
 
 _ATTENTION = (
-    Operation("attn_norm", "norm", {"x": STREAM}, module="input_layernorm"),
-    Operation("attn.q_proj", "linear", {"x": "attn_norm"}, "heads", module="self_attn.q_proj", bias="qkv_bias"),
-    Operation(
-        "attn.k_proj", "linear", {"x": "attn_norm"}, "kv_heads", module="self_attn.k_proj", bias="qkv_bias"
-    ),
-    Operation(
-        "attn.v_proj", "linear", {"x": "attn_norm"}, "kv_heads", module="self_attn.v_proj", bias="qkv_bias"
-    ),
-    Operation(
-        "attn.q_norm", "norm", {"x": "attn.q_proj"}, "heads", "heads", module="self_attn.q_norm", part="qk_norm"
-    ),
-    Operation(
-        "attn.k_norm", "norm", {"x": "attn.k_proj"}, "kv_heads", "heads", module="self_attn.k_norm", part="qk_norm"
-    ),
+    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm"),
+    _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias"),
+    _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias"),
+    _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias"),
+    _norm("attn.q_norm", "attn.q_proj", "self_attn.q_norm", "attn_q_norm", "heads", "qk_norm"),
+    _norm("attn.k_norm", "attn.k_proj", "self_attn.k_norm", "attn_k_norm", "kv_heads", "qk_norm"),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads"),
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache"),
@@ -33,19 +48,15 @@ _ATTENTION = (
     Operation("attn.scores", "scores", {"q": "attn.q_rope", "k": "attn.k_cache"}, "heads", "cells"),
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
     Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "heads"),
-    Operation("attn.o_proj.partial", "linear", {"x": "attn.context"}, module="self_attn.o_proj", part="partial"),
-    Operation("attn.o_proj", "reduce", {"partial": "attn.o_proj.partial"}, module="self_attn.o_proj", bias="o_bias"),
+    *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
     Operation("attn_residual", "residual", {"x": STREAM, "y": "attn.o_proj"}),
-)  # fmt: skip
+)
 _MLP = (
-    Operation("mlp_norm", "norm", {"x": "attn_residual"}, module="post_attention_layernorm"),
-    Operation(
-        "mlp.gate", "linear", {"x": "mlp_norm"}, "intermediate", module="mlp.gate_proj", bias="mlp_bias"
-    ),
-    Operation("mlp.up", "linear", {"x": "mlp_norm"}, "intermediate", module="mlp.up_proj", bias="mlp_bias"),
+    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm"),
+    _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias"),
+    _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias"),
     Operation("mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate"),
-    Operation("mlp.down.partial", "linear", {"x": "mlp.act"}, module="mlp.down_proj", part="partial"),
-    Operation("mlp.down", "reduce", {"partial": "mlp.down.partial"}, module="mlp.down_proj", bias="mlp_bias"),
+    *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias"),
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "mlp.down"}),
 )
 #: All operations that a layer may have.
@@ -54,9 +65,9 @@ LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
 OUTSIDE: Mapping[str, Operation] = {
     one.tap: one
     for one in (
-        Operation("embed", "embedding", module="model.embed_tokens"),
-        Operation("final_norm", "norm", {"x": STREAM}, module="model.norm"),
-        Operation("logits", "head", {"x": "final_norm"}, "vocab", module="lm_head"),
+        Operation("embed", "embedding", module="model.embed_tokens", gguf="token_embd"),
+        _norm("final_norm", STREAM, "model.norm", "output_norm"),
+        Operation("logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output"),
     )
 }
 #: Products of the same input, which engines may make in one.

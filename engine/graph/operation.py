@@ -28,9 +28,10 @@ class Operation:
     """One operation, by the name of its tap within the layer (outside of all layers: its whole name).
 
     `inputs` are taps of the same layer by role. `module` is the checkpoint's, whose parameters it reads, by its name
-    within `model.layers.{i}.` (outside: its whole name); of a product split over the ranks by what goes in, each rank's
-    term has the weight and the sum the bias. `bias` names the flag of `ModelConfig` with which it has one. `part`: what
-    a model must have for it; where it lacks that, its first input takes its place.
+    within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
+    product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
+    flag of `ModelConfig` with which it has one. `part`: what a model must have for it; where it lacks that, its first
+    input takes its place.
     """
 
     tap: str
@@ -39,6 +40,7 @@ class Operation:
     width: Width = "hidden"
     form: Form = "rows"
     module: str = ""
+    gguf: str = ""
     bias: Bias = ""
     part: Part | None = None
 

@@ -7,10 +7,12 @@ first, so that reversed they are the Hugging Face shape, and norm weights are st
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
 from lockstep.engine.parallel.shards import Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
@@ -65,22 +67,17 @@ class NameRule:
     rotated: bool = False
 
 
-RULES: tuple[NameRule, ...] = (
-    NameRule("model.embed_tokens", "token_embd"),
-    NameRule("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
-    NameRule("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q", rotated=True),
-    NameRule("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k", rotated=True),
-    NameRule("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
-    NameRule("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
-    NameRule("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
-    NameRule("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
-    NameRule("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
-    NameRule("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
-    NameRule("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
-    NameRule("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
-    NameRule("model.norm", "output_norm"),
-    NameRule("lm_head", "output"),
-)
+def _rules() -> Iterator[NameRule]:
+    rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
+    for one in LAYER.values():
+        if one.module:
+            turned = one.kind == "linear" and one.tap in rotated
+            yield NameRule(f"model.layers.{{}}.{one.module}", f"blk.{{}}.{one.gguf}", turned)
+    for one in OUTSIDE.values():
+        yield NameRule(one.module, one.gguf)
+
+
+RULES = tuple(dict.fromkeys(_rules()))
 #: Families whose GGUF architecture (`llama`) turns neighbouring rows.
 PAIRED: frozenset[str] = frozenset({"llama", "mistral"})
 

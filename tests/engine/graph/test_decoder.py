@@ -1,0 +1,63 @@
+"""The declared operations against transformers' own modules, and among each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.graph import (
+    GATE_UP,
+    LAYER,
+    MULTIPLIED,
+    OUTSIDE,
+    QKV,
+    STREAM,
+    instead_of,
+    layer_operations,
+    parts_of,
+)
+from lockstep.engine.parallel import shards
+from tests.checkpoints import tiny_variant
+
+MODELS = ("qwen2-tied", "qwen3", "qwen3-bias", "llama-bias")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_variant(tmp_path_factory.mktemp("model"), request.param)
+
+
+def test_parameters_are_those_of_transformers(checkpoint: Path) -> None:
+    config, source = open_checkpoint(checkpoint)
+    source.close()
+    theirs = dict(AutoModelForCausalLM.from_pretrained(checkpoint).named_parameters())  # tied ones once
+    assert shards.parameters(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+
+
+def test_a_layer_reads_what_came_before_in_it(checkpoint: Path) -> None:
+    config, source = open_checkpoint(checkpoint)
+    source.close()
+    there = {STREAM}
+    for operation in layer_operations(parts_of(config)):
+        for tap in operation.inputs.values():
+            assert there.intersection(instead_of(tap)), f"{operation.tap} reads {tap}"
+        there.add(operation.tap)
+
+
+def test_modules_are_named_once_but_for_split_products() -> None:
+    named = [
+        one.module for one in (*LAYER.values(), *OUTSIDE.values()) if one.module and one.part != "partial"
+    ]
+    assert len(named) == len(set(named))
+    assert {LAYER[tap].module for tap in MULTIPLIED} == {"self_attn.o_proj", "mlp.down_proj"}
+    assert (QKV, GATE_UP) == (("attn.q_proj", "attn.k_proj", "attn.v_proj"), ("mlp.gate", "mlp.up"))
+
+
+def test_what_lacks_is_stood_in_for_by_what_it_reads() -> None:
+    assert instead_of("attn.q_norm") == ("attn.q_norm", "attn.q_proj")
+    assert instead_of("attn.o_proj.partial") == ("attn.o_proj.partial", "attn.context")
+    assert instead_of("attn.q_rope") == ("attn.q_rope",)
+    assert instead_of(STREAM) == (STREAM,)
