@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, instead_of, layer_operations, parts_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.operations.attention import AttentionPass, attention
+from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised, silu
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, product
@@ -34,8 +35,7 @@ def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...])
         if not np.array_equal(positions[order], np.arange(len(order))):
             return None
         window = model.windows[layer] if model.windows else None
-        after = _attention(facts, layer, stream[order], [rows[i] for i in order], window)
-        after = None if after is None else _mlp(facts, layer, after)
+        after = _run(facts, layer, stream[order], [rows[i] for i in order], window)
         if after is None:
             return None
         found[order] = after
@@ -48,45 +48,47 @@ def normalise(facts: Facts, name: str, x: Array) -> Array | None:
     return None if weight is None else normalised(x, facts.model.rms_eps) * weight
 
 
-def _linear(facts: Facts, name: str, x: Array) -> Array | None:
-    weight, bias = facts.weight(f"{name}.weight"), facts.vector(f"{name}.bias")
-    return None if weight is None else product(x, weight) + (0.0 if bias is None else bias)
-
-
-def _attention(
-    facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None
-) -> Array | None:
-    model, name = facts.model, f"model.layers.{layer}"
-    x = normalise(facts, f"{name}.input_layernorm.weight", stream)
-    if x is None:
-        return None
-    projected = [_linear(facts, f"{name}.self_attn.{part}_proj", x) for part in "qkv"]
-    if any(part is None for part in projected):
-        return None
-    q, k, v = (heads_of(part, model.head_dim) for part in projected if part is not None)
-    if model.qk_norm:
-        normed = [
-            normalise(facts, f"{name}.self_attn.{part}_norm.weight", y) for part, y in (("q", q), ("k", k))
-        ]
-        if normed[0] is None or normed[1] is None:
+def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None) -> Array | None:
+    """What a layer gives for the tokens of one sequence, operation by operation."""
+    made = {STREAM: stream}
+    for operation in layer_operations(parts_of(facts.model)):
+        read = {
+            role: made[next(name for name in instead_of(tap) if name in made)]
+            for role, tap in operation.inputs.items()
+        }
+        weights = weight_names(f"layers.{layer}.{operation.tap}", operation.kind, facts)
+        held = {role: facts.weight(name) for role, name in weights.items()}
+        if any(one is None for one in held.values()):
             return None
-        q, k = normed[0], normed[1]
-    at = np.arange(len(x))
-    angles, factor = at[:, None, None] * frequencies(model, lengths_of(rows)), magnitude(model)
-    inputs = {"q": rotate(q, angles, factor), "k": rotate(k, angles, factor), "v": v}
-    context, _ = attention(AttentionPass(facts, inputs, at, window))
-    out = _linear(facts, f"{name}.self_attn.o_proj", context)
-    return None if out is None else stream + out
+        given = {**read, **{role: one for role, one in held.items() if one is not None}}
+        made[operation.tap] = _value(operation, facts, given, rows, window)
+    return made[LAYER_OUTPUT]
 
 
-def _mlp(facts: Facts, layer: int, stream: Array) -> Array | None:
-    name = f"model.layers.{layer}"
-    x = normalise(facts, f"{name}.post_attention_layernorm.weight", stream)
-    if x is None:
-        return None
-    gate, up = _linear(facts, f"{name}.mlp.gate_proj", x), _linear(facts, f"{name}.mlp.up_proj", x)
-    down = None if gate is None or up is None else _linear(facts, f"{name}.mlp.down_proj", silu(gate) * up)
-    return None if down is None else stream + down
+def _value(
+    operation: Operation, facts: Facts, given: Mapping[str, Array], rows: Sequence[Row], window: int | None
+) -> Array:
+    model, at = facts.model, np.arange(len(rows))
+    bias = given.get("bias", np.zeros(1))
+    match operation.kind:
+        case "norm":
+            x = given["x"] if operation.form == "rows" else heads_of(given["x"], model.head_dim)
+            return normalised(x, model.rms_eps) * given["weight"]
+        case "linear":
+            return product(given["x"], given["weight"]) + bias
+        case "reduce":
+            return given["partial"] + bias
+        case "rope":
+            angles = at[:, None, None] * frequencies(model, lengths_of(rows))
+            return rotate(heads_of(given["x"], model.head_dim), angles, magnitude(model))
+        case "cache":
+            return heads_of(given["written"], model.head_dim)
+        case "residual":
+            return given["x"] + given["y"]
+        case "activation":
+            return silu(given["gate"]) * given["up"]
+        case kind:
+            return BLOCKS[kind](AttentionPass(facts, given, at, window))[0]
 
 
 #: What a layer that ran leaves at least one of.
