@@ -13,13 +13,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.engine.graph import Part
+from lockstep.engine.graph import (
+    LAYER,
+    LAYER_OUTPUT,
+    MULTIPLIED,
+    OUTSIDE,
+    STREAM,
+    Operation,
+    Part,
+    layer_operations,
+)
 from lockstep.engine.taps.names import TapSpec, tap_specs
 from lockstep.workbench.references.attention import listening
 
@@ -29,14 +38,21 @@ ABSENT = {
     "mlp.down.partial": "one rank has no partial sums: its down_proj is whole",
 }
 
+#: Operations that no module gives: they are what goes into the next one.
+_BEFORE = ("residual", "activation")
+
 See = Callable[[str, Tensor], None]
 
 
 def golden_taps(model: Any) -> tuple[TapSpec, ...]:
     """The taps of DESIGN §2 for this model at tp = 1, in execution order."""
-    config = model.config
-    parts: tuple[Part, ...] = ("qk_norm",) if hasattr(model.model.layers[0].self_attn, "q_norm") else ()
-    return tap_specs(config.num_hidden_layers, parts)
+    return tap_specs(model.config.num_hidden_layers, _parts(model))
+
+
+def _parts(model: Any) -> frozenset[Part]:
+    """What the model has of what only some have."""
+    names = {name for name, _ in model.model.layers[0].named_modules()}
+    return frozenset(one.part for one in LAYER.values() if one.part is not None and one.module in names)
 
 
 def absent_taps(model: Any) -> dict[str, str]:
@@ -66,11 +82,10 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
-        after(decoder.embed_tokens, "embed")
-        after(decoder.norm, "final_norm")
-        after(model.lm_head, "logits")
+        for operation in OUTSIDE.values():
+            after(model.get_submodule(operation.module), operation.tap)
         for i, layer in enumerate(decoder.layers):
-            _tap_layer(layer, f"layers.{i}", after, before)
+            _tap_layer(layer, f"layers.{i}", _parts(model), after, before)
 
         def on_attention(layer: int, seen: dict[str, Tensor]) -> None:
             for name, tensor in seen.items():
@@ -83,18 +98,21 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 def _tap_layer(
     layer: Any,
     name: str,
+    parts: Collection[Part],
     after: Callable[[nn.Module, str], None],
     before: Callable[[nn.Module, str], None],
 ) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
-    after(layer.input_layernorm, f"{name}.attn_norm")
-    for part in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj"):
-        if hasattr(attention, part):
-            after(getattr(attention, part), f"{name}.attn.{part}")
-    before(layer.post_attention_layernorm, f"{name}.attn_residual")
-    after(layer.post_attention_layernorm, f"{name}.mlp_norm")
-    after(mlp.gate_proj, f"{name}.mlp.gate")
-    after(mlp.up_proj, f"{name}.mlp.up")
-    before(mlp.down_proj, f"{name}.mlp.act")
-    after(mlp.down_proj, f"{name}.mlp.down")
-    after(layer, f"{name}.mlp_residual")
+    for operation in layer_operations(parts):
+        if operation.part == "partial" or not operation.module:
+            continue
+        module = layer.get_submodule(operation.module)
+        after(module, f"{name}.{operation.tap}")
+        for read in _multiplied(operation):
+            if read != STREAM and LAYER[read].kind in _BEFORE:
+                before(module, f"{name}.{read}")
+    after(layer, f"{name}.{LAYER_OUTPUT}")
+
+
+def _multiplied(operation: Operation) -> Iterable[str]:
+    """What the module of an operation reads: of a sum over ranks, what its terms do."""
+    return [MULTIPLIED[operation.tap]] if operation.tap in MULTIPLIED else operation.inputs.values()
