@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph import formula
+from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate
 from lockstep.workbench.diagnosis.operations.expected import Lacking, Result, floor, sum_noise
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.recording import Array
@@ -37,7 +39,7 @@ def scores(b: AttentionPass) -> Result:
     """q [T, heads, D] and keys [K, kv_heads, D] -> [heads, T, K], scaled, -inf where the mask forbids."""
     q, k = b.inputs["q"], expand(b.inputs["k"], b.inputs["q"].shape[1])
     scale = 1 / math.sqrt(b.facts.model.head_dim)
-    out = np.einsum("thd,khd->htk", q, k, optimize=True) * scale
+    out = evaluate(SCALED, {"q": q, "k": k, "scale": scale})
     terms = np.sqrt(np.einsum("thd,khd->htk", q**2, k**2, optimize=True)) * scale
     # Some engines scale the queries first: one more rounding of each term.
     noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2]) + b.slack) * np.hypot(out, terms)
@@ -77,9 +79,7 @@ def softmax(b: AttentionPass) -> Result:
     """Over the keys, in float32 at least."""
     given = b.inputs["scores"]
     top = given.max(-1, keepdims=True, initial=-np.inf)
-    with np.errstate(invalid="ignore"):
-        weights = np.exp(given - top)
-        out = weights / weights.sum(-1, keepdims=True)
+    out = evaluate(FORMULAS["softmax"], b.inputs)
     depth = np.where(np.isfinite(given), np.abs(given - top), 0.0)
     inside = b.facts.sum_unit * (4 + depth + np.abs(np.where(np.isfinite(top), top, 0.0)))
     return out, floor(b.facts, out * (b.facts.unit + inside) + UNIT["float32"] * 1e-6)
@@ -152,17 +152,19 @@ def context(b: AttentionPass) -> Result:
     values = expand(b.inputs["v"], len(probs))
     if values.shape[0] != probs.shape[2]:
         raise Lacking(f"{values.shape[0]} cached values do not fit probabilities of {probs.shape[2]} keys")
-    out = np.einsum("htk,khd->thd", probs, values, optimize=True)
-    terms = np.sqrt(np.einsum("htk,khd->thd", probs**2, values**2, optimize=True))
-    noise = (b.facts.unit + sum_noise(b.facts, probs.shape[2])) * np.hypot(out, terms)
-    return out.reshape(len(out), -1), floor(b.facts, noise.reshape(len(out), -1))
+    out, terms = (
+        evaluate(FORMULAS["context"], {"probs": p, "v": v})
+        for p, v in ((probs, values), (probs**2, values**2))
+    )
+    noise = (b.facts.unit + sum_noise(b.facts, probs.shape[2])) * np.hypot(out, np.sqrt(terms))
+    return out, floor(b.facts, noise)
 
 
 def expand(kv: Array, heads: int) -> Array:
     """Keys or values [K, kv_heads, D] for each of `heads` query heads: head h reads KV head h // group."""
     if kv.ndim != 3 or heads % kv.shape[1]:
         raise Lacking(f"cached rows of shape {list(kv.shape)} do not fit {heads} query heads")
-    return kv.repeat(heads // kv.shape[1], axis=1)
+    return formula.expand(kv, heads)
 
 
 BLOCKS: Mapping[str, Callable[[AttentionPass], Result]] = {

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, product, spread
+from lockstep.engine.graph.formula import FORMULAS, NORMALISED, evaluate
+from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.recording import Array
@@ -67,7 +68,7 @@ def embedding(o: Operands) -> Result:
     ids = [row.token for row in o.rows]
     if max(ids, default=0) >= len(table):
         raise Lacking(f"token id {max(ids)} lies outside the table of {len(table)} rows")
-    found = table[ids].astype(np.float64)
+    found = evaluate(FORMULAS["embedding"], {"weight": table, "token": ids})
     return found, floor(o.facts, o.facts.unit * np.abs(found))
 
 
@@ -77,18 +78,18 @@ def linear(o: Operands) -> Result:
         raise Lacking(
             f"its input of shape {list(x.shape)} does not fit a weight of shape {list(weight.shape)}"
         )
-    out, terms = product(x, weight), spread(x, weight)
-    added = 0.0 if bias is None else np.abs(bias)
-    size = np.hypot(out, terms)
-    noise = o.facts.unit * (size + added) + sum_noise(o.facts, x.shape[1]) * size
-    return out + (0.0 if bias is None else bias), floor(o.facts, noise)
+    added = np.zeros(1) if bias is None else bias
+    out = evaluate(FORMULAS["linear"], {"x": x, "weight": weight, "bias": added})
+    size = np.hypot(out - added, spread(x, weight))
+    noise = o.facts.unit * (size + np.abs(added)) + sum_noise(o.facts, x.shape[1]) * size
+    return out, floor(o.facts, noise)
 
 
 def reduce(o: Operands) -> Result:
     """The sum over the ranks' partial products [R, N, H], and the bias."""
     parts = o.inputs["partial"]
     bias = o.bias()
-    out = parts.sum(0) + (0.0 if bias is None else bias)
+    out = evaluate(FORMULAS["reduce"], {"partial": parts, "bias": 0.0 if bias is None else bias})
     size = np.abs(parts).sum(0) + (0.0 if bias is None else np.abs(bias))
     return out, floor(o.facts, o.facts.unit * (size if len(parts) > 1 or bias is not None else np.abs(out)))
 
@@ -98,13 +99,13 @@ def norm(o: Operands) -> Result:
     x, weight = o.inputs["x"], o.weight().astype(np.float64)
     if x.shape[-1] != len(weight):
         x = x.reshape(len(x), -1, len(weight))
-    out = normalised(x, o.facts.model.rms_eps) * weight
+    out = evaluate(FORMULAS["norm"], {"x": x, "weight": weight, "eps": o.facts.model.rms_eps})
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
 def normalised(x: Array, eps: float) -> Array:
     """x over its root mean square along the last axis."""
-    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + eps))
+    return np.asarray(evaluate(NORMALISED, {"x": x, "eps": eps}))
 
 
 def rope(o: Operands) -> Result:
@@ -114,10 +115,8 @@ def rope(o: Operands) -> Result:
     positions = np.array([row.position for row in o.rows], dtype=np.float64)
     angles = positions[:, None, None] * frequencies(model, lengths_of(o.rows))
     factor = magnitude(model)
-    first, second = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    out = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    size = np.hypot(first, second) * factor
+    out = evaluate(FORMULAS["rope"], {"x": x, "angles": angles, "factor": factor})
+    size = np.hypot(*np.split(x, 2, axis=-1)) * factor
     noise = size * (2 * o.facts.unit + 4 * UNIT["float32"] * angles)  # angles are made in float32
     return out, floor(o.facts, np.concatenate([noise, noise], axis=-1))
 
@@ -128,19 +127,15 @@ def heads_of(x: Array, head_dim: int) -> Array:
 
 
 def residual(o: Operands) -> Result:
-    out = o.inputs["x"] + o.inputs["y"]
+    out = evaluate(FORMULAS["residual"], o.inputs)
     return out, floor(o.facts, o.facts.unit * np.abs(out))
 
 
 def activation(o: Operands) -> Result:
     gate, up = o.inputs["gate"], o.inputs["up"]
-    out = silu(gate) * up
+    out = evaluate(FORMULAS["activation"], o.inputs)
     lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
     return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost)
-
-
-def silu(x: Array) -> Array:
-    return np.asarray(x / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
 ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {

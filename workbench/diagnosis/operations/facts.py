@@ -95,12 +95,6 @@ def _nbytes(array: NDArray[Any] | None) -> int:
     return 0 if array is None else array.nbytes
 
 
-def product(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:
-    """x [N, in] times a weight [out, in], in float64: [N, out]. Rows of the weight are widened a chunk at a time."""
-    parts = [x @ weight[i : i + chunk].astype(np.float64).T for i in range(0, len(weight), chunk)]
-    return np.concatenate(parts, axis=1) if parts else np.zeros((len(x), 0))
-
-
 def spread(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:
     """The root of the sum of squares of a product's terms, [N, out]: what its rounding is measured by. Coarse:
     in float32. Rows that are not finite are NaN."""

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, instead_of, layer_operations, parts_of
+from lockstep.engine.graph.formula import FORMULAS, evaluate
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised, silu
-from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, product
+from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -69,26 +69,19 @@ def _value(
     operation: Operation, facts: Facts, given: Mapping[str, Array], rows: Sequence[Row], window: int | None
 ) -> Array:
     model, at = facts.model, np.arange(len(rows))
-    bias = given.get("bias", np.zeros(1))
-    match operation.kind:
-        case "norm":
-            x = given["x"] if operation.form == "rows" else heads_of(given["x"], model.head_dim)
-            return normalised(x, model.rms_eps) * given["weight"]
-        case "linear":
-            return product(given["x"], given["weight"]) + bias
-        case "reduce":
-            return given["partial"] + bias
-        case "rope":
-            angles = at[:, None, None] * frequencies(model, lengths_of(rows))
-            return rotate(heads_of(given["x"], model.head_dim), angles, magnitude(model))
-        case "cache":
-            return heads_of(given["written"], model.head_dim)
-        case "residual":
-            return given["x"] + given["y"]
-        case "activation":
-            return silu(given["gate"]) * given["up"]
-        case kind:
-            return BLOCKS[kind](AttentionPass(facts, given, at, window))[0]
+    if operation.kind in BLOCKS and operation.kind != "cache":
+        return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
+    if operation.form != "rows":
+        given = {role: heads_of(x, model.head_dim) if x.ndim > 1 else x for role, x in given.items()}
+    if operation.kind == "reduce":  # of one rank alone
+        given = {**given, "partial": given["partial"][None]}
+    more = {
+        "bias": 0.0,
+        "eps": model.rms_eps,
+        "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
+        "factor": magnitude(model),
+    }
+    return np.asarray(evaluate(FORMULAS[operation.kind], {**more, **given}))
 
 
 #: What a layer that ran leaves at least one of.

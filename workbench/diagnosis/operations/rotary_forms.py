@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.recording import Array
 
 Complex = NDArray[np.complex128]
@@ -27,11 +28,6 @@ def complex_pairs(x: Array) -> Complex:
 def joined(z: Complex) -> Array:
     """The inverse of `complex_pairs`."""
     return np.concatenate([z.real, z.imag], axis=-1)
-
-
-def rotate(x: Array, angles: Array, factor: float = 1.0) -> Array:
-    """The right rotation."""
-    return joined(complex_pairs(x) * np.exp(1j * angles) * factor)
 
 
 def rotate_by(x: Array, cos: Array, sin: Array) -> Array:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.nearest import nearest_columns
-from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING
 from lockstep.workbench.diagnosis.operations.site import Site

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, RotaryForm, rotate
+from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, RotaryForm
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
 from lockstep.workbench.diagnosis.variants.blocks import history, others, positions, shaped, unrotated

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
-from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated

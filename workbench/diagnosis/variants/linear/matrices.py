@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import MULTIPLIED
+from lockstep.engine.graph.formula import product
 from lockstep.engine.parallel import shards
-from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array

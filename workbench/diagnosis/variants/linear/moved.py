@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import GATE_UP, LAYER, QKV
+from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.nearest import nearest_columns
-from lockstep.workbench.diagnosis.operations.facts import product
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array

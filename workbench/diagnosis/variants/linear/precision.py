@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.operations.facts import UNIT, product, rounded
+from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.operations.facts import UNIT, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.variants.replay import Linear
 from lockstep.workbench.diagnosis.variants.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.engine.graph import MULTIPLIED
-from lockstep.workbench.diagnosis.operations.facts import product
+from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.rotary import frequencies
-from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.variants.fits import Mask
 from lockstep.workbench.diagnosis.variants.rotation.angles import Turns, fit_base

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.rotary import frequencies
-from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, rotate
+from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.fits import wrong_heads, wrong_rows

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.rotary import frequencies
 from lockstep.workbench.diagnosis.operations.rotary_forms import (
@@ -15,7 +16,6 @@ from lockstep.workbench.diagnosis.operations.rotary_forms import (
     HALVES,
     complex_pairs,
     joined,
-    rotate,
     rotate_by,
 )
 from lockstep.workbench.diagnosis.operations.site import Site

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands, heads_of
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from lockstep.workbench.diagnosis.operations.rotary_forms import rotate
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.variant import Variant

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.operations.expected import heads_of
 from lockstep.workbench.diagnosis.operations.rotary_forms import (
     FORMS,
     complex_pairs,
-    rotate,
     rotate_by,
 )
 from lockstep.workbench.diagnosis.operations.shares import head_offset

@@ -1,0 +1,135 @@
+"""Formulas: what an operation computes, as a small expression tree, and its value in float64 (torch-free).
+
+    evaluate(FORMULAS["norm"], {"x": x, "weight": weight, "eps": 1e-6})
+    str(FORMULAS["residual"])                                             # "x + y"
+
+A leaf is an input or a weight by its role, or a number. T tokens of one sequence, K positions attended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.graph.operation import Kind
+
+Array = NDArray[np.float64]
+#: Rows of a weight that are widened to float64 at a time.
+_CHUNK = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`name` of `args`: a function, or, without any, a leaf's role."""
+
+    name: str
+    args: tuple[Node, ...] = ()
+
+    def __str__(self) -> str:
+        sign = _SIGNS.get(self.name)
+        words = [f"({one})" if sign and one.name in _SIGNS else str(one) for one in self.args]
+        if sign:
+            return f" {sign} ".join(words)
+        return f"{self.name}({', '.join(words)})" if self.args else self.name
+
+
+_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+
+
+def silu(x: Array) -> Array:
+    """x · σ(x) (arXiv:1702.03118)."""
+    return np.asarray(x / (1 + np.exp(-np.clip(x, -700, 700))))
+
+
+def product(x: Array, weight: NDArray[Any]) -> Array:
+    """x [N, in] times a weight [out, in] of any dtype: [N, out]."""
+    parts = [x @ weight[i : i + _CHUNK].astype(np.float64).T for i in range(0, len(weight), _CHUNK)]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((len(x), 0))
+
+
+def rotate(x: Array, angles: Array, factor: float = 1.0) -> Array:
+    """Pairs (i, i + D/2) of x [N, heads, D] turned by angles [N, 1 or heads, D/2] (RoPE, arXiv:2104.09864)."""
+    half = x.shape[-1] // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles) * factor
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def expand(kv: Array, heads: int) -> Array:
+    """Keys or values [K, kv_heads, D] for each of `heads` query heads: head h reads KV head h // group."""
+    return kv.repeat(heads // kv.shape[1], axis=1)
+
+
+def _dot(q: Array, k: Array) -> Array:
+    """q [T, heads, D], k [K, kv_heads, D] -> [heads, T, K]."""
+    return np.asarray(np.einsum("thd,khd->htk", q, expand(k, q.shape[1]), optimize=True))
+
+
+def _softmax(scores: Array) -> Array:
+    """Over the keys. Of a query that sees none: NaN."""
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def _weigh(probs: Array, v: Array) -> Array:
+    """probs [heads, T, K], v [K, kv_heads, D] -> [T, heads * D]."""
+    out = np.einsum("htk,khd->thd", probs, expand(v, len(probs)), optimize=True)
+    return np.asarray(out.reshape(len(out), -1))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "square": np.square,
+    "root": np.sqrt,
+    "mean": lambda x: x.mean(-1, keepdims=True),
+    "sum": lambda partial: partial.sum(0),  # over the ranks
+    "silu": silu,
+    "product": product,
+    "rotate": rotate,
+    "dot": _dot,
+    "where": lambda allowed, scores: np.where(allowed, scores, -np.inf),
+    "softmax": _softmax,
+    "weigh": _weigh,
+    "row": lambda weight, token: weight[token].astype(np.float64),
+}
+
+
+def _of(name: str, *args: Node) -> Node:
+    return Node(name, args)
+
+
+_X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
+#: x over its root mean square (RMSNorm, arXiv:1910.07467).
+NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", _X)), Node("eps"))))
+_LINEAR = _of("add", _of("product", _X, _WEIGHT), _BIAS)
+#: Scores before the mask.
+SCALED = _of("multiply", _of("dot", Node("q"), Node("k")), Node("scale"))
+#: Kind -> what its operations compute.
+FORMULAS: Mapping[Kind, Node] = {
+    "embedding": _of("row", _WEIGHT, Node("token")),
+    "norm": _of("multiply", NORMALISED, _WEIGHT),
+    "linear": _LINEAR,
+    "head": _LINEAR,
+    "rope": _of("rotate", _X, Node("angles"), Node("factor")),
+    "cache": Node("written"),
+    "scores": _of("where", Node("allowed"), SCALED),
+    "softmax": _of("softmax", Node("scores")),
+    "context": _of("weigh", Node("probs"), Node("v")),
+    "reduce": _of("add", _of("sum", Node("partial")), _BIAS),
+    "residual": _of("add", _X, Node("y")),
+    "activation": _of("multiply", _of("silu", Node("gate")), Node("up")),
+}
+
+
+def evaluate(formula: Node, given: Mapping[str, Any]) -> Any:
+    """The value of a formula; `given` has those of its leaves. KeyError for one that it lacks."""
+    if not formula.args:
+        return given[formula.name]
+    return FUNCTIONS[formula.name](*(evaluate(one, given) for one in formula.args))

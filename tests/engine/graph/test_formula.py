@@ -1,0 +1,108 @@
+"""Each formula in float64 gives what the engine has at that tap, whatever the family and the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_frequencies import frequencies
+from lockstep.engine.graph import (
+    LAYER,
+    LAYER_OUTPUT,
+    OUTSIDE,
+    STREAM,
+    Operation,
+    instead_of,
+    layer_operations,
+    parts_of,
+)  # fmt: skip
+from lockstep.engine.graph.formula import FORMULAS, Node, evaluate
+from tests.engine.harness import Engine, Pass
+
+PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
+
+
+class Told:
+    """A pass of the engine, and the checkpoint: the leaves of every formula."""
+
+    def __init__(self, found: Pass, model: ModelConfig, weights: dict[str, np.ndarray]) -> None:
+        self.found, self.model, self.weights = found, model, weights
+
+    def tap(self, name: str, layer: int | None) -> np.ndarray:
+        if name == STREAM:
+            last = self.model.num_layers if layer is None else layer
+            name, layer = (LAYER_OUTPUT, last - 1) if last else ("embed", None)
+        whole = name if layer is None else f"layers.{layer}.{name}"
+        return self.found.tensor(whole).astype(np.float64)
+
+    def given(self, operation: Operation, layer: int | None) -> dict[str, Any]:
+        model, tokens = self.model, np.arange(len(PROMPT))
+        angle, factor = frequencies(model, model.rope_theta, len(PROMPT), np.asarray)
+        window = (model.windows or (None,) * model.num_layers)[layer or 0] or len(PROMPT)
+        apart = tokens[:, None] - tokens[None]
+        module = operation.module if layer is None else f"model.layers.{layer}.{operation.module}"
+        if operation.kind == "head" and model.tie_embeddings:
+            module = OUTSIDE["embed"].module
+        reads = {
+            role: self.tap(next(name for name in instead_of(tap) if self.has(name)), layer)
+            for role, tap in operation.inputs.items()
+        }
+        if operation.form in ("heads", "cache"):
+            reads = {role: x.reshape(len(x), -1, model.head_dim) for role, x in reads.items()}
+        if operation.kind == "context":
+            reads["v"] = reads["v"].reshape(len(PROMPT), -1, model.head_dim)
+        if operation.kind == "reduce":
+            reads["partial"] = reads["partial"][None]
+        return {
+            "eps": model.rms_eps, "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
+            "scale": 1 / math.sqrt(model.head_dim), "allowed": (apart >= 0) & (apart < window),
+            "weight": self.weights.get(f"{module}.weight"), "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
+            **reads,
+        }  # fmt: skip
+
+    def has(self, name: str) -> bool:
+        operation = LAYER.get(name)
+        return operation is None or operation in layer_operations(parts_of(self.model))
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_engine_computes_the_formulas(
+    name: str, tp: int, variant: Callable[[str], Path], engine_of: Callable[[int], Engine]
+) -> None:
+    path = variant(name)
+    model, source = open_checkpoint(path)
+    with source:
+        weights = {one: source.read(one).double().numpy() for one in source.names()}
+    engine = engine_of(tp)
+    engine.load(path)
+    engine.capture("*")
+    (found,) = engine.generate([PROMPT], 1)
+    told = Told(found, model, weights)
+    for layer in (None, *range(model.num_layers)):
+        for operation in OUTSIDE.values() if layer is None else layer_operations(parts_of(model)):
+            ours = evaluate(FORMULAS[operation.kind], told.given(operation, layer))
+            theirs = told.tap(operation.tap, layer)
+            if operation.kind == "head":
+                ours = ours[-1:]
+            np.testing.assert_allclose(
+                theirs,
+                ours.reshape(theirs.shape),
+                rtol=2e-4,
+                atol=2e-5,
+                err_msg=f"{operation.tap}, layer {layer}",
+            )
+
+
+def test_a_formula_reads_as_one() -> None:
+    assert str(FORMULAS["norm"]) == "(x / root(mean(square(x)) + eps)) * weight"
+    assert str(FORMULAS["linear"]) == "product(x, weight) + bias"
+    assert str(FORMULAS["activation"]) == "silu(gate) * up"
+    assert str(Node("x")) == "x"
