@@ -63,7 +63,8 @@ class Told:
         return {
             "eps": model.rms_eps, "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
             "scale": 1 / math.sqrt(model.head_dim), "allowed": (apart >= 0) & (apart < window),
-            "weight": self.weights.get(f"{module}.weight"), "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
+            "weight": self.weights.get(f"{module}.weight"),
+            "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
             **reads,
         }  # fmt: skip
 
