@@ -1,7 +1,7 @@
 """`make soak`: every trial of the catalogue, two at a time, and the table of them in docs/reliability.md.
 
-`make soak ONLY=rank` runs one trial, `make soak ONLY=rank SEED=7` one try of it; neither writes the table. The exit
-code is 1 where anything was lost.
+`make soak ONLY=rank` runs one trial and renews its row, `make soak ONLY=rank SEED=7` runs one try of it. The exit code
+is 1 where anything was lost.
 """
 
 from __future__ import annotations
@@ -125,6 +125,24 @@ def table(tallies: list[Tally], head: str = _HEAD) -> str:
     return page + ("\n## Lost\n\n" + "\n".join(lost) + "\n" if lost else "")
 
 
+def renewed(page: str, tally: Tally, catalogue: Catalogue) -> str:
+    """The page with the row of one trial, and what it has lost, as they are now."""
+    own = table([tally], catalogue.head).removeprefix(catalogue.head).splitlines()
+    kept = [
+        line
+        for line in page.splitlines()
+        if line.startswith(("| ", "- `ONLY="))
+        and not line.startswith((f"| {tally.trial.name} |", f"- `ONLY={tally.trial.name} "))
+    ]
+    places = {trial.name: i for i, trial in enumerate(catalogue.trials)}
+    lines = [line for line in (*kept, *own) if line]
+    rows = [line for line in lines if line.startswith("| ") and line.split(" ")[1] in places]
+    lost = [line for line in lines if line.startswith("- `ONLY=")]
+    rows.sort(key=lambda line: places[line.split(" ")[1]])
+    made = catalogue.head + "\n".join(rows) + "\n"
+    return made + ("\n## Lost\n\n" + "\n".join(lost) + "\n" if lost else "")
+
+
 def main(catalogue: Catalogue, description: str | None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=description)
@@ -141,7 +159,9 @@ def main(catalogue: Catalogue, description: str | None) -> int:
     ]
     tallies = run(catalogue, work, given.seconds)
     print(page := table(tallies, catalogue.head))
-    if given.only is None and given.seed is None and given.most == sys.maxsize:
+    if given.seed is None and given.most == sys.maxsize:
+        if given.only is not None:
+            page = renewed(catalogue.page.read_text(encoding="utf-8"), tallies[0], catalogue)
         catalogue.page.write_text(page, encoding="utf-8")
     return any(tally.lost for tally in tallies)
 

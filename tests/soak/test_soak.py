@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.catalogue import TRIALS
 from tests.soak.processes import run_live
-from tests.soak.run import Tally, table
+from tests.soak.run import SOAK, Tally, renewed, table
 from tests.soak.trial import Trial, attempt
 
 
@@ -50,3 +50,12 @@ def test_the_table_tells_losses_and_tries_that_were_not_made() -> None:
     page = table([tally])
     assert f"| 7 of {TRIALS[0].tries} | 6 | 1 | 12 |" in page
     assert f"- `ONLY={TRIALS[0].name} SEED=3`: a step" in page
+
+
+def test_one_row_is_renewed_and_the_others_stay() -> None:
+    first, second, third = (Tally(trial, tries=trial.tries, seconds=1.0) for trial in TRIALS[:3])
+    first.lost[4], second.lost[5] = "kept", "old"
+    page = table([first, second])
+    again = renewed(page, Tally(second.trial, tries=2, seconds=9.0, lost={6: "new"}), SOAK)
+    assert again == table([first, Tally(second.trial, tries=2, seconds=9.0, lost={6: "new"})])
+    assert renewed(table([first, third]), second, SOAK) == table([first, second, third])
