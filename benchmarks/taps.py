@@ -1,11 +1,13 @@
-"""What taps cost a decode step: off, off in code that has no tap checks at all, and statistics of every tap.
+"""What taps cost a decode step or a prefill: off, off in code that has no tap checks at all, and statistics of every
+tap.
 
-    python -m benchmarks.taps [--rounds 8] [--steps 10] [--full] [--json]
+    python -m benchmarks.taps [--batch 1 4 16 32] [--prefill 512 1024] [--rounds 8] [--steps 10] [--full] [--json]
 
 The code without checks is the engine's own, with every `if self.tap_…:` cut out of its syntax tree. The three
 take turns in one process on the same weights, on one thread; the figure is the median of the processor time a
 step, which other processes disturb less than the wall clock. By default the model has the 0.5B shape's 24
-layers but a fifteenth of its width, so that the work between the taps is small; `--full` takes the 0.5B shape.
+layers but a fifteenth of its width, so that the work between the taps is small; `--full` takes the 0.5B shape, and
+`--narrow` that of the growth curves: 4 layers of width 256, 8 heads.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -39,6 +42,10 @@ from lockstep.engine.taps.hub import CapturePolicy
 
 MODULES = (model, attention, embedding, linear, mlp)
 NARROW = {"hidden_size": 64, "intermediate_size": 320, "num_attention_heads": 4, "vocab_size": 4096}
+FEW_LAYERS = {
+    "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "num_hidden_layers": 4, "vocab_size": 4096,
+}  # fmt: skip
 PROMPT = list(range(100, 164))
 
 
@@ -63,7 +70,9 @@ def _stripped(module: ModuleType) -> Iterator[tuple[type, str, Callable[..., Any
         if not inspect.isclass(owner) or owner.__module__ != module.__name__:
             continue
         for name, method in list(vars(owner).items()):
-            if not inspect.isfunction(method):
+            if (
+                not inspect.isfunction(method) or method.__code__.co_filename != module.__file__
+            ):  # a dataclass's own
                 continue
             tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
             cutter = _WithoutTaps()
@@ -89,30 +98,43 @@ def no_taps() -> Iterator[int]:
             setattr(owner, name, original)
 
 
-def steps(runner: Runner, count: int, statistics_on: bool) -> list[float]:
-    """Processor seconds of so many decode steps."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Decode steps of so many sequences, or, with a length, a prefill."""
+
+    batch: int = 1
+    length: int = 0
+
+    def __str__(self) -> str:
+        return f"prefill of {self.length}" if self.length else f"decode, batch {self.batch}"
+
+
+def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[float]:
+    """Processor seconds of so many decode steps, or of one prefill."""
     runner.reset(CORRECT)
     runner.watch(CapturePolicy(statistics=statistics_on))
-    runner.add(0, PROMPT, Sampling())
-    for _ in range(3):
+    prompt = [100 + i % 1000 for i in range(case.length)] or PROMPT
+    for seq in range(case.batch):
+        runner.add(seq, prompt, Sampling())
+    for _ in range(0 if case.length else 3):
         runner.step()
     seconds = []
-    for _ in range(count):
+    for _ in range(1 if case.length else count):
         started = time.process_time()
         runner.step()
         seconds.append(time.process_time() - started)
     return seconds
 
 
-def measure(runner: Runner, rounds: int, count: int) -> dict[str, list[float]]:
-    """Processor seconds a step of the three, in turns."""
+def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[float]]:
+    """Processor seconds a pass of the three, in turns."""
     seconds: dict[str, list[float]] = {"no tap checks": [], "taps off": [], "statistics": []}
     for _ in range(rounds):
         with no_taps() as methods:
             assert methods >= 8, f"only {methods} methods have taps: the search for them is broken"
-            seconds["no tap checks"] += steps(runner, count, False)
-        seconds["taps off"] += steps(runner, count, False)
-        seconds["statistics"] += steps(runner, count, True)
+            seconds["no tap checks"] += passes(runner, case, count, False)
+        seconds["taps off"] += passes(runner, case, count, False)
+        seconds["statistics"] += passes(runner, case, count, True)
     return seconds
 
 
@@ -121,23 +143,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--batch", type=int, nargs="*", default=[1])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[], metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--full", action="store_true", help="the whole 0.5B shape (2 GB of memory)")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--full", action="store_true", help="the whole 0.5B shape (2 GB of memory)")
+    shape.add_argument("--narrow", action="store_true", help="4 layers of width 256, 8 heads")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = EngineConfig(max_tokens=512, max_sequences=1)
-    loader = Loader(half_billion(**({} if arguments.full else NARROW)), config, Comm())
+    cases = [*map(Case, arguments.batch), *(Case(1, length) for length in arguments.prefill)]
+    longest = max([*arguments.prefill, 8 * len(PROMPT)])
+    config = EngineConfig(
+        max_tokens=max(longest + 64, 128 * max([1, *arguments.batch])),
+        max_sequences=max([1, *arguments.batch]),
+    )
+    changes = {} if arguments.full else FEW_LAYERS if arguments.narrow else NARROW
+    loader = Loader(half_billion(**changes, max_position_embeddings=32768), config, Comm())
     runner = Runner(loader.model, config, Comm(), CORRECT, loader)
-    seconds = measure(runner, arguments.rounds, arguments.steps)
-    off = statistics.median(seconds["taps off"])
     rows = [
         {
+            "case": str(case),
             "name": name,
             "ms": round(1e3 * statistics.median(values), 3),
-            "of_off": round(statistics.median(values) / off, 3),
+            "of_off": round(statistics.median(values) / statistics.median(seconds["taps off"]), 3),
+            "least_of_off": round(min(values) / min(seconds["taps off"]), 3),
         }
+        for case in cases
+        for seconds in [measure(runner, case, arguments.rounds, arguments.steps)]
         for name, values in seconds.items()
     ]
     if arguments.json:
@@ -145,7 +179,10 @@ def main() -> None:
         return
     print(f"{len(runner.specs)} taps, one thread, load average {os.getloadavg()[0]:.1f}")
     for row in rows:
-        print(f"{row['name']:16} {row['ms']:9.3f} ms/step  {row['of_off']:.3f} x taps off")
+        print(
+            f"{row['case']:20} {row['name']:16} {row['ms']:9.3f} ms  {row['of_off']:.3f} x taps off"
+            f"  ({row['least_of_off']:.3f} by the least)"
+        )
 
 
 if __name__ == "__main__":

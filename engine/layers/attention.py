@@ -267,6 +267,10 @@ def _seen(
     tells then which keys count. Cells that lie in no tile are `outside`."""
     if not tap:
         return compute, tiling
+    if (only := tiling.only) is not None:
+        x = compute(only).contiguous()
+        tap(x.flatten(0, 1), one.index)
+        return lambda tile: x, tiling.over_all_keys() if tap.changes else tiling
     sink = tap.tiles(one.index, tiling.shape, outside, one.q)
     if sink is None:
         whole = one.q.new_full((*one.q.shape[:3], tiling.keys), outside)

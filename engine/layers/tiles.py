@@ -46,6 +46,13 @@ class Tiling:
         """The same, no key left out."""
         return replace(self, causal=False)
 
+    @property
+    def only(self) -> Tile | None:
+        """The tile, where there is one alone and it holds all cells."""
+        first = next(iter(self))
+        cells = (first.heads.stop, first.rows.stop, first.keys.stop - first.keys.start)
+        return first if cells == (self.kv_heads, self.queries, self.keys) else None
+
     def __iter__(self) -> Iterator[Tile]:
         rows = min(self.queries, _MOST_ROWS, max(_LEAST_ROWS, CELLS // (self.group * self.keys)))
         heads = max(1, CELLS // (self.group * rows * self.keys))

@@ -148,23 +148,27 @@ class TiledStatistics:
     def add(self, x: Tensor, head: int, row: int, key: int) -> None:
         """A tile [h, t, k], whose first element stands at those indices."""
         heads, rows, keys = x.shape
-        _, all_rows, all_keys = self.shape
+        if x.numel() <= PIECE:
+            self._add(x, head, row, key)
+            return
+        most = max(1, PIECE // keys)
         for at in range(heads):
-            most = max(1, PIECE // keys)
             for first in range(0, rows, most):
-                block = x[at, first : first + most]
-                base = ((head + at) * all_rows + row + first) * all_keys + key
-                self._add(block.reshape(len(block), keys), base, all_keys)
+                self._add(x[at : at + 1, first : first + most], head + at, row + first, key)
 
-    def _add(self, block: Tensor, base: int, stride: int) -> None:
-        """Rows [t, k], the first of which begins at place `base`, each `stride` places after the one before."""
-        rows, keys = block.shape
+    def _add(self, block: Tensor, head: int, row: int, key: int) -> None:
+        """Cells [h, t, k] that a processor's cache holds."""
+        heads, rows, keys = block.shape
+        _, all_rows, stride = self.shape
+        apart, base = all_rows * stride, (head * all_rows + row) * stride + key  # places between heads, the first
         self._parts.append(_measured(block.reshape(1, -1)))
         bits = bits_of(block).to(torch.int64)
         firsts = 2 * stride * _numbers(rows, bits.device) + (2 * base + 1)
-        self._sum += (bits.sum(1) * firsts).sum() + 2 * (bits.sum(0) * _numbers(keys, bits.device)).sum()
-        self._cells += rows * keys
-        self._places += keys * (rows * (2 * base + 1) + stride * rows * (rows - 1)) + rows * keys * (keys - 1)
+        by_head = firsts + 2 * apart * _numbers(heads, bits.device)[:, None]
+        self._sum += (bits.sum(2) * by_head).sum() + 2 * (bits.sum((0, 1)) * _numbers(keys, bits.device)).sum()
+        self._cells += block.numel()
+        first = heads * (2 * base + 1) + apart * heads * (heads - 1)  # over the heads, of their first cells
+        self._places += keys * (rows * first + heads * stride * rows * (rows - 1)) + heads * rows * keys * (keys - 1)
 
     def close(self) -> tuple[Tensor, Tensor]:
         """Parts [1, len(PARTS)] and checksum [1] of the whole tensor."""
