@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps.measure import TiledStatistics, checksum, measure, measured_whole
-from lockstep.engine.taps.parts import chained, merge, statistics, unmask
+from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 
 #: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
 #: Larger ones are measured at once: keeping them would cost memory, and one kernel each is cheap.
@@ -84,15 +84,9 @@ class StatisticsLedger:
         parts = unmask(parts, self._masked)
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
-        taps = np.array(self._taps, dtype=np.int64)
-        if len(set(self._taps)) == entries:
-            stats[taps] = statistics(parts)
-            checksums[taps] = sums.view(np.uint64)
-        else:
-            for tap in set(self._taps):
-                mine = np.flatnonzero(taps == tap)
-                stats[tap] = statistics(merge(parts[mine])[None])[0]
-                checksums[tap] = chained(sums[mine].view(np.uint64))
+        if entries:
+            taps, whole, chains = merge_groups(np.array(self._taps), parts, sums.view(np.uint64))
+            stats[taps], checksums[taps] = statistics(whole), chains
         return stats, checksums
 
     def clear(self) -> None:

@@ -160,15 +160,22 @@ class TiledStatistics:
         """Cells [h, t, k] that a processor's cache holds."""
         heads, rows, keys = block.shape
         _, all_rows, stride = self.shape
-        apart, base = all_rows * stride, (head * all_rows + row) * stride + key  # places between heads, the first
+        apart, base = (
+            all_rows * stride,
+            (head * all_rows + row) * stride + key,
+        )  # places between heads, the first
         self._parts.append(_measured(block.reshape(1, -1)))
         bits = bits_of(block).to(torch.int64)
         firsts = 2 * stride * _numbers(rows, bits.device) + (2 * base + 1)
         by_head = firsts + 2 * apart * _numbers(heads, bits.device)[:, None]
-        self._sum += (bits.sum(2) * by_head).sum() + 2 * (bits.sum((0, 1)) * _numbers(keys, bits.device)).sum()
+        self._sum += (bits.sum(2) * by_head).sum() + 2 * (
+            bits.sum((0, 1)) * _numbers(keys, bits.device)
+        ).sum()
         self._cells += block.numel()
         first = heads * (2 * base + 1) + apart * heads * (heads - 1)  # over the heads, of their first cells
-        self._places += keys * (rows * first + heads * stride * rows * (rows - 1)) + heads * rows * keys * (keys - 1)
+        self._places += keys * (rows * first + heads * stride * rows * (rows - 1)) + heads * rows * keys * (
+            keys - 1
+        )
 
     def close(self) -> tuple[Tensor, Tensor]:
         """Parts [1, len(PARTS)] and checksum [1] of the whole tensor."""

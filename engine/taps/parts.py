@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+#: Checksums of a tap's parts are the digits of a number in this base.
+_CHAIN = np.uint64(1_000_003)
 #: Columns of the parts: what can be merged over the pieces of one tap.
 PARTS = ("min", "max", "sum", "norm", "nan", "inf", "zeros", "finite")
 #: Weight of the first element in a checksum: 2**64 / golden ratio.
@@ -57,7 +59,7 @@ def chained(sums: NDArray[np.uint64]) -> int:
     """Checksums of a tap's parts, in order -> one."""
     total = 0
     for part in sums.tolist():
-        total = (total * 1_000_003 + part) % (1 << 64)
+        total = (total * int(_CHAIN) + part) % (1 << 64)
     return total
 
 
@@ -77,6 +79,27 @@ def merge(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     whole[0], whole[1] = parts[:, 0].min(), parts[:, 1].max()
     whole[3] = math.sqrt(float((parts[:, 3] ** 2).sum()))
     return whole
+
+
+def merge_groups(
+    groups: NDArray[np.int64], parts: NDArray[np.float64], sums: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.uint64]]:
+    """`merge` and `chained` of all pieces [n, len(PARTS)] of each group: the groups' numbers, their parts and their
+    checksums."""
+    order = np.argsort(groups, kind="stable")
+    numbers, first, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    if len(numbers) == len(groups):
+        return numbers, parts[order], sums[order]
+    pieces = parts[order]
+    whole = np.add.reduceat(pieces, first)
+    whole[:, 0] = np.minimum.reduceat(pieces[:, 0], first)
+    whole[:, 1] = np.maximum.reduceat(pieces[:, 1], first)
+    whole[:, 3] = np.sqrt(np.add.reduceat(pieces[:, 3] ** 2, first))
+    chains = np.zeros(len(numbers), np.uint64)
+    for piece in range(int(counts.max())):
+        more = counts > piece
+        chains[more] = chains[more] * _CHAIN + sums[order[first[more] + piece]]  # modulo 2**64
+    return numbers, whole, chains
 
 
 def statistics(parts: NDArray[np.float64]) -> NDArray[np.float32]:

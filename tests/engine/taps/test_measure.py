@@ -157,3 +157,16 @@ def test_the_ledger_measures_each_tap_whenever_it_does(
         assert checksums[0] == tensor_checksum(torch.ones(4))
         assert checksums[1] == checksums[4] == 0
         assert checksums[3] not in (0, checksums[0])
+
+
+def test_groups_are_merged_as_one_by_one() -> None:
+    random = np.random.default_rng(1)
+    groups = random.integers(0, 7, 40)
+    values = random.normal(size=(40, 5)).astype(np.float32)
+    values[3, 2], values[9, 1] = np.nan, np.inf
+    pieces, sums = host.measured(values), random.integers(0, 2**64, 40, dtype=np.uint64)
+    numbers, whole, chains = host.merge_groups(groups, pieces, sums)
+    assert numbers.tolist() == sorted(set(groups.tolist()))
+    for number, merged, chain in zip(numbers, whole, chains, strict=True):
+        np.testing.assert_allclose(merged, merge(pieces[groups == number]), rtol=1e-15)
+        assert int(chain) == host.chained(sums[groups == number])
