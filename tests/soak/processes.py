@@ -196,7 +196,8 @@ def _kill_recorder(seed: int, directory: Path, program: str, model: Path) -> Non
             time.sleep(0.01)
         (recorder,) = recorders
         time.sleep(chance.uniform(0, 4.0))
-        (starter if seed % 3 == 2 else recorder).kill()
+        with suppress(psutil.NoSuchProcess):  # it is done
+            (starter if seed % 3 == 2 else recorder).kill()
         _, said = starter.communicate(timeout=_PATIENCE)
         recorder.wait(_PATIENCE)
     recorded = list(half_made.iterdir())
