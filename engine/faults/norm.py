@@ -86,7 +86,7 @@ def unnormed(stream: Tensor, normed: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="norm-eps",
-        rule="norm",
+        seam="norm",
         value="eps_1e-5",
         correct="rms",
         title="RMSNorm epsilon hard-coded",
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-plus-one",
-        rule="norm",
+        seam="norm",
         value="plus_one",
         correct="rms",
         title="RMSNorm weight applied as 1 + w",
@@ -113,7 +113,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-layer",
-        rule="norm",
+        seam="norm",
         value="mean_subtracted",
         correct="rms",
         title="LayerNorm instead of RMSNorm",
@@ -125,7 +125,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-unweighted",
-        rule="norm",
+        seam="norm",
         value="unweighted",
         correct="rms",
         title="RMSNorm without its weight",
@@ -137,7 +137,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-divided-by-inverse",
-        rule="norm",
+        seam="norm",
         value="divided",
         correct="rms",
         title="divided by rsqrt",
@@ -150,7 +150,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-low-precision",
-        rule="norm",
+        seam="norm",
         value="bfloat16",
         correct="rms",
         title="the mean square taken in bfloat16",
@@ -163,7 +163,7 @@ FAULTS = (
     ),
     Fault(
         id="qk-norm-over-all-heads",
-        rule="norm",
+        seam="norm",
         value="heads_together",
         correct="rms",
         title="q and k normalised over all heads at once",
@@ -177,7 +177,7 @@ FAULTS = (
     ),
     Fault(
         id="qk-norm-missing",
-        rule="norm",
+        seam="norm",
         value="no_heads",
         correct="rms",
         title="q and k not normalised",
@@ -191,7 +191,7 @@ FAULTS = (
     ),
     Fault(
         id="final-norm-missing",
-        rule="head_input",
+        seam="head_input",
         value="unnormed",
         correct="normed",
         title="output head without the final norm",

@@ -2,7 +2,7 @@
 
 A seam is a field of the frozen `Rules` and holds a function; its default is the correct behaviour, so the
 correct path contains no trace of any fault. `engine.faults` replaces seams with what real engines got wrong.
-The name of a field is the name of the rule on the command line: `--rule mask=additive` replaces `Rules.mask`.
+A fault is named by the seam that it replaces first: `--fault mask=additive` replaces `Rules.mask`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] MODEL
         [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N] [--device D] [--dtype D] [--weights W]
-        [--reference R] [--rule NAME=VALUE]… [--capture WHAT]…
+        [--reference R] [--fault NAME=VALUE]… [--capture WHAT]…
         [--seed N --temperature X --top-k N --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT]
         [--session FILE]
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] --replay FILE

@@ -67,12 +67,13 @@ Chunk = Annotated[
         show_default=False,
     ),
 ]
-Rules = Annotated[
+Faults = Annotated[
     list[str] | None,
     typer.Option(
+        "--fault",
         "--rule",
         metavar="NAME=VALUE",
-        help="Switch a known bug on; `lockstep toggles` lists them.",
+        help="Switch a known bug on; `lockstep faults` lists them. (--rule is its former name.)",
         show_default=False,
     ),
 ]

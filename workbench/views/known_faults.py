@@ -1,14 +1,14 @@
 """Which causes are faults of the engine's catalogue: by the cause's name, and by a fitted value or the kinds of taps
 where these decide.
 
-A plain table, so that diagnosis can name a fault without knowing any: `lockstep toggles` lists them.
+A plain table, so that diagnosis can name a fault without knowing any: `lockstep faults` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--rule` takes it.
+#: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--fault` takes it.
 KNOWN_FAULTS: Mapping[str, str] = {
     "mask_zero_times_inf": "mask=additive",
     "mask_missing": "mask=none",

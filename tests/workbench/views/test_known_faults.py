@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.engine.faults.catalogue import FAULTS, parse_rule
+from lockstep.engine.faults.catalogue import FAULTS, parse_fault
 from lockstep.workbench.views.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
 
 
 @pytest.mark.parametrize("fault", sorted(set(KNOWN_FAULTS.values())))
 def test_every_fault_named_is_in_the_catalogue(fault: str) -> None:
-    assert "=".join(parse_rule(fault)) == fault
+    assert "=".join(parse_fault(fault)) == fault
 
 
 def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
     positions = {fault for pair in KNOWN_POSITIONS.values() for fault in pair}
     width = fault_of("window_width", {"width": 9, "window": 8})
-    assert {f"{one.rule}={one.value}" for one in FAULTS} <= {*KNOWN_FAULTS.values(), *positions, width}
+    assert {f"{one.seam}={one.value}" for one in FAULTS} <= {*KNOWN_FAULTS.values(), *positions, width}
 
 
 def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:

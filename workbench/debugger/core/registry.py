@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.debugger.answers import Result
 
 #: What an argument is: decides how it is read, and what completion offers. "text" takes the rest of the line.
-Kind = Literal["int", "word", "tap", "location", "rule", "branch", "breakpoint", "file", "text", "flag"]
+Kind = Literal["int", "word", "tap", "location", "fault", "branch", "breakpoint", "file", "text", "flag"]
 Group = Literal["running", "reversing", "breaking", "looking", "changing", "checking", "session"]
 #: In the order of the manual.
 GROUPS: tuple[Group, ...] = get_args(Group)
