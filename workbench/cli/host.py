@@ -35,7 +35,6 @@ def main() -> int:
     from lockstep.workbench.debugger.host.endpoint import accept
     from lockstep.workbench.debugger.host.options import parse_options, start_debugger
     from lockstep.workbench.debugger.host.server import Host
-    from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
     options = parse_options(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c is the client's to send as an interrupt
