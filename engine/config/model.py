@@ -42,6 +42,7 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    pre_norms: bool = True  # before attention and MLP
     qk_norm: bool = False
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()

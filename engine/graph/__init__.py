@@ -13,6 +13,8 @@ from lockstep.engine.graph.decoder import (
     QKV,
     instead_of,
     layer_operations,
+    operation_of,
+    operations_of,
     parts_in,
     parts_of,
 )
@@ -33,6 +35,8 @@ __all__ = [
     "Width",
     "instead_of",
     "layer_operations",
+    "operation_of",
+    "operations_of",
     "parts_in",
     "parts_of",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, MULTIPLIED, Operation, instead_of
+from lockstep.engine.graph import LAYER, MULTIPLIED, Operation, instead_of, operation_of
 from lockstep.engine.graph.formula import rotate
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -28,6 +28,7 @@ _REMEMBERED = ("k", "v", "written")
 
 #: What is made again where it was not recorded, from what went in.
 _MADE_AGAIN = ("cache", "rope")
+_NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 #: Attention in one kernel, from the operation on which no input of one role was captured.
 _FUSED = {"softmax": "weights", "context": "attention"}
 
@@ -40,13 +41,15 @@ def _instead(tap: str) -> tuple[str, ...]:
     return (tap, *_instead(*operation.inputs.values()))
 
 
-def _taken(operation: Operation) -> _Inputs:
-    """Inputs by role: taps of the same layer, of which the first that was captured counts."""
+def _taken(operation: Operation, facts: Facts) -> _Inputs:
+    """Inputs by role: taps of the same layer, of which the first that was captured counts. Of a model that is not
+    known, those that stand in for what it may lack."""
     if operation.form == "cells" or operation.kind == "context":
         return {role: _instead(tap) for role, tap in operation.inputs.items()}
-    if operation.kind == "reduce":
-        return {role: (tap,) for role, tap in operation.inputs.items()}
-    return {role: instead_of(tap) for role, tap in operation.inputs.items()}
+    return {
+        role: instead_of(tap) if facts.model_free or tap in _NORMED_AGAIN else (tap,)
+        for role, tap in operation.inputs.items()
+    }
 
 
 def _fused(operation: Operation) -> _Inputs:
@@ -77,10 +80,10 @@ class OperationInput:
 def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[str, OperationInput], str]:
     """The operation at a tap, its inputs by role, and what is missing of them ("": nothing)."""
     kind, layer = local_name(tap), layer_of(tap)
-    declared = operation_at(tap)
+    declared = (None if facts.model_free else operation_of(facts.model, kind)) or operation_at(tap)
     if declared is None:
         raise UnknownTap(f"{tap} is no tap of a decoder")
-    operation, wanted = declared.kind, _taken(declared)
+    operation, wanted = declared.kind, _taken(declared, facts)
     if operation == "reduce" and not taps.captured(
         f"{tap}.partial"
     ):  # an engine that shows no partial products
