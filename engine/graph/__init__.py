@@ -5,6 +5,7 @@ for operation in layer_operations(parts_of(model)):
 """
 
 from lockstep.engine.graph.decoder import (
+    BLOCKS,
     GATE_UP,
     LAYER,
     LAYER_OUTPUT,
@@ -21,6 +22,7 @@ from lockstep.engine.graph.decoder import (
 from lockstep.engine.graph.operation import STREAM, Form, Kind, Operation, Part, Width
 
 __all__ = [
+    "BLOCKS",
     "GATE_UP",
     "LAYER",
     "LAYER_OUTPUT",

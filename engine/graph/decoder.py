@@ -70,6 +70,8 @@ _MLP = (
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
+#: The taps of the two blocks that add to the stream.
+BLOCKS = tuple(tuple(one.tap for one in block) for block in (_ATTENTION, _MLP))
 #: Those before and behind the layers.
 OUTSIDE: Mapping[str, Operation] = {
     one.tap: one
