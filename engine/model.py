@@ -29,11 +29,13 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)). `norms` of the stream by tap: those that the model has."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). `norms` by tap: those that the model has."""
 
     def __init__(self, attention: Attention, mlp: MLP, norms: Mapping[str, Norm], comm: Comm) -> None:
         self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
-        self.attn_norm, self.mlp_norm = (norms.get(tap, unnormed) for tap in ("attn_norm", "mlp_norm"))
+        self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm = (
+            norms.get(tap, unnormed) for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
+        )
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
@@ -50,10 +52,11 @@ class DecoderLayer:
         self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         self.comm.enter(self.place)
-        x = self.residual(x, self.attention(self.attn_norm(x), batch, angles, inputs, pool))  # [T, H]
+        y = self.attention(self.attn_norm(x), batch, angles, inputs, pool)  # [T, H]
+        x = self.residual(x, self.post_attn_norm(y))
         if self.tap_attn_residual:
             self.tap_attn_residual(x)
-        x = self.residual(x, self.mlp(self.mlp_norm(x)))
+        x = self.residual(x, self.post_mlp_norm(self.mlp(self.mlp_norm(x))))
         if self.tap_mlp_residual:
             self.tap_mlp_residual(x)
         return x

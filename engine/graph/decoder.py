@@ -58,7 +58,10 @@ _ATTENTION = (
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
     Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "heads"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
-    Operation("attn_residual", "residual", {"x": STREAM, "y": "attn.o_proj"}),
+    _norm(
+        "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
+    ),
+    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
 )
 _MLP = (
     _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless="bare_inputs"),
@@ -66,7 +69,8 @@ _MLP = (
     _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias"),
     Operation("mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate"),
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias"),
-    Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "mlp.down"}),
+    _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
+    Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
@@ -96,7 +100,12 @@ LAYER_OUTPUT = _MLP[-1].tap
 
 def parts_of(model: ModelConfig) -> frozenset[Part]:
     """What the model has of what only some have."""
-    has: dict[Part, bool] = {"partial": True, "qk_norm": model.qk_norm, "bare_inputs": not model.pre_norms}
+    has: dict[Part, bool] = {
+        "partial": True,
+        "qk_norm": model.qk_norm,
+        "bare_inputs": not model.pre_norms,
+        "post_norm": model.post_norms,
+    }
     return frozenset(part for part, there in has.items() if there)
 
 
@@ -114,7 +123,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             one,
             module=modules.get(one.tap.removesuffix(".partial"), one.module),
             inputs={
-                role: next((name for name in instead_of(tap) if name in there), tap)
+                role: next(name for name in instead_of(tap) if name in there or name == STREAM)
                 for role, tap in one.inputs.items()
             },
         )

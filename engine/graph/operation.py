@@ -17,7 +17,7 @@ Form = Literal["rows", "heads", "cache", "cells"]
 #: Flags of `ModelConfig` by which products have biases.
 Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias"]
 #: What only some models or engines have.
-Part = Literal["qk_norm", "partial", "bare_inputs"]
+Part = Literal["qk_norm", "partial", "bare_inputs", "post_norm"]
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"

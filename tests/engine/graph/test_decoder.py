@@ -15,7 +15,9 @@ from lockstep.engine.graph import (
     OUTSIDE,
     QKV,
     STREAM,
+    Part,
     instead_of,
+    layer_operations,
     operations_of,
 )
 from lockstep.engine.parallel import shards
@@ -59,3 +61,15 @@ def test_what_lacks_is_stood_in_for_by_what_it_reads() -> None:
     assert instead_of("attn.o_proj.partial") == ("attn.o_proj.partial", "attn.context")
     assert instead_of("attn.q_rope") == ("attn.q_rope",)
     assert instead_of(STREAM) == (STREAM,)
+
+
+def test_norms_stand_before_the_blocks_or_behind_them() -> None:
+    def reads(tap: str, *parts: Part) -> list[str]:
+        return next(list(one.inputs.values()) for one in layer_operations(parts) if one.tap == tap)
+
+    assert reads("attn_residual") == [STREAM, "attn.o_proj"]
+    assert reads("attn_residual", "post_norm") == [STREAM, "post_attn_norm"]
+    assert reads("mlp_residual", "post_norm", "partial") == ["attn_residual", "post_mlp_norm"]
+    assert reads("attn.q_proj", "post_norm") == ["attn_norm"]
+    assert reads("attn.q_proj", "bare_inputs") == [STREAM]
+    assert reads("mlp.up", "bare_inputs", "post_norm") == ["attn_residual"]
