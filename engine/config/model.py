@@ -42,6 +42,8 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    pre_norms: bool = True  # before attention and MLP
+    post_norms: bool = False  # of what attention and MLP give, before it is added to the stream
     qk_norm: bool = False
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()

@@ -13,7 +13,7 @@ rounding, as MKL's order of summation depends on the number of rows. On a GPU ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers import paged_attention
 from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.norm import Norm, unnormed
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
 from lockstep.engine.layers.wiring import TapCallback, Wiring
@@ -97,15 +98,16 @@ class Attention:
         model: ModelConfig,
         qkv: QKVParallelLinear,
         o_proj: RowParallelLinear,
-        norms: tuple[Tensor, Tensor] | None,
+        norms: Mapping[str, Norm],
         page_size: int,
     ) -> None:
         self.layer, self.model, self.page_size = layer, model, page_size
-        self.qkv, self.o_proj, self.norms = qkv, o_proj, norms
+        self.qkv, self.o_proj = qkv, o_proj
+        self.q_norm, self.k_norm = (norms.get(f"attn.{one}_norm", unnormed) for one in "qk")
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
         self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
-        self.head_dim, self.eps = model.head_dim, model.rms_eps
+        self.head_dim = model.head_dim
         self.window = model.windows[layer] if model.windows else None
 
     def bind(self, wiring: Wiring) -> None:
@@ -117,7 +119,6 @@ class Attention:
         self.o_proj.bind(wiring, "attn.o_proj")
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
-        self.tap_q_norm, self.tap_k_norm = wiring.tap("attn.q_norm"), wiring.tap("attn.k_norm")
         self.tap_q_rope, self.tap_k_rope = wiring.tap("attn.q_rope"), wiring.tap("attn.k_rope")
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
@@ -169,13 +170,7 @@ class Attention:
         q, k, v = (
             self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
         )
-        if self.norms is not None:  # Qwen3 normalises every head of q and k on its own
-            q, k = self.rules.norm(q, self.norms[0], self.eps), self.rules.norm(k, self.norms[1], self.eps)
-            if self.tap_q_norm:
-                self.tap_q_norm(q)
-            if self.tap_k_norm:
-                self.tap_k_norm(k)
-        return q, k, v
+        return self.q_norm(q), self.k_norm(k), v
 
     def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         q, k = self.rules.rope(q, *rope), self.rules.rope(k, *rope)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, instead_of, layer_operations, parts_of
+from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
@@ -51,11 +51,8 @@ def normalise(facts: Facts, name: str, x: Array) -> Array | None:
 def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None) -> Array | None:
     """What a layer gives for the tokens of one sequence, operation by operation."""
     made = {STREAM: stream}
-    for operation in layer_operations(parts_of(facts.model)):
-        read = {
-            role: made[next(name for name in instead_of(tap) if name in made)]
-            for role, tap in operation.inputs.items()
-        }
+    for operation in operations_of(facts.model):
+        read = {role: made[tap] for role, tap in operation.inputs.items()}
         weights = weight_names(f"layers.{layer}.{operation.tap}", operation.kind, facts)
         held = {role: facts.weight(name) for role, name in weights.items()}
         if any(one is None for one in held.values()):
