@@ -6,8 +6,8 @@ once, unless a tap or a replaced seam lies inside the kernel. The first is compu
 are whole only where a tap must have them so, and are the same numbers then. No path makes a mask that is larger than a
 tile. The first two take the same additive bias, so a wrong mask is wrong in both, and run a ragged batch sequence by
 sequence, so that a sequence's result does not depend on the rest of the batch. With `Comm.all_reduce` it is bit-equal
-alone and in a batch on the CPU in half precision, at any tp; in float32 with `EngineConfig.batch_invariant`, else to
-rounding, as MKL's order of summation depends on the number of rows. On a GPU neither is promised.
+alone and in a batch on the CPU with `EngineConfig.batch_invariant`, at any tp and dtype; else to rounding, as the order
+of a product's sums depends on the number of rows. On a GPU neither is promised.
 """
 
 from __future__ import annotations

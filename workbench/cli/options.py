@@ -54,7 +54,7 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="In float32 on the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
+        help="On the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
     ),
 ]
 Chunk = Annotated[
