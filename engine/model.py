@@ -20,7 +20,7 @@ from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.mlp import MLP
-from lockstep.engine.layers.norm import Norm, unnormed
+from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, unnormed
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
@@ -103,14 +103,7 @@ class Decoder:
         o_proj = RowParallelLinear(
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
-        norms = {
-            one.tap: Norm(
-                f"{name}.{one.module}", m.head_dim if one.form == "heads" else m.hidden_size, m, store
-            )
-            for one in operations_of(m)
-            if one.kind == "norm"
-        }
-        attention = Attention(i, m, qkv, o_proj, norms, self.config.block_size)
+        attention = Attention(i, m, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         gate_up = MergedColumnParallelLinear(
             [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"],
             [mlp_rows, mlp_rows],
@@ -121,7 +114,20 @@ class Decoder:
         down = RowParallelLinear(
             f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store
         )
+        norms = {
+            one.tap: Norm(f"{name}.{one.module}", m.hidden_size, m, store)
+            for one in operations_of(m)
+            if one.kind == "norm" and not one.sharded
+        }
         return DecoderLayer(attention, MLP(gate_up, down), norms, self.comm)
+
+    def _qk_norm(self, layer: str) -> QKNorm | None:
+        m, module = self.model, f"{layer}.self_attn"
+        if not m.qk_norm:
+            return None
+        if m.qk_norm_whole:
+            return WholeQKNorm(module, m, self.comm, self._store)
+        return QKNorm(*(Norm(f"{module}.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
@@ -129,8 +135,8 @@ class Decoder:
         for layer in self.layers:
             for part in (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down):
                 params |= part.parameters()
-            for norm in layer.norms.values():
-                params |= norm.parameters()
+            for norm in (*layer.norms.values(), layer.attention.qk_norm):
+                params |= {} if norm is None else norm.parameters()
         if self.head_name not in params and self.head_name is not None:
             params |= self.head.weight.parts()
         return params

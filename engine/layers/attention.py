@@ -13,7 +13,7 @@ of a product's sums depends on the number of rows. On a GPU neither is promised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers import paged_attention
 from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
-from lockstep.engine.layers.norm import Norm, unnormed
+from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
 from lockstep.engine.layers.wiring import TapCallback, Wiring
@@ -98,12 +98,11 @@ class Attention:
         model: ModelConfig,
         qkv: QKVParallelLinear,
         o_proj: RowParallelLinear,
-        norms: Mapping[str, Norm],
+        qk_norm: QKNorm | None,
         page_size: int,
     ) -> None:
         self.layer, self.model, self.page_size = layer, model, page_size
-        self.qkv, self.o_proj = qkv, o_proj
-        self.q_norm, self.k_norm = (norms.get(f"attn.{one}_norm", unnormed) for one in "qk")
+        self.qkv, self.o_proj, self.qk_norm = qkv, o_proj, qk_norm
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
         self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
@@ -117,6 +116,8 @@ class Attention:
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.qkv.bind(wiring)
         self.o_proj.bind(wiring, "attn.o_proj")
+        if self.qk_norm is not None:
+            self.qk_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
         self.tap_q_rope, self.tap_k_rope = wiring.tap("attn.q_rope"), wiring.tap("attn.k_rope")
@@ -170,7 +171,9 @@ class Attention:
         q, k, v = (
             self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
         )
-        return self.q_norm(q), self.k_norm(k), v
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
+        return q, k, v
 
     def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         q, k = self.rules.rope(q, *rope), self.rules.rope(k, *rope)

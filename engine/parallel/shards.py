@@ -5,7 +5,7 @@ Every parameter of the model is split along at most one dimension (Megatron's sc
     column   q/k/v, gate, up       rows of the weight (out features) and their bias are split
     row      o, down               columns of the weight (in features) are split; the bias is replicated
     vocab    embedding, lm_head    rows are split, after padding the vocabulary to a multiple of tp
-    whole    norms                 replicated
+    whole    norms                 replicated, but for those of all heads of q or k at once
 
 Which is which follows from what an operation reads and gives (`engine.graph`).
 
@@ -151,8 +151,9 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
         if one.kind == "norm":
-            size = model.head_dim if one.form == "heads" else rows
-            found[f"{one.module}.weight"] = _Parameter((size,))
+            split = 0 if one.sharded and model.qk_norm_whole else None
+            size = model.head_dim if one.sharded and split is None else rows
+            found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
             continue
         split = 0 if one.sharded else None
         if one.kind == "linear":

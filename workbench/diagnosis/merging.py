@@ -37,7 +37,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
 )
 _FAMILY: Mapping[str, tuple[str, ...]] = {kind: family for family in _FAMILIES for kind in family}
 _PLACE = re.compile(
-    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b(?:input|post_attention)_layernorm|\b[qk]_norm|(?<=model\.)norm\b"
+    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b\w+_layernorm|\b[qk]_norm|(?<=model\.)norm\b"
 )
 
 

@@ -40,6 +40,11 @@ ABSENT = {
 _BEFORE = ("residual", "activation")
 
 See = Callable[[str, Tensor], None]
+Shaped = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def golden_taps(model: Any) -> tuple[TapSpec, ...]:
@@ -67,9 +72,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
     decoder = model.model
     with ExitStack() as stack:
 
-        def after(module: nn.Module, tap: str) -> None:
+        def after(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
             def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-                see(tap, output[0])
+                see(tap, shaped(output[0]))
 
             stack.callback(module.register_forward_hook(hook).remove)
 
@@ -81,9 +86,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
         before(decoder.layers[0], "embed")
         after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
-        operations = operations_of(model_config(model))
         for i, layer in enumerate(decoder.layers):
-            _tap_layer(layer, f"layers.{i}", operations, after, before)
+            _tap_layer(layer, f"layers.{i}", model_config(model), after, before)
 
         def on_attention(layer: int, seen: dict[str, Tensor]) -> None:
             for name, tensor in seen.items():
@@ -100,21 +104,28 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 def _tap_layer(
     layer: Any,
     name: str,
-    operations: Iterable[Operation],
-    after: Callable[[nn.Module, str], None],
+    model: ModelConfig,
+    after: Callable[[nn.Module, str, Shaped], None],
     before: Callable[[nn.Module, str], None],
 ) -> None:
     seen: set[str] = set()
-    for operation in operations:
+    for operation in operations_of(model):
         if operation.part == "partial" or not operation.module:
             continue
         module = layer.get_submodule(operation.module)
-        after(module, f"{name}.{operation.tap}")
+        after(module, f"{name}.{operation.tap}", _shaped(operation, model))
         for read in _multiplied(operation):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
                 before(module, f"{name}.{read}")
                 seen.add(read)
-    after(layer, f"{name}.{LAYER_OUTPUT}")
+    after(layer, f"{name}.{LAYER_OUTPUT}", _same)
+
+
+def _shaped(operation: Operation, model: ModelConfig) -> Shaped:
+    """From what the module of an operation gives to the tap's tensor."""
+    if operation.form == "heads":
+        return lambda x: x.reshape(len(x), -1, model.head_dim)
+    return _same
 
 
 def _multiplied(operation: Operation) -> Iterable[str]:

@@ -41,6 +41,7 @@ MODELS = {
     "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "normed": ("qwen3", {"num_key_value_heads": 4, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}}),
+    "post-normed": ("olmo2", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from lockstep.engine.graph import (
     Operation,
     operations_of,
 )  # fmt: skip
-from lockstep.engine.graph.formula import FORMULAS, Node, evaluate
+from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -48,7 +48,7 @@ class Told:
         if operation.kind == "head" and model.tie_embeddings:
             module = OUTSIDE["embed"].module
         reads = {role: self.tap(tap, layer) for role, tap in operation.inputs.items()}
-        if operation.form in ("heads", "cache"):
+        if operation.form in ("heads", "cache") and not (operation.kind == "norm" and model.qk_norm_whole):
             reads = {role: x.reshape(len(x), -1, model.head_dim) for role, x in reads.items()}
         if operation.kind == "context":
             reads["v"] = reads["v"].reshape(len(PROMPT), -1, model.head_dim)
@@ -59,7 +59,7 @@ class Told:
             "scale": 1 / math.sqrt(model.head_dim), "allowed": (apart >= 0) & (apart < window),
             "weight": self.weights.get(f"{module}.weight"),
             "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
-            **reads,
+            **reads, "whole": reads.get("x"),
         }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_the_engine_computes_the_formulas(
     told = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
         for operation in OUTSIDE.values() if layer is None else operations_of(model):
-            ours = evaluate(FORMULAS[operation.kind], told.given(operation, layer))
+            ours = evaluate(formula_of(operation, model), told.given(operation, layer))
             theirs = told.tap(operation.tap, layer)
             if operation.kind == "head":
                 ours = ours[-1:]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
-from lockstep.engine.graph.formula import FORMULAS, evaluate
+from lockstep.engine.graph.formula import evaluate, formula_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
@@ -68,17 +68,19 @@ def _value(
     model, at = facts.model, np.arange(len(rows))
     if operation.kind in BLOCKS and operation.kind != "cache":
         return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
-    if operation.form != "rows":
+    whole = operation.kind == "norm" and model.qk_norm_whole
+    if operation.form != "rows" and not whole:
         given = {role: heads_of(x, model.head_dim) if x.ndim > 1 else x for role, x in given.items()}
     if operation.kind == "reduce":  # of one rank alone
         given = {**given, "partial": given["partial"][None]}
     more = {
+        "whole": given.get("x"),
         "bias": 0.0,
         "eps": model.rms_eps,
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
     }
-    return np.asarray(evaluate(FORMULAS[operation.kind], {**more, **given}))
+    return np.asarray(evaluate(formula_of(operation, model), {**more, **given}))
 
 
 #: What a layer that ran leaves at least one of.

@@ -64,8 +64,11 @@ def rank_spans(
     if declared.part == "partial":
         read = declared.inputs["x"]
         return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
-    if operation not in ("linear", "head") or not declared.sharded:
+    whole_norm = operation == "norm" and model.qk_norm_whole
+    if not (operation in ("linear", "head") or whole_norm) or not declared.sharded:
         return None, None
+    if whole_norm:
+        tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)
     return _part(tap, rank, taps, shards.size_of(declared.width, model)), None
 
 

@@ -93,6 +93,8 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
         source = OperationInput((near(MULTIPLIED[kind], layer, 0),), gathered=len(taps.ranks) > 1)
         return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
     found = _inputs(tap, operation, wanted, taps, facts)
+    if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
+        found[0]["whole"] = OperationInput(found[0]["x"].taps, gathered=len(taps.ranks) > 1)
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
@@ -140,7 +142,9 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
     weight."""
     if source.normalise:
         name = f"model.layers.{layer_of(source.tap)}.self_attn.{local_name(source.tap)[5]}_norm.weight"
-        weight = facts.vector(name)
+        weight = None if facts.model.qk_norm_whole else facts.vector(name)
+        if facts.model.qk_norm_whole:
+            raise Lacking(f"{source.tap.replace('_proj', '_norm')} was not recorded")
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")
         x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * weight

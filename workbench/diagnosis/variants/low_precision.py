@@ -67,7 +67,7 @@ def coarse_inputs(site: Site) -> Iterator[Variant]:
         for chosen in dict.fromkeys([*((one,) for one in everything), everything]):
             given = {role: _coarse(x, change) if role in chosen else x for role, x in part.inputs.items()}
             facts = _with_coarse(site.facts, {name for name in names if name in chosen}, change)
-            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns)
+            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns, site.declared)
             predicted = ROW_WISE[site.operation](operands)[0]
             what = " and ".join(names.get(one, f"input {one}") for one in chosen)
             yield Variant("low_precision_input", "precision", f"{what}: rounded to {to}",

@@ -65,12 +65,14 @@ def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
-    such a bank those that it had before."""
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer, nor
+    where a model has a form of the operation that a bank does not know: of such a bank those that it had before."""
     for bank in banks:
         try:
             with np.errstate(all="ignore"):
                 yield from bank(site)
         except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
+            if site.plain and all(
+                np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts
+            ):
                 raise
