@@ -30,6 +30,7 @@ from lockstep.engine.graph import (
     layer_operations,
 )
 from lockstep.engine.taps.names import TapSpec, tap_specs
+from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 
 #: Taps with no counterpart, and why.
@@ -41,7 +42,7 @@ ABSENT = {
 #: Operations that no module gives: they are what goes into the next one.
 _BEFORE = ("residual", "activation")
 
-See = Callable[[str, Tensor], None]
+See = Callable[[str, Seen], None]
 
 
 def golden_taps(model: Any) -> tuple[TapSpec, ...]:
@@ -87,7 +88,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         for i, layer in enumerate(decoder.layers):
             _tap_layer(layer, f"layers.{i}", _parts(model), after, before)
 
-        def on_attention(layer: int, seen: dict[str, Tensor]) -> None:
+        def on_attention(layer: int, seen: dict[str, Seen]) -> None:
             for name, tensor in seen.items():
                 see(f"layers.{layer}.attn.{name}", tensor)
 
