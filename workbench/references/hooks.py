@@ -28,6 +28,7 @@ from lockstep.engine.graph import (
     operations_of,
 )
 from lockstep.engine.taps.names import TapSpec, model_taps
+from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 
 #: Taps with no counterpart, and why.
@@ -39,7 +40,7 @@ ABSENT = {
 #: Operations that no module gives: they are what goes into the next one.
 _BEFORE = ("residual", "activation")
 
-See = Callable[[str, Tensor], None]
+See = Callable[[str, Seen], None]
 Shaped = Callable[[Tensor], Tensor]
 
 
@@ -89,7 +90,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         for i, layer in enumerate(decoder.layers):
             _tap_layer(layer, f"layers.{i}", model_config(model), after, before)
 
-        def on_attention(layer: int, seen: dict[str, Tensor]) -> None:
+        def on_attention(layer: int, seen: dict[str, Seen]) -> None:
             for name, tensor in seen.items():
                 see(f"layers.{layer}.attn.{name}", tensor)
 
