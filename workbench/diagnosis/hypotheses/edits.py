@@ -1,0 +1,166 @@
+"""Edits: one change of an operation's formula each, told by its structure and by nothing else.
+
+    edit = Edit((0, 1, 0, 1), "number", (1e-5,))
+    apply(edit, FORMULAS["norm"])                     # ... mean(square(x)) + 1e-05 ...
+
+A hypothesis is one edit or several; two that are equal are the same hypothesis, at whatever layer, rank or step. What
+they are called is said in `words`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lockstep.engine.graph.formula import Node
+
+#: Where an edit is: the way to a node, by the numbers of arguments from the root on; or the name of a leaf, wherever
+#: that stands.
+Place = tuple[int, ...] | str
+#: left_out: the node is its argument of that number · skipped: it is the leaf of that name · repeated: applied to its
+#: own result · exchanged: its arguments, or two leaves, in each other's place · function: another one of the node's
+#: arguments · each: a function of one argument applied to the node's arguments, or taken from inside them · operand:
+#: another tensor · number: another one · applied: a function of the node's result, with further arguments ·
+#: throughout: the same at every node below as well · map: of the whole result, fitted by no formula.
+EditKind = Literal[
+    "left_out", "skipped", "repeated", "exchanged", "function", "within", "operand", "number", "applied",
+    "throughout", "map",
+]  # fmt: skip
+#: None: a number that is to be solved for.
+Detail = tuple[str | float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change at one place. `detail` are names of functions or leaves, and numbers."""
+
+    place: Place
+    kind: EditKind
+    detail: Detail = ()
+
+    @property
+    def free(self) -> int:
+        """How many numbers are to be solved for."""
+        return sum(one is None for one in self.detail)
+
+    def with_numbers(self, numbers: Sequence[str | float]) -> Edit:
+        """With these in place of the numbers that are to be solved for: numbers, or names of leaves that have them."""
+        left = iter(numbers)
+        return replace(self, detail=tuple(next(left) if one is None else one for one in self.detail))
+
+
+def number(value: float) -> Node:
+    """A leaf that is a number."""
+    return Node(repr(float(value)))
+
+
+def is_number(node: Node) -> bool:
+    try:
+        float(node.name)
+    except ValueError:
+        return False
+    return not node.args
+
+
+def nodes(tree: Node, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Node]]:
+    """Every node with its path, the root first."""
+    yield path, tree
+    for i, one in enumerate(tree.args):
+        yield from nodes(one, (*path, i))
+
+
+def leaves(tree: Node) -> list[str]:
+    """The names of the leaves, each once, numbers left out."""
+    return list(dict.fromkeys(one.name for _, one in nodes(tree) if not one.args and not is_number(one)))
+
+
+def node_at(tree: Node, path: tuple[int, ...]) -> Node:
+    """IndexError where there is none."""
+    for i in path:
+        tree = tree.args[i]
+    return tree
+
+
+def put(tree: Node, path: tuple[int, ...], other: Node) -> Node:
+    """The tree with another node at a path."""
+    if not path:
+        return other
+    args = list(tree.args)
+    args[path[0]] = put(args[path[0]], path[1:], other)
+    return replace(tree, args=tuple(args))
+
+
+def substitute(tree: Node, leaf: str, other: Node) -> Node:
+    """The tree with a node in place of a leaf, wherever that stands."""
+    if not tree.args:
+        return other if tree.name == leaf else tree
+    return replace(tree, args=tuple(substitute(one, leaf, other) for one in tree.args))
+
+
+def apply(edit: Edit, tree: Node) -> Node:
+    """The formula with the edit. IndexError where it has no such place."""
+    if isinstance(edit.place, str):
+        return substitute(tree, edit.place, _changed(edit, Node(edit.place)))
+    return put(tree, edit.place, _changed(edit, node_at(tree, edit.place)))
+
+
+def _changed(edit: Edit, node: Node) -> Node:
+    match edit.kind, edit.detail:
+        case "left_out", (float(argument),):
+            return node.args[int(argument)]
+        case "skipped" | "operand", (str(name),):
+            return Node(name)
+        case "number", (_,):
+            return _arguments(edit.detail)[0]
+        case "repeated", (str(leaf),):
+            return substitute(node, leaf, node)
+        case "exchanged", ():
+            return replace(node, args=node.args[::-1])
+        case "exchanged", (str(one), str(other)):
+            return _exchanged(node, one, other)
+        case "function", (str(name), *further):
+            return Node(name, (*node.args, *_arguments(further)))
+        case "within", (str(name), float(argument)):
+            return _within(node, name, int(argument))
+        case "applied", (str(name), *further):
+            return Node(name, (node, *_arguments(further)))
+        case "throughout", (str(name), *further):
+            return _throughout(node, name, _arguments(further))
+    raise ValueError(f"{edit} says nothing that can be done to {node}")
+
+
+def _arguments(detail: Sequence[str | float | None]) -> list[Node]:
+    return [Node(one) if isinstance(one, str) else number(one or 0.0) for one in detail]
+
+
+def _exchanged(node: Node, one: str, other: str) -> Node:
+    kept = Node("\0")
+    return substitute(substitute(substitute(node, one, kept), other, Node(one)), kept.name, Node(other))
+
+
+def _within(node: Node, name: str, argument: int) -> Node:
+    """The function taken from the argument of that number and applied to the whole: f(a) · b as f(a · b)."""
+    args = list(node.args)
+    if args[argument].name != name:
+        raise IndexError(argument)
+    args[argument] = args[argument].args[0]
+    return Node(name, (replace(node, args=tuple(args)),))
+
+
+def _throughout(node: Node, name: str, further: list[Node]) -> Node:
+    inner = replace(node, args=tuple(_throughout(one, name, further) for one in node.args))
+    return inner if is_number(node) else Node(name, (inner, *further))
+
+
+def together(edits: Sequence[Edit], tree: Node) -> Node:
+    """The formula with several edits, the deepest first, so that each finds its place. IndexError where one finds
+    another node there than the formula has."""
+    found = tree
+    for edit in sorted(edits, key=lambda one: 0 if isinstance(one.place, str) else -1 - len(one.place)):
+        if len(edits) > 1 and edit.kind not in ("applied", "throughout") and not isinstance(edit.place, str):
+            node, own = node_at(found, edit.place), node_at(tree, edit.place)
+            if (node.name, len(node.args)) != (own.name, len(own.args)):
+                raise IndexError(edit.place)
+        found = apply(edit, found)
+    return found
