@@ -9,23 +9,35 @@ they are called is said in `words`, nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lockstep.engine.graph.formula import Node
+from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node
 
 #: Where an edit is: the way to a node, by the numbers of arguments from the root on; or the name of a leaf, wherever
 #: that stands.
 Place = tuple[int, ...] | str
-#: left_out: the node is its argument of that number · skipped: it is the leaf of that name · repeated: applied to its
-#: own result · exchanged: its arguments, or two leaves, in each other's place · function: another one of the node's
-#: arguments · each: a function of one argument applied to the node's arguments, or taken from inside them · operand:
-#: another tensor · number: another one · applied: a function of the node's result, with further arguments ·
-#: throughout: the same at every node below as well · map: of the whole result, fitted by no formula.
+#: left_out    the node is its argument of that number
+#: skipped     it is the leaf of that name
+#: repeated    applied to its own result, in place of that leaf
+#: exchanged   its arguments, or two leaves, in each other's place
+#: function    another one of its arguments
+#: within      the function of one argument applied to the node instead: f(a) · b as f(a · b)
+#: outside     the other way round: f(a · b) as f(a) · b
+#: before      the last argument joined to a leaf, not to the result
+#: operand     another tensor
+#: operands    the same of each leaf, in their order
+#: split       two leaves as two parts of what they are side by side
+#: number      another one
+#: applied     a function of the node's result, with further arguments
+#: throughout  the same at every node below as well
+#: inserted    another operation of the node, of that kind, with the further leaves of its formula
+#: map         of the whole result, fitted by no formula
 EditKind = Literal[
-    "left_out", "skipped", "repeated", "exchanged", "function", "within", "operand", "number", "applied",
-    "throughout", "map",
+    "left_out", "skipped", "repeated", "exchanged", "function", "within", "outside", "before", "operand", "operands",
+    "split", "number", "applied", "throughout", "inserted",
+    "map",
 ]  # fmt: skip
 #: None: a number that is to be solved for.
 Detail = tuple[str | float | None, ...]
@@ -91,17 +103,17 @@ def put(tree: Node, path: tuple[int, ...], other: Node) -> Node:
     return replace(tree, args=tuple(args))
 
 
-def substitute(tree: Node, leaf: str, other: Node) -> Node:
-    """The tree with a node in place of a leaf, wherever that stands."""
+def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
+    """The tree with other nodes in place of leaves, wherever these stand."""
     if not tree.args:
-        return other if tree.name == leaf else tree
-    return replace(tree, args=tuple(substitute(one, leaf, other) for one in tree.args))
+        return others.get(tree.name, tree)
+    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
 
 
 def apply(edit: Edit, tree: Node) -> Node:
     """The formula with the edit. IndexError where it has no such place."""
     if isinstance(edit.place, str):
-        return substitute(tree, edit.place, _changed(edit, Node(edit.place)))
+        return substitute(tree, {edit.place: _changed(edit, Node(edit.place))})
     return put(tree, edit.place, _changed(edit, node_at(tree, edit.place)))
 
 
@@ -114,17 +126,32 @@ def _changed(edit: Edit, node: Node) -> Node:
         case "number", (_,):
             return _arguments(edit.detail)[0]
         case "repeated", (str(leaf),):
-            return substitute(node, leaf, node)
+            return substitute(node, {leaf: node})
         case "exchanged", ():
             return replace(node, args=node.args[::-1])
         case "exchanged", (str(one), str(other)):
-            return _exchanged(node, one, other)
+            return substitute(node, {one: Node(other), other: Node(one)})
         case "function", (str(name), *further):
             return Node(name, (*node.args, *_arguments(further)))
         case "within", (str(name), float(argument)):
             return _within(node, name, int(argument))
+        case "outside", (float(argument),):
+            return _outside(node, int(argument))
+        case "before", (str(leaf),):
+            return substitute(node.args[0], {leaf: replace(node, args=(Node(leaf), *node.args[1:]))})
+        case "operands", names:
+            read = dict(zip(names[::2], names[1::2], strict=True))
+            return substitute(node, {str(leaf): Node(str(other)) for leaf, other in read.items()})
+        case "split", (str(one), str(first), str(other), str(second), *further):
+            both = (Node(one), Node(other), *_arguments(further))
+            return substitute(node, {one: Node(first, both), other: Node(second, both)})
         case "applied", (str(name), *further):
             return Node(name, (node, *_arguments(further)))
+        case "inserted", ("rope",):
+            return substitute(FORMULAS["rope"], {"x": node})
+        case "inserted", ("norm", str(weight), float(eps)):
+            given = {"x": node, "weight": Node(weight), "eps": number(eps)}
+            return substitute(FORMULAS["norm"] if weight else NORMALISED, given)
         case "throughout", (str(name), *further):
             return _throughout(node, name, _arguments(further))
     raise ValueError(f"{edit} says nothing that can be done to {node}")
@@ -134,11 +161,6 @@ def _arguments(detail: Sequence[str | float | None]) -> list[Node]:
     return [Node(one) if isinstance(one, str) else number(one or 0.0) for one in detail]
 
 
-def _exchanged(node: Node, one: str, other: str) -> Node:
-    kept = Node("\0")
-    return substitute(substitute(substitute(node, one, kept), other, Node(one)), kept.name, Node(other))
-
-
 def _within(node: Node, name: str, argument: int) -> Node:
     """The function taken from the argument of that number and applied to the whole: f(a) · b as f(a · b)."""
     args = list(node.args)
@@ -146,6 +168,14 @@ def _within(node: Node, name: str, argument: int) -> Node:
         raise IndexError(argument)
     args[argument] = args[argument].args[0]
     return Node(name, (replace(node, args=tuple(args)),))
+
+
+def _outside(node: Node, argument: int) -> Node:
+    """The function applied to one argument of its argument alone."""
+    (inner,) = node.args
+    args = list(inner.args)
+    args[argument] = replace(node, args=(args[argument],))
+    return replace(inner, args=tuple(args))
 
 
 def _throughout(node: Node, name: str, further: list[Node]) -> Node:

@@ -111,6 +111,27 @@ ORDERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def _both(a: Array, b: Array, parts: float = 1.0) -> Array:
+    """Two tensors side by side, in so many alternating blocks."""
+    cut = [np.split(x, int(parts), axis=-1) for x in (a, b)]
+    return np.concatenate([one for pair in zip(*cut, strict=True) for one in pair], axis=-1)
+
+
+def _woven(a: Array, b: Array) -> Array:
+    return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
+
+
+#: How what two tensors are side by side may be split in two, where it was made otherwise.
+SPLITS: Mapping[str, Callable[..., Any]] = {
+    "even_columns": lambda a, b: _both(a, b)[..., ::2],
+    "odd_columns": lambda a, b: _both(a, b)[..., 1::2],
+    "first_half_woven": lambda a, b: _halves(_woven(a, b))[0],
+    "second_half_woven": lambda a, b: _halves(_woven(a, b))[1],
+    "first_half_of_blocks": lambda a, b, parts: _halves(_both(a, b, parts))[0],
+    "second_half_of_blocks": lambda a, b, parts: _halves(_both(a, b, parts))[1],
+}
+
+
 def _rounded(dtype: str, x: Any) -> Array:
     return rounded(np.asarray(x), dtype).astype(np.float64)
 
@@ -152,5 +173,5 @@ CANCELLING = (
     "scaled",
 )
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **CHANGES,
+    **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
 }  # fmt: skip

@@ -11,13 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, layer_operations, parts_of
-from lockstep.engine.taps.names import layer_of
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, layer_operations, parts_of
+from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 _RANK = " @ rank "
+#: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
+READER = "reader"
 
 
 def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:
@@ -27,9 +29,38 @@ def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array
         value = site.rows_of(tap, rank)
         if value is None or value.size != int(np.prod(shape)) or len(value) != shape[0]:
             continue
-        name = tap if rank == site.rank else f"{tap}{_RANK}{rank}"
-        found[name] = partial(np.reshape, value, shape)
+        found[tap if rank == site.rank else operand_name(tap, rank)] = partial(np.reshape, value, shape)
     return found
+
+
+def alike(one: str, layer: int | None, other: str, at: int | None) -> bool:
+    """Whether two names are of the same tensor, or of those that stand alike to the layers of two operations."""
+    return one == other or (
+        layer is not None and at is not None and _seen_from(one, layer) == _seen_from(other, at)
+    )
+
+
+def _seen_from(name: str, layer: int) -> tuple[int | None, str]:
+    tap, rank = place_of(name)
+    own = layer_of(tap.removeprefix("model."))
+    if tap == "embed" and layer == 0:  # what enters the first layer
+        return (-1, LAYER_OUTPUT)
+    return (
+        None if own is None else own - layer
+    ), f"{local_name(tap.removeprefix('model.'))}{'' if rank is None else rank}"
+
+
+def moved_name(name: str, by: int) -> str:
+    """The tensor that stands to an operation so many layers on as this one does here."""
+    layer = layer_of(name.removeprefix("model."))
+    if layer is None:
+        return f"layers.{by - 1}.{LAYER_OUTPUT}" if name == "embed" and by > 0 else name
+    return "embed" if layer + by < 0 else name.replace(f"layers.{layer}.", f"layers.{layer + by}.", 1)
+
+
+def operand_name(tap: str, rank: int) -> str:
+    """What a tensor of another rank is called as a leaf."""
+    return f"{tap}{_RANK}{rank}"
 
 
 def place_of(name: str) -> tuple[str, int | None]:

@@ -3,8 +3,8 @@ explains all of it the best are tried two by two."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried
 from lockstep.workbench.diagnosis.variants.variant import PARTLY
 
-#: Edits of which all pairs are tried.
-PAIRED = 24
+#: Edits to each of which every other is added; those to which others with numbers to solve for are.
+FIRST, FIRST_SOLVED = 8, 4
 #: A pair is worth telling if it leaves less than this share of what its better half does.
 _BETTER = 0.5
+#: At the numbers that each has alone a pair has to leave less than this share for others to be looked for.
+_PROMISING = 0.9
 #: Two hypotheses whose predictions are that near, over the error, are the same numbers.
 _SAME = 1e-9
 
@@ -28,13 +30,20 @@ def single(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
 
 
 def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
-    """Two edits at once that leave less than half of what either does, of those that leave least by themselves."""
-    best = sorted(_screened(tried, edits), key=lambda one: one.left)[:PAIRED]
+    """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, and
+    any other."""
+    alone = sorted(_screened(tried, edits), key=lambda one: one.left)
+    firsts = _distinct(tried, [one for one in alone if one.left < 1])[:FIRST]
     found = []
-    for one, other in combinations(best, 2):
-        both = _solved(tried, (*one.open, *other.open), (*one.numbers, *other.numbers))
-        if both is not None and both.left <= _BETTER * min(one.left, other.left, PARTLY):
-            found.append(both)
+    for i, one in enumerate(firsts):
+        for other in alone:
+            if other.numbers and i >= FIRST_SOLVED:
+                continue  # to solve for two numbers costs more
+            alone_left = min(one.left, other.left, PARTLY)
+            numbers = (*one.numbers, *other.numbers)
+            both = _solved(tried, (*one.open, *other.open), numbers, _PROMISING * alone_left)
+            if both is not None and both.left <= _BETTER * alone_left:
+                found.append(both)
     return _distinct(tried, found)
 
 
@@ -45,9 +54,11 @@ def _screened(tried: Tried, edits: Iterable[Edit]) -> Iterator[Solved]:
             yield found
 
 
-def _solved(tried: Tried, edits: Sequence[Edit], near: Sequence[float] = ()) -> Solved | None:
+def _solved(
+    tried: Tried, edits: Sequence[Edit], near: Sequence[float] = (), enough: float = math.inf
+) -> Solved | None:
     try:
-        return solve(tried, edits, near)
+        return solve(tried, edits, near, enough)
     except IndexError:  # the formula has no such place
         return None
 

@@ -17,8 +17,10 @@ from lockstep.workbench.diagnosis.variants.fits import simple
 #: Steps of a line search, rounds of it over several numbers, and Gauss-Newton steps.
 _LINE, _ROUNDS, _NEWTON = 24, 2, 4
 _GOLDEN = (math.sqrt(5) - 1) / 2
-#: A rounder number stands for a solved one if it leaves no more than so many times as much.
+#: A rounder number stands for a solved one if it leaves no more than so many times as much;
 _AS_GOOD = 1.5
+#: or no more than this share of the noise.
+_OF_NOISE = 0.5
 #: Starts of functions whose number is one of its own.
 _STARTS: Mapping[str, Sequence[float]] = {
     "scaled": (1.0,),
@@ -28,8 +30,14 @@ _STARTS: Mapping[str, Sequence[float]] = {
 }
 #: Of numbers without a function, as epsilons.
 _POWERS = tuple(10.0**power for power in range(-12, 3))
+#: No number is looked for more closely that leaves more than this share of the error at all of its starts.
+_HOPELESS = 0.95
 #: Numbers that need no fitting: everybody writes them.
 _PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
+#: Digits of a number beyond which it counts as two.
+_DIGITS = 3
+#: Factors of a limit that is solved for again beside another edit.
+_AROUND = (0.5, 0.8, 1.0, 1.25, 2.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +58,11 @@ class Solved:
         return len(self.edits) - 1 + self.fitted
 
 
-def solve(tried: Tried, edits: Sequence[Edit], near: Sequence[float] = ()) -> Solved | None:
+def solve(
+    tried: Tried, edits: Sequence[Edit], near: Sequence[float] = (), enough: float = math.inf
+) -> Solved | None:
     """The edits with the numbers that fit best; None where their formula has no such shape. `near`: of each open number
-    a value to begin at, where one is known."""
+    a value to begin at, where one is known; there they have to leave less than `enough` to be looked for further."""
     edits = tuple(edits)
     names = [f"?{i}" for i in range(sum(one.free for one in edits))]
     tree = together(_numbered(edits, names), tried.formula)
@@ -60,17 +70,24 @@ def solve(tried: Tried, edits: Sequence[Edit], near: Sequence[float] = ()) -> So
         rest = tried.rest(tree, {})
         return None if rest is None else Solved(edits, _share(tried, rest), rest, open=edits)
     line = _Line(tried, tree, names)
-    starts: list[Sequence[float]] = [(one,) for one in near]
+    if near and not line.left(line.newton(list(near))) < enough:
+        return None
+    starts: list[Sequence[float]] = [tuple(one * by for by in _AROUND) for one in near]
     starts = starts or [_starts(tried, one) for one in edits for _ in range(one.free)]
     found = line.solved(starts)
     if found is None:
         return None
-    numbers, plain = line.rounded(found)
+    numbers = line.rounded(found)
     rest = line.rest(numbers)
     if rest is None:
         return None
     return Solved(
-        _numbered(edits, numbers), _share(tried, rest), rest, plain.count(False), edits, tuple(numbers)
+        _numbered(edits, numbers),
+        _share(tried, rest),
+        rest,
+        sum(map(_figures, numbers)),
+        edits,
+        tuple(numbers),
     )
 
 
@@ -119,7 +136,7 @@ class _Line:
             for i, values in enumerate(starts):
                 if len(values) > 1:
                     numbers[i] = self._along(numbers, i, values)
-        numbers = self._newton(numbers)
+        numbers = self.newton(numbers)
         return numbers if math.isfinite(self.left(numbers)) else None
 
     def _along(self, numbers: Sequence[float], i: int, values: Sequence[float]) -> float:
@@ -130,6 +147,8 @@ class _Line:
 
         tried = [left(one) for one in values]
         at = int(np.argmin(tried))
+        if not tried[at] <= _HOPELESS:
+            return values[at]
         low, high = values[max(at - 1, 0)], values[min(at + 1, len(values) - 1)]
         geometric = low > 0 and high > 8 * low
         if geometric:
@@ -152,7 +171,7 @@ class _Line:
         best, least = (a, of_a) if of_a <= of_b else (b, of_b)
         return real(best) if least < tried[at] else values[at]
 
-    def _newton(self, numbers: list[float]) -> list[float]:
+    def newton(self, numbers: list[float]) -> list[float]:
         """Exact in one step where what comes out is linear in the numbers."""
         rest = self.rest(numbers)
         for _ in range(_NEWTON):
@@ -175,15 +194,31 @@ class _Line:
         moved = self.rest([*numbers[:i], numbers[i] + by, *numbers[i + 1 :]])
         return np.zeros_like(rest) if moved is None else (moved - rest) / by
 
-    def rounded(self, numbers: list[float]) -> tuple[list[float], list[bool]]:
-        """Each as the roundest number that fits as well, and whether that is one which needs no fitting."""
-        least, plain = self.left(numbers), []
+    def rounded(self, numbers: list[float]) -> list[float]:
+        """The roundest numbers that fit as well: all at once, else each by itself."""
+        enough = max(_AS_GOOD * self.left(numbers), _OF_NOISE * self.tried.noise / self.tried.error)
+        for digits in range(_DIGITS + 2):
+            together = [_rounder(one, digits) for one in numbers]
+            if self.left(together) <= enough:
+                return together
         for i, value in enumerate(numbers):
-            for rounder in dict.fromkeys(
-                (simple(value), *(float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4)))
-            ):
-                if self.left([*numbers[:i], rounder, *numbers[i + 1 :]]) <= _AS_GOOD * least:
-                    numbers = [*numbers[:i], rounder, *numbers[i + 1 :]]
+            for digits in range(_DIGITS + 2):
+                one = [*numbers[:i], _rounder(value, digits), *numbers[i + 1 :]]
+                if self.left(one) <= enough:
+                    numbers = one
                     break
-            plain.append(numbers[i] in _PLAIN)
-        return numbers, plain
+        return numbers
+
+
+def _rounder(number: float, digits: int) -> float:
+    """To so many digits; 0: to a number that engines multiply by, if one is near."""
+    if digits == 0 and simple(number) != number:
+        return simple(number)
+    return float(f"{number:.{max(digits, 1)}g}")
+
+
+def _figures(number: float) -> int:
+    """How many fitted figures a number counts for: none where it needs no fitting, two where it is not round."""
+    if number in _PLAIN:
+        return 0
+    return 1 if float(f"{number:.{_DIGITS}g}") == number else 2

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.formula import Node
 from lockstep.workbench.diagnosis.hypotheses.edits import nodes, put
 from lockstep.workbench.diagnosis.hypotheses.functions import ACTIVATIONS, CANCELLING, FUNCTIONS
-from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Elements of the sample, and rows of it at the least.
-_ELEMENTS, _ROWS = 1 << 14, 8
+#: Elements of the sample, at which pairs are tried as well, and rows of it at the least.
+ELEMENTS, _ROWS = 1 << 14, 8
 
 
 class Tried(Protocol):
@@ -36,6 +35,10 @@ class Tried(Protocol):
     @property
     def error(self) -> float:
         """The norm of the error on the sample."""
+
+    @property
+    def noise(self) -> float:
+        """The norm of the noise on the sample."""
 
     def rest(self, tree: Node, numbers: Mapping[str, Any]) -> Array | None:
         """What the formula leaves of the sample, seen less predicted, in one axis; None where it gives no such tensor.
@@ -68,8 +71,9 @@ class RowTrial:
     formula: Node
     tokens: Lazy
     others: Lazy
-    _own: dict[Node, Any] = field(default_factory=dict)
-    _whole: dict[Node, Any] = field(default_factory=dict)
+    elements: int = ELEMENTS
+    _own: dict[int, Any] = field(default_factory=dict, init=False)
+    _whole: dict[int, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         deviation = self.site.deviation
@@ -77,7 +81,7 @@ class RowTrial:
         self.scope = deviation.scopes[0]
         wrong = np.flatnonzero(self.scope.any(tuple(range(1, self.scope.ndim))))
         width = max(1, self.scope[0].size)
-        count = min(len(wrong), max(_ROWS, _ELEMENTS // width))
+        count = min(len(wrong), max(_ROWS, self.elements // width))
         self.rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, count).astype(int))]
         self._inside = self.scope[self.rows]
         self._seen = self.site.seen[self.rows]
@@ -85,7 +89,7 @@ class RowTrial:
         self.error = math.inf if rest is None else float(np.linalg.norm(rest))
         self.noise = float(np.linalg.norm(self.site.parts[0].noise[self.rows][self._inside]))
         self.functions = {**FUNCTIONS, **_mixing(self.site.rows)}
-        self._kept = {node for _, node in nodes(self.formula)}
+        self._kept = {id(node) for _, node in nodes(self.formula)}  # edited formulas share them
 
     def _left(self, predicted: Array) -> Array | None:
         """Infinite numbers that were seen, and are predicted, leave nothing."""
@@ -138,15 +142,15 @@ class RowTrial:
         if not node.args:
             return self._leaf(node.name, numbers, rows)
         kept = self._own if rows is not None else self._whole
-        if node in kept:
-            return kept[node]
+        if id(node) in kept:
+            return kept[id(node)]
         mixes = node.name.startswith("rows_")
         args = [self._evaluate(one, numbers, None if mixes else rows) for one in node.args]
         found = self.functions[node.name](*args)
         if mixes and rows is not None:
             found = found[rows]
-        if node in self._kept:
-            kept[node] = found
+        if id(node) in self._kept:
+            kept[id(node)] = found
         return found
 
     def _leaf(self, name: str, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
@@ -155,10 +159,6 @@ class RowTrial:
         if name in self.tokens:
             return self.tokens[name] if rows is None else self.tokens[name][rows]
         return self.others[name] if name in self.others else float(name)
-
-    def explains(self, rest: Array) -> bool:
-        """Whether what is left of the sample is rounding."""
-        return float(np.linalg.norm(rest)) <= max(WRONG * self.noise, 1e-9 * self.error)
 
 
 def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
