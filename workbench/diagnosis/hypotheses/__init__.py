@@ -1,0 +1,1 @@
+"""Hypotheses about what ran instead."""
