@@ -199,7 +199,7 @@ FAULTS = (
     ),
     Fault(
         id="qk-norm-on-shard",
-        rule="sum_squares",
+        seam="sum_squares",
         value="own",
         correct="all_ranks",
         title="q and k normalised by the mean of a rank's own heads",

@@ -54,8 +54,10 @@ def _eager_with_taps(
     """query [1, heads, T, D], key and value [1, kv_heads, K, D] -> context [1, T, heads, D], probs."""
     listener, new = _listeners.get(id(module)), query.shape[2]
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
-    attend = _whole if isinstance(attention_mask, Tensor) else _by_rows
-    context, scores, probs = attend(query, keys, values, attention_mask, scaling)
+    if isinstance(attention_mask, Tensor):
+        context, scores, probs = _whole(query, keys, values, attention_mask, scaling)
+    else:
+        context, scores, probs = _by_rows(query, keys, values, attention_mask, scaling)
     context = context.transpose(1, 2).contiguous()
     if listener is not None:
         seen: dict[str, Seen] = {
@@ -114,7 +116,7 @@ def _by_rows(
         parts[:, PARTS.index("inf")] -= hidden
         assert tiles.tail is not None
         found.append(NewestRows(tiles.tail, new, parts))
-    return context, *found
+    return context, found[0], found[1]
 
 
 @dataclass(frozen=True, slots=True)

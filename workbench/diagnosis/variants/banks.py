@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.workbench.diagnosis.hypotheses.rotation.parts import partial_rotations, positions_of_pairs
+from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
+from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
+from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
 from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     EDITED,
     row_edit_pairs,
@@ -59,14 +63,6 @@ from lockstep.workbench.diagnosis.variants.linear import (
 from lockstep.workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
 from lockstep.workbench.diagnosis.variants.moved_tokens import token_moved
 from lockstep.workbench.diagnosis.variants.overflow import not_finite, overflows
-from lockstep.workbench.diagnosis.variants.rotation.changing_bases import changing_bases
-from lockstep.workbench.diagnosis.variants.rotation.combined_rotations import combined_rotations
-from lockstep.workbench.diagnosis.variants.rotation.pair_groups import pair_groups
-from lockstep.workbench.diagnosis.variants.rotation.rope_frequencies import (
-    fitted_frequencies,
-    other_frequencies,
-)
-from lockstep.workbench.diagnosis.variants.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
 from lockstep.workbench.diagnosis.variants.variant import Bank
 
@@ -101,7 +97,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         shard_starts.other_start,
         reduce.with_stream,
     ),
-    "rope": (rotations, other_frequencies),
+    "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
     "scores": (scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits, softmax_heads),
@@ -130,7 +126,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
     "norm": (repeated, coarse_inputs),
     "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
-    "rope": (fitted_frequencies, changing_bases, pair_groups, combined_rotations, coarse_inputs),
+    "rope": (fitted_frequencies, positions_of_pairs, combined_rotations, coarse_inputs),
     "residual": (row_maps, coarse_inputs),
     "activation": (row_maps, wrapped_index, coarse_inputs),
     "linear": (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, Convention
+from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import KNOWN_BASES
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, RotaryForm
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
 from lockstep.workbench.diagnosis.variants.blocks import history, others, positions, shaped, unrotated
-from lockstep.workbench.diagnosis.variants.rotation.angles import KNOWN_BASES
 from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: What is done to x [N, heads, D] at positions [N], in a pass.
@@ -45,14 +45,16 @@ def fused_rotations(inside: Inside) -> Iterator[Variant]:
 
     factor = magnitude(model)
 
-    def of_form(form: RotaryForm) -> Guess:
-        return guess(lambda x, at, i: form.rotate(x, angles(at, i), factor))
+    def of_form(form: Convention) -> Guess:
+        return guess(lambda x, at, i: form.rotate(x, angles(at, i)) * factor)
 
     def of_base(theta: float) -> Guess:
         return guess(lambda x, at, i: rotate(x, angles(at, i, theta), factor))
 
-    for form in FORMS:
-        yield inside.variant(form.name, "rope", f"inside of the attention {form.text}", of_form(form))
+    text = "inside of the attention the rotation is not applied at all"
+    yield inside.variant("rope_not_applied", "rope", text, guess(lambda x, at, i: x))
+    for form, (name, text) in NAMED.items():
+        yield inside.variant(name, "rope", f"inside of the attention {text}", of_form(form))
     for base in KNOWN_BASES:
         if base != model.rope_theta:
             text = f"rope_theta is {base:g} instead of {model.rope_theta:g}, inside of the attention"

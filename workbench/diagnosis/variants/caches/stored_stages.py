@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
-from lockstep.workbench.diagnosis.operations.rotary_forms import FORMS, Rotate
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -31,13 +30,13 @@ def stored_stages(site: Site) -> Iterator[Variant]:
             yield cache_variant(site, name, text, rows)
 
 
-def _rotated(site: Site, rows: Sequence[Array | None], form: Rotate = rotate) -> list[Array | None]:
+def _rotated(site: Site, rows: Sequence[Array | None], form: Convention = RIGHT) -> list[Array | None]:
     """Each part's rows turned by the angles of their positions."""
     model, found = site.facts.model, list[Array | None]()
     for part, x in zip(site.parts, rows, strict=True):
         at = np.array([row.position for row in part.rows], dtype=np.float64)[:, None, None]
         angles = at * frequencies(model, lengths_of(part.rows))
-        found.append(None if x is None else form(x, angles, magnitude(model)))
+        found.append(None if x is None else form.rotate(x, angles) * magnitude(model))
     return found
 
 
@@ -93,10 +92,9 @@ def _rotations(site: Site) -> Iterator[_Stage]:
     if site.kind != "attn.k_cache":
         return
     plain, factor = _recorded(site, unrotated(site, "k")), magnitude(site.facts.model)
-    for form in FORMS:
-        if form.name not in ("rope_not_applied", "rope_twice"):  # `cached_numbers` tells these
-            text = f"cached keys are rotated otherwise than the keys are: {form.text}"
-            yield "cache_rotated_otherwise", text, _rotated(site, plain, form.rotate)
+    for form, (_, words) in NAMED.items():
+        text = f"cached keys are rotated otherwise than the keys are: {words}"
+        yield "cache_rotated_otherwise", text, _rotated(site, plain, form)
     if factor != 1:
         text = f"cached keys lack the factor {factor:.5g} on cosine and sine"
         yield "cache_rotated_otherwise", text, [part.expected / factor for part in site.parts]

@@ -1,0 +1,169 @@
+"""One site's rotation as hypotheses read it: what went in, what came out, and the phases that were right.
+
+rotated = convention(x, position * frequency) * factor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
+from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
+from lockstep.workbench.diagnosis.hypotheses.rotation.positions import Places, PositionRule, rules
+from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import Mask, wrong_heads, wrong_rows
+from lockstep.workbench.diagnosis.variants.variant import Variant
+
+#: Share of the error's norm that a prediction may leave to be worth telling.
+NEAR = 0.45
+#: Tokens that a search looks at.
+_TOKENS = 128
+#: Positions beyond the last token's at which a token is looked for.
+_BEYOND = 64
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """x, seen [N, heads, D]; positions and lengths [N]; frequencies [N or 1, 1, P]; `wrong` [N], `heads` [heads]."""
+
+    site: Site
+    x: Array
+    seen: Array
+    positions: Array
+    lengths: Lengths
+    frequencies: Array
+    factor: float
+    wrong: Mask
+    heads: Mask
+
+    @classmethod
+    def of(cls, site: Site) -> Rotated | None:
+        """None where shapes differ, numbers are not finite, or nothing is wrong."""
+        model = site.facts.model
+        x = heads_of(site.inputs["x"], model.head_dim)
+        if not x.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
+            return None
+        positions = np.array([row.position for row in site.rows], dtype=np.float64)
+        lengths = lengths_of(site.rows)
+        wrong = wrong_rows(site)
+        if not wrong.any():
+            return None
+        return cls(site, x, site.seen, positions, lengths, frequencies(model, lengths), magnitude(model),
+                   wrong, wrong_heads(site))  # fmt: skip
+
+    @property
+    def phase(self) -> Array:
+        """The right phases [N, 1, P]."""
+        return self.positions[:, None, None] * self.frequencies
+
+    @property
+    def factors(self) -> list[float]:
+        """The attention factor, and none."""
+        return [self.factor] if self.factor == 1 else [self.factor, 1.0]
+
+    @cached_property
+    def decode_only(self) -> bool:
+        """Whether decode tokens are wrong, and those of the prompt, which turn as well, are right."""
+        first = np.array([row.step for row in self.site.rows]) == min(row.step for row in self.site.rows)
+        return bool(not (first & self.wrong).any() and (first & (self.positions > 0)).any())
+
+    @cached_property
+    def places(self) -> Places:
+        return Places.of(self.site.rows)
+
+    def wrong_part(self, tensor: Array) -> Array:
+        """Of [N, heads, …] what is wrong."""
+        return tensor[self.wrong][:, self.heads]
+
+    @cached_property
+    def sample(self) -> NDArray[np.intp]:
+        """Of the wrong tokens those that a search looks at."""
+        rows = np.flatnonzero(self.wrong)
+        chosen = np.linspace(0, len(rows) - 1, min(len(rows), _TOKENS)).astype(int)
+        return np.asarray(rows[chosen])
+
+    @cached_property
+    def noise(self) -> float:
+        """Relative error that rounding may leave in one token."""
+        part = self.site.parts[0]
+        return 4 * float(np.linalg.norm(part.noise) / max(float(np.linalg.norm(part.expected)), 1e-300))
+
+    def of_head(self, moved: bool) -> Array | None:
+        """What rounding leaves of a prediction whose elements are `moved` to other places; None: the usual."""
+        if not moved:
+            return None
+        halves = np.hypot(*np.split(self.x, 2, axis=-1))
+        neighbours = np.hypot(self.x[..., ::2], self.x[..., 1::2])
+        largest = np.maximum(np.concatenate([halves, halves], -1), neighbours.repeat(2, axis=-1))
+        unit = 4 * self.site.facts.unit * self.factor
+        return np.asarray(unit * largest + self.site.parts[0].noise.max(axis=-1, keepdims=True))
+
+    # --- screening -------------------------------------------------------------------------------------
+
+    def phases(self, convention: Convention, factor: float) -> Phases:
+        """Of the sampled wrong tokens, their wrong heads together."""
+        x, seen = (each[self.sample][:, self.heads] for each in (self.x, self.seen))
+        return Phases.of(convention, x, seen, factor)
+
+    @cached_property
+    def right_errors(self) -> Array:
+        """The squared errors [N, P] of the right rotation in the sample."""
+        right = self.phases(RIGHT, self.factor)
+        return right.error(self.sampled(self.phase))
+
+    def sampled(self, phase: Array) -> Array:
+        """Phases [N or 1, 1, P] of the sampled tokens, [N or 1, P]."""
+        return phase[self.sample][:, 0] if len(phase) == len(self.wrong) else phase[:, 0]
+
+    def share(self, phases: Phases, phase: Array) -> float:
+        """The share of the error's norm that phases [N or 1, 1, P] leave in the sample."""
+        left = float(phases.error(self.sampled(phase)).sum())
+        return float(np.sqrt(left / max(float(self.right_errors.sum()), 1e-300)))
+
+    # --- predictions -----------------------------------------------------------------------------------
+
+    def turned(self, phase: Array, convention: Convention = RIGHT, factor: float | None = None) -> Array:
+        return convention.rotate(self.x, phase) * (self.factor if factor is None else factor)
+
+    def position_rules(self, phases: Phases, turns: Array | None = None) -> Iterator[PositionRule]:
+        """The rules that the positions solved for at frequencies `turns` (the right ones by default) follow; those
+        themselves, with no name, where they follow none."""
+        turns = self.frequencies if turns is None else turns
+        at, left = self.positions.copy(), np.zeros(len(self.positions))
+        reach = float(self.positions.max()) * max(2.0, self.site.facts.model.rope_scaling.factor) + _BEYOND
+        rows = self.sample
+        own = turns[rows, 0] if len(turns) == len(at) else turns[:, 0]
+        at[rows], left[rows] = phases.positions(own, self.positions[rows], reach, self.noise)
+        if left.max() > 0.2 + 4 * self.noise:
+            return
+        wrong = np.zeros(len(at), bool)
+        wrong[rows] = at[rows] != self.positions[rows]
+        if not wrong.any():
+            return
+        known = list(rules(self.places, at, wrong, 1e-3 + 8 * self.noise))
+        kept = np.isin(np.arange(len(at)), rows) & ~wrong  # where something else than the position is wrong
+        yield from (replace(rule, at=np.where(kept, self.positions, rule.at)) for rule in known)
+        if not known and len(rows) == self.wrong.sum():
+            yield PositionRule("", _told(self.positions[wrong], at[wrong]), at, {"positions": {
+                str(int(p)): float(np.round(q, 3)) for p, q in zip(self.positions[wrong], at[wrong], strict=True)
+            }})  # fmt: skip
+
+    def variant(
+        self, name: str, kind: str, text: str, fitted: Mapping[str, object], predicted: Array,
+        parameters: int = 0, *, moved: bool = False,
+    ) -> Variant:  # fmt: skip
+        return Variant(name, kind, text, fitted, predicted, parameters, noise=self.of_head(moved))
+
+
+def _told(right: Array, at: Array) -> str:
+    told = list(dict.fromkeys(f"{p:g} at {q:.4g}" for p, q in zip(right, at, strict=True)))
+    words = ", ".join(told[:4]) + (", …" if len(told) > 4 else "")
+    return f"tokens are rotated by wrong positions: {words}"

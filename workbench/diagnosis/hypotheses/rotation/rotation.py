@@ -1,0 +1,209 @@
+"""What ran instead of a rotation: one edit of its formula, then numbers that are solved for, then two edits.
+
+Points of the formula: x, the position, the frequency, their product, cosine and sine, the convention of the pairs, the
+factor on the result. Every prediction is screened in `Phases` before it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
+    RIGHT,
+    Convention,
+    conventions,
+    in_place,
+    in_words,
+)
+from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import FrequencyRule, frequency_rules
+from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
+from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule
+from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
+from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.shares import head_offset
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.fits import factor, named, simple
+from lockstep.workbench.diagnosis.variants.variant import Variant
+
+
+def rotations(site: Site) -> Iterator[Variant]:
+    """One edit, of a fixed list or with positions that follow a rule."""
+    r = Rotated.of(site)
+    if r is None:
+        return
+    for edits in (_conventions, _factors, _positions, _heads, _frequencies, _inputs):
+        yield from edits(r)
+
+
+# --- the convention -----------------------------------------------------------------------------------------
+
+
+def _conventions(r: Rotated) -> Iterator[Variant]:
+    if r.factor != 1 or not r.decode_only:  # else the position is stuck at 0: the prefill is rotated
+        yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
+    twice = r.turned(2 * r.phase) * r.factor
+    yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
+    for one in conventions(r.x.shape[-1]):
+        name, text = in_words(one)
+        for by in r.factors:
+            if r.share(r.phases(one, by), r.phase) <= NEAR:
+                predicted = r.turned(r.phase, one, by)
+                yield r.variant(
+                    name, "rope", text + _also(r, by), {"attention_factor": by}, predicted, moved=True
+                )
+    for first, words in enumerate(
+        ("second half is rotated with the first", "first half is rotated with the second")
+    ):
+        text = f"the {words} one as it is after its rotation: written in place"
+        predicted = in_place(r.x, r.phase, first) * r.factor
+        yield r.variant("rope_in_place", "rope", text, {}, predicted, moved=True)
+
+
+def _also(r: Rotated, by: float) -> str:
+    return "" if by == r.factor else "; the attention factor is missing"
+
+
+# --- a factor -----------------------------------------------------------------------------------------------
+
+
+def _factors(r: Rotated) -> Iterator[Variant]:
+    """The right phases with another factor on cosine and sine, or on one of them."""
+    turned, own = rotate(r.x, r.phase), r.factor
+    if own != 1:
+        ways = {
+            1.0: "not applied",
+            own**2: "applied twice",
+            1 / own: "divided by",
+            math.sqrt(own): "applied as its root",
+        }
+        for value, words in ways.items():
+            text, fitted = (
+                f"the attention factor {own:.5g} is {words}",
+                {"attention_factor": value, "expected": own},
+            )
+            yield r.variant("attention_factor", "rope", text, fitted, turned * value)
+        a, b, table = RIGHT.terms(r.x)
+        cos, sin = np.cos(r.phase)[..., table], np.sin(r.phase)[..., table]
+        for words, predicted in (("cosine", own * a * cos + b * sin), ("sine", a * cos + own * b * sin)):
+            text = f"the attention factor is applied to the {words} alone"
+            yield r.variant(
+                "attention_factor", "rope", text, {"attention_factor": own, "on": words}, predicted
+            )
+    by = simple(float(factor(r.wrong_part(r.seen), r.wrong_part(turned))) / own) * own
+    text = f"the rotated tensor is {named(by / own)} times what it should be"
+    yield r.variant("factor", "rope", text, {"factor": by / own}, turned * by, 1)
+
+
+# --- positions ----------------------------------------------------------------------------------------------
+
+
+def _positions(r: Rotated) -> Iterator[Variant]:
+    for by in r.factors:
+        for rule in r.position_rules(r.phases(RIGHT, by)):
+            as_twice = rule.fitted.get("factor") == 2.0 and r.factor == 1
+            if as_twice or (not rule.at.any() and r.factor == 1 and not r.decode_only):
+                continue  # told as a rotation applied twice, or not at all
+            yield from at_positions(r, rule, by)
+
+
+def at_positions(r: Rotated, rule: PositionRule, by: float) -> Iterator[Variant]:
+    """The rotation at the positions of a rule, or of none."""
+    said = np.array([row.recorded_position for row in r.site.rows], dtype=np.float64)
+    recorded = bool(np.allclose(said[r.wrong], rule.at[r.wrong], atol=0.01))
+    fitted = {**rule.fitted, "recorded": recorded, **({} if by == r.factor else {"attention_factor": by})}
+    predicted = r.turned(rule.at[:, None, None] * r.frequencies, factor=by)
+    free = 0 if rule.name else int(r.wrong.sum())
+    yield r.variant(rule.name or "positions", "positions", rule.text + _also(r, by), fitted, predicted, free)
+
+
+def _heads(r: Rotated) -> Iterator[Variant]:
+    """The index of the head in the phase, as where the axes of heads and tokens are exchanged."""
+    count, at = r.x.shape[1], r.positions[:, None, None]
+    for first in sorted({0, head_offset(r.site)}):
+        index = np.arange(first, first + count, dtype=np.float64)[None, :, None]
+        where = " (counted over all ranks)" if first else ""
+        forms = {
+            "each head is rotated by its own index on top of the position": at + index,
+            "heads are rotated by their index, not by the position: the axes of heads and tokens are exchanged": index,
+            "the position is multiplied by the number of heads": at * count,
+            "positions are counted through tokens and heads: token * heads + head": at * count + index,
+        }
+        for text, places in forms.items():
+            predicted = r.turned(places * r.frequencies) + np.zeros_like(r.x)
+            yield r.variant("position_of_head", "positions", text + where, {"first_head": first}, predicted)
+
+
+# --- frequencies --------------------------------------------------------------------------------------------
+
+
+def _frequencies(r: Rotated) -> Iterator[Variant]:
+    phases = {by: r.phases(RIGHT, by) for by in r.factors}
+    for rule in frequency_rules(r.site.facts.model, r.site.rows, r.lengths):
+        yield from with_frequencies(r, rule, phases)
+
+
+def with_frequencies(r: Rotated, rule: FrequencyRule, phases: dict[float, Phases]) -> Iterator[Variant]:
+    """The rotation by the frequencies of a rule, with the factors that are near."""
+    phase = r.positions[:, None, None] * rule.values
+    for by in dict.fromkeys((*r.factors, rule.factor)):
+        phases.setdefault(by, r.phases(RIGHT, by))
+        if r.share(phases[by], phase) <= NEAR:
+            text = rule.text + _factor_words(r, by)
+            fitted = {**rule.fitted, **({} if by == r.factor else {"attention_factor": by})}
+            yield r.variant(rule.name, "rope", text, fitted, r.turned(phase, factor=by), rule.parameters)
+
+
+def _factor_words(r: Rotated, by: float) -> str:
+    if by == r.factor:
+        return ""
+    return (
+        ", nor is the attention factor"
+        if by == 1
+        else f", with the attention factor {by:.5g} instead of {r.factor:.5g}"
+    )
+
+
+# --- another x ----------------------------------------------------------------------------------------------
+
+
+def _inputs(r: Rotated) -> Iterator[Variant]:
+    """The right rotation of another tensor of the layer, or of one whose bias is added afterwards."""
+    own = r.site.kind.removesuffix("_rope")
+    for name in ("attn.q", "attn.k", "attn.v"):
+        for part in ("_norm", "_proj", "_rope"):
+            kind = f"{name}{part}"
+            found = None if kind == r.site.kind else r.site.rows_of(r.site.near(kind))
+            if found is None or found.size != r.x.size:
+                continue
+            x = heads_of(found, r.x.shape[-1])
+            if np.array_equal(x, r.x):
+                continue
+            predicted = x if part == "_rope" else rotate(x, r.phase, r.factor)
+            skipped = kind == f"{own}_proj"
+            text = f"{kind} is rotated: {own}_norm is left out" if skipped else f"{kind} is taken for {own}"
+            name_of, class_of = ("norm_skipped", "norm") if skipped else ("rope_input", "rope")
+            yield r.variant(name_of, class_of, text, {"input": kind}, predicted)
+    yield from _late_bias(r, own)
+
+
+def _late_bias(r: Rotated, own: str) -> Iterator[Variant]:
+    name = f"model.layers.{r.site.layer}.self_attn.{own.removeprefix('attn.')}_proj.bias"
+    bias = r.site.facts.vector(name)
+    size, first = r.x.shape[1] * r.x.shape[2], head_offset(r.site) * r.x.shape[2]
+    if bias is None or len(bias) < first + size or r.site.rows_of(r.site.near(f"{own}_norm")) is not None:
+        return
+    b = bias[first : first + size].reshape(1, *r.x.shape[1:])
+    text = f"{name} is added after the rotation, not before"
+    yield r.variant("bias_after_rope", "rope", text, {"bias": name}, rotate(r.x - b, r.phase, r.factor) + b)
+
+
+def possible(r: Rotated) -> Iterator[tuple[Convention, Phases]]:
+    """The conventions but the right one in which phases of some kind give what was seen."""
+    for one in conventions(r.x.shape[-1]):
+        phases = r.phases(one, r.factor)
+        if phases.free() <= NEAR**2 / 4 * float(r.right_errors.sum()):
+            yield one, phases
