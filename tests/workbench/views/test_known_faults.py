@@ -28,9 +28,9 @@ def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:
 
 
 def test_a_fitted_value_decides_where_the_name_alone_does_not() -> None:
-    assert fault_of("other_activation", {"is": "gelu(gate) * up"}) == "act=gelu"
-    assert fault_of("other_activation", {"is": "another"}) is None
-    assert fault_of("norm_epsilon", {"epsilon": 1e-5, "expected": 1e-6}) == "norm=eps_1e-5"
+    assert fault_of("activation_function", {"formula": "gelu(gate) * up"}) == "act=gelu"
+    assert fault_of("activation_function", {"formula": "another"}) is None
+    assert fault_of("norm_number", {"formula": "", "numbers": [1e-5]}) == "norm=eps_1e-5"
     assert (
         fault_of("scores_scale", {"scale": 0.1, "meanings": ["by 1/sqrt of hidden_size"]}) == "scale=hidden"
     )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from lockstep.engine.graph.formula import FORMULAS, Node
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.fits import differing_replica, named
 from lockstep.workbench.views.causes import numbers_in_words
 
 #: Functions that round, and how that is said.
@@ -28,9 +29,15 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
 }
-#: The input of a norm at one of its two places.
-_READ = {
+_RESULTS = {"residual": "the sum", "activation": "the product"}
+#: What is at the places of a norm.
+_IN_NORM: Mapping[Place, str] = {
+    (0,): "the normalised row",
     (0, 0): "the norm's input, but for its root mean square,",
+    (0, 1): "the root mean square",
+    (0, 1, 0): "the mean square with epsilon",
+    (0, 1, 0, 0): "the mean square",
+    (0, 1, 0, 0, 0): "each square",
     (0, 1, 0, 0, 0, 0): "the norm's input for its root mean square",
 }
 #: Operation -> plain words for a change at a place, by the kind of the edit and the first of its detail.
@@ -75,11 +82,6 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
         ((1,), "applied", "halves_as_pairs"): "{weight} is read as halves",
         ((1,), "applied", "backwards"): "{weight} is read backwards",
     },
-    "activation": {
-        ((0,), "left_out", 0.0): "no activation is applied",
-        ((), "left_out", 0.0): "up is never multiplied",
-        ((0,), "applied", "silu"): "silu is applied twice",
-    },
     "residual": {
         ((), "left_out", 0.0): "the {branch}'s output is not added to the residual stream",
         ((), "repeated", "y"): "the residual stream is added 2 times",
@@ -92,7 +94,7 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
 #: Further words of what is done to a value, for any operation.
 _DONE: Mapping[str, str] = {
     "centred": "the mean of the row is subtracted from {at}",
-    "scaled": "{at} is multiplied by {a:g}{then}",
+    "scaled": "{at} is multiplied by {by}{then}",
     "clamped_above": "{at} is clamped at {a:g} from above",
     "clamped_below": "{at} is clamped at {a:g} from below",
     "clamped_within": "{at} is clamped to ±{a:g}",
@@ -153,12 +155,14 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
     ran = right if maps else formula_text(together(edits, formula), names)
     texts = [_sentence(site, one, formula) for one in edits]
     text = "; ".join(one for one in texts if one)
-    if not all(texts) or (site.operation == "activation" and not maps):
+    if not all(texts):
         text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
     if (columns := _columns(site)) and edits[0].detail[:1] != ("single_columns_scaled",):
         text = f"{text}, at {columns} alone"
     kinds = [class_of(site, one) for one in edits]
     kind = next((one for one in kinds if one != "precision"), kinds[0])
+    if edits[0].place == () and edits[0].detail[:1] == ("scaled",) and (replica := differing_replica(site)):
+        kind, text = "sharding", f"{text}{replica}"
     name = f"{site.operation}_{'_and_'.join(dict.fromkeys(map(_id, edits)))}"
     return Told(name, kind, text, _figures(site, edits, ran))
 
@@ -201,6 +205,7 @@ def _sentence(site: Site, edit: Edit, formula: Node) -> str:
     fields = {
         "weight": site.weights.get("weight", ""),
         "eps": site.facts.model.rms_eps,
+        "by": named(numbers[0]) if numbers else "",
         "then": " before it is added to the sum" if site.operation == "residual" and edit.place else "",
         "branch": "attention" if site.kind == "attn_residual" else "MLP",
         **dict(zip("abc", numbers, strict=False)),
@@ -215,7 +220,7 @@ def _sentence(site: Site, edit: Edit, formula: Node) -> str:
     if edit.kind == "number":
         return f"{at} is {numbers[0]:g} instead of {fields['eps']:g}"
     if edit.kind == "operand" and edit.place == ():
-        return f"{tensor_in_words(site, str(first))} goes on in place of the {site.operation}"
+        return f"{tensor_in_words(site, str(first))} goes on in place of {_RESULTS.get(site.operation, 'the result')}"
     if edit.kind == "operand":
         return f"{tensor_in_words(site, str(first))} is read instead of {at}"
     if _rounds(edit):
@@ -260,8 +265,8 @@ def _pairs(numbers: Sequence[float]) -> list[tuple[float, float]]:
 def _at(site: Site, edit: Edit, formula: Node) -> str:
     """The place of an edit: a leaf by what it is, else its formula."""
     place = edit.place
-    if site.operation == "norm" and place in _READ:
-        return _READ[place]
+    if site.operation == "norm" and place in _IN_NORM:
+        return _IN_NORM[place]
     node = Node(place) if isinstance(place, str) else dict(nodes(formula))[place]
     if not node.args:
         return _SENTENCES.get(site.operation, {}).get(node.name, node.name)
