@@ -12,9 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from lockstep.engine.taps.flow import inputs_of, remembers
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.operands import READER
 from lockstep.workbench.diagnosis.merging import FindingGroup
-from lockstep.workbench.diagnosis.variants.residual import READER
 
+#: A norm whose input goes on as it is; a residual sum in whose place the output of its reader goes on.
+_SKIPPED, _OVERWRITTEN = Edit((), "skipped", ("x",)), Edit((), "operand", (READER,))
 #: Where a mask shows: in the scores, or in the context of a fused attention.
 _MASKED = ("attn.scores", "attn.context")
 
@@ -115,12 +118,12 @@ def _by_position(group: FindingGroup, head: FindingGroup) -> bool:
 def _by_overwriting(group: FindingGroup, head: FindingGroup, layers: int) -> bool:
     """Whether it is a norm that seems to be skipped because what it reads is its own output, which went on in place of
     the sum."""
-    if not group.chosen or not all(one.name == "norm_skipped" for one in group.chosen):
+    if not group.chosen or not all(one.edits == (_SKIPPED,) for one in group.chosen):
         return False
     over = {
         finding.tap: set(finding.steps)
         for finding, one in zip(head.findings, head.chosen, strict=bool(head.chosen))
-        if one.fitted.get("how") == READER
+        if one.edits == (_OVERWRITTEN,)
     }
     return all(
         any(set(one.steps) <= over.get(tap, set()) for tap in inputs_of(one.tap, layers))

@@ -14,12 +14,13 @@ import numpy as np
 
 from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.search import Search
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.search import Search
 from lockstep.workbench.diagnosis.variants.variant import Fit
 
 
@@ -39,13 +40,14 @@ class Hypothesis:
     ratio: float
     accepted: bool
     everywhere: bool
+    edits: tuple[Edit, ...] = ()
 
     @classmethod
     def of(cls, found: Fit, elements: int) -> Hypothesis:
         one = found.variant
         return cls(
             one.name, one.kind, one.text, dict(one.fitted), one.parameters, elements, found.residual, found.ratio,
-            found.accepted, found.everywhere,
+            found.accepted, found.everywhere, one.edits,
         )  # fmt: skip
 
 

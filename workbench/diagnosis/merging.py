@@ -14,11 +14,15 @@ from dataclasses import dataclass
 
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
+from lockstep.workbench.diagnosis.hypotheses import operands
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.misplaced_layers import misplaced_layers
 
 #: Fitted figures of one bug may differ by so much from layer to layer.
 ALIKE = 0.03
 
+#: Fitted numbers beyond which they are another at each place.
+_FREE = 2
 #: What a hypothesis says of the place at which it fits: another at each.
 _OF_PLACE = ("rank", "ranks", "shard_of", "layer", "column", "moved", "cosine")
 
@@ -89,7 +93,7 @@ def _explained(findings: Sequence[WrongOperation]) -> Iterator[FindingGroup]:
             if other is not best
             and {id(finding) for finding, _ in other} == inside
             and other[0][1].parameters == best[0][1].parameters
-            and other[0][1].name != best[0][1].name
+            and not _alike_at(*other[0], *best[0])
         ]
         for part in _rectangles(best):
             yield FindingGroup(tuple(f for f, _ in part), tuple(h for _, h in part), tuple(equal))
@@ -107,7 +111,7 @@ def _clusters(findings: Sequence[WrongOperation]) -> list[_Cluster]:
     for finding in findings:
         for hypothesis in finding.accepted:
             for cluster in clusters:
-                if cluster[-1][0] is not finding and alike(cluster[0][1], hypothesis):
+                if cluster[-1][0] is not finding and _alike_at(*cluster[0], finding, hypothesis):
                     cluster.append((finding, hypothesis))
                     break
             else:
@@ -120,6 +124,29 @@ def _rank(cluster: _Cluster) -> tuple[float, ...]:
     figures = sum(hypothesis.parameters for _, hypothesis in cluster) / len(cluster)
     gain = len(cluster) / (1 + math.log2(1 + figures) / 2)
     return (-gain, figures, sum(hypothesis.residual for _, hypothesis in cluster) / len(cluster))
+
+
+def _alike_at(first: WrongOperation, a: Hypothesis, second: WrongOperation, b: Hypothesis) -> bool:
+    if not (a.edits and b.edits):
+        return alike(a, b)
+    return len(a.edits) == len(b.edits) and all(
+        _same_edit(one, first.layer, other, second.layer, free=max(a.parameters, b.parameters) > _FREE)
+        for one, other in zip(a.edits, b.edits, strict=True)
+    )
+
+
+def _same_edit(one: Edit, layer: int | None, other: Edit, at: int | None, *, free: bool) -> bool:
+    """The same change at two places: of tensors that stand alike to them, with figures that are alike, unless many were
+    fitted freely."""
+    if (one.place, one.kind, len(one.detail)) != (other.place, other.kind, len(other.detail)):
+        return free and one.kind == other.kind == "map" and one.detail[0] == other.detail[0]
+    return all(
+        operands.alike(a, layer, b, at)
+        if isinstance(a, str) and isinstance(b, str)
+        else a == b
+        or (isinstance(a, float) and isinstance(b, float) and (free or math.isclose(a, b, rel_tol=ALIKE)))
+        for a, b in zip(one.detail, other.detail, strict=True)
+    )
 
 
 def alike(a: Hypothesis, b: Hypothesis) -> bool:

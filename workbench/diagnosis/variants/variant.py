@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.operations.deviation import (
     WRONG,
     WRONG_SINGLE,
@@ -42,6 +43,7 @@ class Variant:
     `parameters` counts the numbers that were fitted to what was seen: 0 of a fixed list, or from the checkpoint.
     `tolerance` is the share of the prediction's size that it may be off by, beside rounding. `noise` (like `predicted`)
     is what rounding may leave of a variant that sums other terms than the right operation, or puts them elsewhere.
+    `edits` is what it is by its structure, where it was generated from the operation's formula.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Variant:
     parameters: int = 0
     tolerance: float = 0.0
     noise: Array | Sequence[Array] | None = None
+    edits: tuple[Edit, ...] = ()
 
 
 #: Gives the variants of an operation that are worth trying at a site that is wrong (`site.deviation` says where).

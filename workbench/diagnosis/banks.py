@@ -8,10 +8,15 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.parts import partial_rotat
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
+from lockstep.workbench.diagnosis.hypotheses.rowwise import (
+    EDITED,
+    row_edit_pairs,
+    row_edits,
+    row_free_maps,
+    row_maps,
+)
 from lockstep.workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
-from lockstep.workbench.diagnosis.variants.activation import activations
-from lockstep.workbench.diagnosis.variants.activation_columns import other_columns
-from lockstep.workbench.diagnosis.variants.activation_cuts import dropped, wrapped_index
+from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
     coarse_probabilities,
     coarse_products,
@@ -30,7 +35,6 @@ from lockstep.workbench.diagnosis.variants.attention.softmax import softmaxes
 from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
 from lockstep.workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
-from lockstep.workbench.diagnosis.variants.branch_norms import branch_norms
 from lockstep.workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from lockstep.workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from lockstep.workbench.diagnosis.variants.caches.caches import caches
@@ -58,10 +62,7 @@ from lockstep.workbench.diagnosis.variants.linear import (
 )
 from lockstep.workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
 from lockstep.workbench.diagnosis.variants.moved_tokens import token_moved
-from lockstep.workbench.diagnosis.variants.norms import norms, unknown_norms
 from lockstep.workbench.diagnosis.variants.overflow import not_finite, overflows
-from lockstep.workbench.diagnosis.variants.residual import residuals
-from lockstep.workbench.diagnosis.variants.rotation.rotated_norms import rotated_norms
 from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
 from lockstep.workbench.diagnosis.variants.variant import Bank
 
@@ -77,7 +78,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         vocab_parallel.foreign_rows,
         token_moved,
     ),
-    "norm": (norms, rotated_norms),
+    "norm": (row_edits,),
     "linear": (
         reduce.summed_products,
         matrices.misread,
@@ -104,8 +105,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "weights": (fused,),
     "attention": (fused, merged_heads, value_heads),
     "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, token_moved),
-    "residual": (residuals,),
-    "activation": (activations,),
+    "residual": (row_edits,),
+    "activation": (row_edits,),
     "head": (
         head.not_the_head,
         head.other_head,
@@ -123,11 +124,11 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (vocab_parallel.one_rank_s_ids, coarse_inputs),
-    "norm": (repeated, coarse_inputs, unknown_norms),
+    "norm": (repeated, coarse_inputs),
     "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
     "rope": (fitted_frequencies, positions_of_pairs, combined_rotations, coarse_inputs),
-    "residual": (branch_norms, coarse_inputs),
-    "activation": (other_columns, dropped, wrapped_index, coarse_inputs),
+    "residual": (row_maps, coarse_inputs),
+    "activation": (row_maps, wrapped_index, coarse_inputs),
     "linear": (
         matrices.other_matrix,
         linear.channel_scale,
@@ -182,8 +183,12 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 }
 
 
+#: Operation -> two edits at once, where no single one fits.
+PAIRS: Mapping[str, tuple[Bank, ...]] = dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,))
+
 #: Operation -> what can be said where no variant at all fits.
 UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
+    **dict.fromkeys(EDITED, (row_free_maps,)),
     "embedding": (other_numbers,),
     "linear": (unknown.another_input, unloaded.unrelated_weight, unknown.other_weight),
     "head": (unknown.another_input, unknown.other_weight),
@@ -195,5 +200,6 @@ def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
     return (
         (*BANKS[operation], *EVERYWHERE),
         (*LAST.get(operation, ()), on_a_grid, not_finite),
+        PAIRS.get(operation, ()),
         UNKNOWN.get(operation, ()),
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench.diagnosis.banks import stages
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.banks import stages
 from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
 
@@ -22,6 +24,8 @@ class Search:
 
     time: SearchTime = field(default_factory=SearchTime)
     names: dict[str, set[str]] = field(default_factory=dict)
+    #: The same by their structure, each with the layer.
+    edits: dict[str, dict[tuple[Edit, ...], int | None]] = field(default_factory=dict)
     #: Why not all was tried, by the taps of which that is so.
     ended: dict[str, str] = field(default_factory=dict)
 
@@ -36,11 +40,13 @@ class Search:
         found.sort(key=preference)
         explained = {one.variant.name for one in found if one.accepted}
         self.names[site.kind] = explained or self.names[site.kind]
+        known = self.edits.setdefault(site.kind, {})
+        known |= {one.variant.edits: site.layer for one in found[:1] if one.accepted and one.variant.edits}
         return found, list(tried)
 
     def _try(self, site: Site, found: list[Fit], tried: dict[str, None]) -> None:
         expected = self.names.setdefault(site.kind, set())
-        for banks in _rounds(site, frozenset(expected)):
+        for banks in _rounds(site, frozenset(expected), self.edits.get(site.kind, {})):
             self.time.check()
             for variant in banks:
                 self.time.check()
@@ -55,9 +61,15 @@ class Search:
                 break
 
 
-def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
-    """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
+def _rounds(
+    site: Site, expected: frozenset[str], edits: Mapping[tuple[Edit, ...], int | None]
+) -> Iterator[Iterator[Variant]]:
+    """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
+    costs, the variants."""
     every = stages(site.operation)
+    if edits and site.operation in EDITED:
+        known = [(layer, some) for some, layer in edits.items()]
+        yield _variants(site, [lambda at: known_edits(at, known)])
     if expected and site.operation in FUSED:
         yield _variants(replace(site, only=expected), [bank for banks in every for bank in banks])
     for banks in every:

@@ -1,0 +1,177 @@
+"""What may stand in a formula in place of what does: functions by family, and what may be done to any value.
+
+All take and give float64. `rows` in the names of functions: they mix tokens, and so need all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
+from lockstep.engine.graph.formula import Array, silu
+from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-np.clip(x, -700, 700))))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_ROOT_2, _TANH = math.sqrt(2), math.sqrt(2 / math.pi)
+
+BINARY: Mapping[str, Callable[..., Any]] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
+}  # fmt: skip
+#: Activations that models and frameworks have.
+ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
+    "silu": silu,
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / _ROOT_2)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(_TANH * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x * _sigmoid(1.702 * x),
+    "relu": lambda x: np.maximum(x, 0.0),
+    "relu_squared": lambda x: np.maximum(x, 0.0) ** 2,
+    "sigmoid": _sigmoid,
+    "tanh": lambda x: np.tanh(x),
+    "softplus": lambda x: np.logaddexp(0.0, x),
+    "elu": lambda x: np.asarray(np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))),
+    "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0.0, x)),
+    "hard_silu": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "silu_of_the_negated": lambda x: silu(-x),
+    "identity": lambda x: x,
+}  # fmt: skip
+#: The same with a number that is solved for.
+SLOPED: Mapping[str, Callable[..., Any]] = {
+    "swish": lambda x, slope: x * _sigmoid(slope * x),
+    "leaky": lambda x, slope: np.where(x > 0, x, slope * x),
+}
+
+
+def _of_parts(x: Array, parts: float) -> Array:
+    """Of each of so many parts of the row its own mean, as wide as the row."""
+    cut = x.reshape(*x.shape[:-1], int(parts), -1)
+    return np.repeat(cut.mean(-1), cut.shape[-1], axis=-1)
+
+
+def _of_part(x: Array, parts: float, which: float) -> Array:
+    return np.asarray(x.reshape(*x.shape[:-1], int(parts), -1)[..., int(which), :].mean(-1, keepdims=True))
+
+
+REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    "mean": lambda x: x.mean(-1, keepdims=True),
+    "total": lambda x: x.sum(-1, keepdims=True),
+    "mean_of_n_less_1": lambda x: x.sum(-1, keepdims=True) / (x.shape[-1] - 1),
+    "largest": lambda x: x.max(-1, keepdims=True),
+    "mean_over_heads": lambda x: x.mean((-2, -1), keepdims=True) if x.ndim == 3 else x[..., :0],
+    "mean_of_each_part": _of_parts,
+    "mean_of_part": _of_part,
+}
+UNARY: Mapping[str, Callable[..., Any]] = {
+    "root": np.sqrt,
+    "square": np.square,
+    "size": np.abs,
+    "inverse": lambda x: 1 / np.where(x == 0, 1, x),
+    "negative": np.negative,
+    "exponential": np.exp,
+}
+#: Families of functions that are mistaken for each other.
+FAMILIES: tuple[Mapping[str, Callable[..., Any]], ...] = (BINARY, ACTIVATIONS, REDUCTIONS, UNARY)
+
+#: How a weight, or a number beside a tensor, may be meant.
+CONVENTIONS: Mapping[str, Callable[..., Any]] = {
+    "plus_one": lambda x: 1 + x,
+    "minus_one": lambda x: x - 1,
+    "one_minus": lambda x: 1 - x,
+    "squared": np.square,
+    "inverted": UNARY["inverse"],
+}
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+
+
+#: Orders in which the last axis may be read; those of halves and pairs where its length is even.
+ORDERS: Mapping[str, Callable[..., Any]] = {
+    "backwards": lambda x: x[..., ::-1],
+    "pairs_as_halves": lambda x: np.concatenate([x[..., ::2], x[..., 1::2]], -1),
+    "halves_as_pairs": lambda x: np.stack(_halves(x), -1).reshape(x.shape),
+    "halves_exchanged": lambda x: np.concatenate(_halves(x)[::-1], -1),
+    "pairs_exchanged": lambda x: x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape),
+    "first_half_twice": lambda x: np.concatenate([_halves(x)[0]] * 2, -1),
+    "second_half_twice": lambda x: np.concatenate([_halves(x)[1]] * 2, -1),
+    "columns_moved": lambda x, by: np.roll(x, int(by), -1),
+}
+
+
+def _both(a: Array, b: Array, parts: float = 1.0) -> Array:
+    """Two tensors side by side, in so many alternating blocks."""
+    cut = [np.split(x, int(parts), axis=-1) for x in (a, b)]
+    return np.concatenate([one for pair in zip(*cut, strict=True) for one in pair], axis=-1)
+
+
+def _woven(a: Array, b: Array) -> Array:
+    return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
+
+
+#: How what two tensors are side by side may be split in two, where it was made otherwise.
+SPLITS: Mapping[str, Callable[..., Any]] = {
+    "even_columns": lambda a, b: _both(a, b)[..., ::2],
+    "odd_columns": lambda a, b: _both(a, b)[..., 1::2],
+    "first_half_woven": lambda a, b: _halves(_woven(a, b))[0],
+    "second_half_woven": lambda a, b: _halves(_woven(a, b))[1],
+    "first_half_of_blocks": lambda a, b, parts: _halves(_both(a, b, parts))[0],
+    "second_half_of_blocks": lambda a, b, parts: _halves(_both(a, b, parts))[1],
+}
+
+
+def _rounded(dtype: str, x: Any) -> Array:
+    return rounded(np.asarray(x), dtype).astype(np.float64)
+
+
+def _overflowing(x: Array, dtype: str) -> Array:
+    return np.where(np.abs(x) > LARGEST[dtype], np.inf, x)
+
+
+def _kept(x: Array, count: float) -> Array:
+    order = np.argsort(np.argsort(-np.abs(x), axis=-1), axis=-1)
+    return np.where(order < count, x, 0.0)
+
+
+#: What may be done to any value: with the numbers that it takes.
+CHANGES: Mapping[str, Callable[..., Any]] = {
+    **{dtype: partial(_rounded, dtype) for dtype in ("bfloat16", "float16", "float32")},
+    "overflowing": lambda x: _overflowing(x, "float16"),
+    "centred": lambda x: x - x.mean(-1, keepdims=True),
+    "scaled": lambda x, by: x * by,
+    "clamped": lambda x, low, high: np.clip(x, low, high),
+    "clamped_above": np.minimum,
+    "clamped_below": np.maximum,
+    "clamped_within": lambda x, limit: np.clip(x, -abs(limit), abs(limit)),
+    "dropped_below": lambda x, limit: np.where(np.abs(x) < limit, 0.0, x),
+    "largest_kept": _kept,
+    "plus": lambda x, other, by: x + by * other,
+}  # fmt: skip
+#: Of these the results have rounding of the size of their arguments, not of their own.
+CANCELLING = (
+    "gelu",
+    "gelu_tanh",
+    "centred",
+    "add",
+    "subtract",
+    "plus",
+    "elu",
+    "one_minus",
+    "minus_one",
+    "scaled",
+)
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
+}  # fmt: skip

@@ -1,0 +1,169 @@
+"""Maps: what any result may have gone through that no edit of its formula says. One routine for all row-wise
+operations.
+
+Each is fitted to what was seen, and is charged by the numbers that this takes: a factor of each row, or column; one row
+added to all; rows of other tokens; columns, or an operand's columns, in another order; all but the largest numbers
+dropped; cut off on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.fits import factor, nearest_rows, wrong_rows
+
+#: A map: its edit, what it gives, how many numbers it took to fit.
+Mapped = tuple[Edit, Array, int]
+#: Columns that are looked for at once; rows that tell one column from all others; columns of which factors are fitted
+#: by themselves, as a share of all.
+_CHUNK, _ROWS, _FEW = 512, 4, 0.25
+
+
+def maps_of(site: Site) -> Iterator[Mapped]:
+    """Those of few numbers."""
+    if site.seen.shape == site.expected.shape and np.isfinite(site.seen).all():
+        wrong = wrong_rows(site)
+        yield from _rows_moved(site, wrong)
+        yield from _cut_off(site)
+        yield from _largest_kept(site, wrong)
+
+
+def free_maps_of(site: Site) -> Iterator[Mapped]:
+    """Those that fit a number to each row or column."""
+    if site.seen.shape != site.expected.shape or not np.isfinite(site.seen).all():
+        return
+    wrong = wrong_rows(site)
+    yield from _columns_scaled(site, wrong)
+    yield from _row_added(site, wrong)
+    yield from _rows_scaled(site, wrong)
+
+
+def _map(name: str, *detail: str | float) -> Edit:
+    return Edit((), "map", (name, *detail))
+
+
+def _rows_moved(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """Each wrong row is that of another token; by one distance, if they are."""
+    nearest = nearest_rows(site.seen, site.expected)
+    by = (nearest - np.arange(len(nearest)))[wrong]
+    if not len(by) or not by.all():
+        return
+    shifts = set(by.tolist())
+    if len(shifts) > 1:
+        shifts = {move - len(nearest) if move > 0 else move for move in shifts}
+    detail = (float(shifts.pop()),) if len(shifts) == 1 else ()
+    yield _map("rows_moved", *detail), site.expected[nearest], 1
+
+
+def _cut_off(site: Site) -> Iterator[Mapped]:
+    """Cut off on both sides, where the outermost numbers that are left tell."""
+    low, high = float(site.seen.min()), float(site.seen.max())
+    if low > site.expected.min() and high < site.expected.max() and low != -high:
+        yield _map("clamped", low, high), np.clip(site.expected, low, high), 2
+
+
+def _largest_kept(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """Of each row only so many numbers are kept, the largest."""
+    counts = set((site.seen != 0).sum(-1)[wrong].ravel().tolist())
+    if len(counts) == 1 and (count := counts.pop()) < site.seen.shape[-1]:
+        order = np.argsort(np.argsort(-np.abs(site.expected), axis=-1), axis=-1)
+        yield _map("largest_kept", float(count)), np.where(order < count, site.expected, 0.0), 1
+
+
+def _columns_scaled(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """Each column by a factor of its own: of those that are wrong, if these are few, else of all."""
+    if site.deviation is None:
+        return
+    right, scope = site.expected, site.deviation.scopes[0]
+    axes = tuple(range(right.ndim - 1))
+    by = factor(site.seen[wrong], right[wrong], axes).reshape(-1)
+    columns = np.flatnonzero(scope.any(axes))
+    if len(columns) > max(1, _FEW * len(by)):
+        if wrong.sum() >= _ROWS:
+            yield _map("columns_scaled", float(by.min()), float(by.max())), right * by, len(by)
+        return
+    few = np.ones(len(by))
+    few[columns] = by[columns]
+    told = [one for column in columns.tolist() for one in (float(column), float(by[column]))]
+    yield _map("single_columns_scaled", *told), right * few, len(columns)
+
+
+def _row_added(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """One row is added to all, as a bias is."""
+    if wrong.sum() >= _ROWS:
+        row = (site.seen - site.expected)[wrong].mean(tuple(range(site.seen.ndim - 1)))
+        yield _map("row_added", float(np.linalg.norm(row))), site.expected + row, row.size
+
+
+def _rows_scaled(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """Each row by a factor of its own."""
+    if site.expected.shape[-1] >= 2 * _ROWS:
+        by = factor(site.seen, site.expected, -1)
+        yield (
+            _map("rows_scaled", float(by[wrong].min()), float(by[wrong].max())),
+            site.expected * by,
+            by[wrong].size,
+        )
+
+
+def rows_of_terms(site: Site, terms: Mapping[str, Array]) -> Iterator[Mapped]:
+    """Of a sum of two terms, by leaf: one is that of another token."""
+    wrong = wrong_rows(site)
+    for one, moved, kept in _terms(site, terms):
+        nearest = nearest_rows(site.seen - kept, moved)
+        if wrong.any() and (nearest != np.arange(len(nearest)))[wrong].all():
+            yield _map("leaf_rows_moved", one), kept + moved[nearest], 1
+
+
+def factors_of_terms(site: Site, terms: Mapping[str, Array]) -> Iterator[Mapped]:
+    """One of two terms is multiplied in each row by another number."""
+    wrong = wrong_rows(site)
+    for one, moved, kept in _terms(site, terms):
+        by = factor(site.seen - kept, moved, -1)
+        if (
+            moved.shape[-1] >= 2 * _ROWS
+            and wrong.any()
+            and np.ptp(by[wrong]) > 1e-3 * float(np.abs(by[wrong]).max())
+        ):
+            detail = (one, float(by[wrong].min()), float(by[wrong].max()))
+            yield _map("leaf_rows_scaled", *detail), kept + by * moved, int(wrong.sum())
+
+
+def _terms(site: Site, terms: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    """Each term by its leaf, with the other."""
+    if len(terms) == 2 and np.isfinite(site.seen).all():
+        (one, x), (other, y) = terms.items()
+        yield from ((other, y, x), (one, x, y))
+
+
+def columns_paired(site: Site, kept: Array, pool: Array, what: Detail) -> Iterator[Mapped]:
+    """`kept` times columns of `pool` in the order that comes nearest to what was seen. `what` names the pool."""
+    wrong = wrong_rows(site)
+    seen, s, p = site.seen[wrong], kept[wrong], pool[wrong]
+    if wrong.sum() < _ROWS or not (np.isfinite(seen).all() and np.isfinite(p).all()):
+        return
+    order = np.empty(seen.shape[1], dtype=np.intp)
+    for i in range(0, len(order), _CHUNK):
+        cut = slice(i, i + _CHUNK)
+        left = (s[:, cut] ** 2).T @ p**2 - 2 * (seen[:, cut] * s[:, cut]).T @ p
+        order[cut] = left.argmin(1)
+    by = (order - np.arange(len(order))) % pool.shape[1]
+    moved = np.flatnonzero(by)
+    if not len(moved):
+        return
+    shifts = set(by[moved].tolist())
+    first = int(moved[0])
+    detail = (
+        float(first),
+        float(order[first]),
+        float(len(moved)),
+        *map(float, shifts if len(shifts) == 1 else ()),
+    )
+    edit = Edit((), "map", ("columns_paired", *what, *detail))
+    yield edit, kept * pool[:, order], 1 if len(shifts) == 1 else len(moved)

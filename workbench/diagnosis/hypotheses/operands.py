@@ -1,0 +1,102 @@
+"""What else of the same shape was recorded or lies in the checkpoint: what an operation may have read instead.
+
+One list for every operation. A tensor's name is its tap, of another rank `tap @ rank 1`; a weight's is the
+checkpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, layer_operations, parts_of
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+_RANK = " @ rank "
+#: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
+READER = "reader"
+
+
+def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:
+    """Tensors of these rows whose numbers are as many as those of `shape`, by name, the nearest layers first."""
+    found: dict[str, Callable[[], Array]] = {}
+    for tap, rank in _places(site):
+        value = site.rows_of(tap, rank)
+        if value is None or value.size != int(np.prod(shape)) or len(value) != shape[0]:
+            continue
+        found[tap if rank == site.rank else operand_name(tap, rank)] = partial(np.reshape, value, shape)
+    return found
+
+
+def alike(one: str, layer: int | None, other: str, at: int | None) -> bool:
+    """Whether two names are of the same tensor, or of those that stand alike to the layers of two operations."""
+    return one == other or (
+        layer is not None and at is not None and _seen_from(one, layer) == _seen_from(other, at)
+    )
+
+
+def _seen_from(name: str, layer: int) -> tuple[int | None, str]:
+    tap, rank = place_of(name)
+    own = layer_of(tap.removeprefix("model."))
+    if tap == "embed" and layer == 0:  # what enters the first layer
+        return (-1, LAYER_OUTPUT)
+    return (
+        None if own is None else own - layer
+    ), f"{local_name(tap.removeprefix('model.'))}{'' if rank is None else rank}"
+
+
+def moved_name(name: str, by: int) -> str:
+    """The tensor that stands to an operation so many layers on as this one does here."""
+    layer = layer_of(name.removeprefix("model."))
+    if layer is None:
+        return f"layers.{by - 1}.{LAYER_OUTPUT}" if name == "embed" and by > 0 else name
+    return "embed" if layer + by < 0 else name.replace(f"layers.{layer}.", f"layers.{layer + by}.", 1)
+
+
+def operand_name(tap: str, rank: int) -> str:
+    """What a tensor of another rank is called as a leaf."""
+    return f"{tap}{_RANK}{rank}"
+
+
+def place_of(name: str) -> tuple[str, int | None]:
+    """The tap of an operand's name, and the rank where that is another one."""
+    tap, found, rank = name.partition(_RANK)
+    return tap, int(rank) if found else None
+
+
+def _places(site: Site) -> Iterator[tuple[str, int]]:
+    """Taps that may hold what the operation reads, with ranks; those of other layers where they are of the stream or of
+    the same kind as an input."""
+    layers, layer = site.facts.model.num_layers, site.layer
+    at = layers if layer is None else layer
+    yield "embed", site.rank
+    for other in sorted(range(layers), key=lambda one: abs(one - at)):
+        for kind in LAYER:
+            tap = f"layers.{other}.{kind}"
+            if tap == site.tap or LAYER[kind].form in ("cache", "cells"):
+                continue
+            if abs(other - at) <= 1 or LAYER[kind].width == "hidden" or other == layer:
+                yield tap, site.rank
+            if other == layer and len(site.taps.ranks) > 1:
+                yield from ((tap, rank) for rank in site.taps.ranks if rank != site.rank)
+
+
+def norm_weights(facts: Facts, own: str, length: int) -> Iterator[str]:
+    """The checkpoint's weights of norms of that length, the nearest layers first."""
+    layer = layer_of(own.removeprefix("model."))
+    at = facts.model.num_layers if layer is None else layer
+    kinds = [one.module for one in layer_operations(parts_of(facts.model)) if one.kind == "norm"]
+    names = [
+        f"model.layers.{i}.{kind}.weight"
+        for i in sorted(range(facts.model.num_layers), key=lambda i: abs(i - at))
+        for kind in kinds
+    ]
+    for name in (*names, "model.norm.weight"):
+        weight = facts.vector(name) if name != own else None
+        if weight is not None and weight.shape == (length,):
+            yield name

@@ -1,0 +1,244 @@
+"""Hypotheses about norm, residual sum and activation: edits of their formulas.
+
+for variant in row_edits(site): ...      # a bank, as `diagnosis.search` takes them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.graph import LAYER, OUTSIDE
+from lockstep.engine.graph.formula import FORMULAS, silu
+from lockstep.engine.taps.flow import near
+from lockstep.engine.taps.names import operation_at
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
+from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
+from lockstep.workbench.diagnosis.hypotheses.maps import (
+    Mapped,
+    columns_paired,
+    factors_of_terms,
+    free_maps_of,
+    maps_of,
+    rows_of_terms,
+)
+from lockstep.workbench.diagnosis.hypotheses.operands import (
+    READER,
+    moved_name,
+    norm_weights,
+    operand_name,
+    recorded,
+)
+from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
+from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
+from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
+from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.operations.layers import normalise
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.variants.fits import narrower
+from lockstep.workbench.diagnosis.variants.variant import Variant
+
+#: Epsilons that engines have built in.
+KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
+#: Operations whose hypotheses are made here.
+EDITED = ("norm", "residual", "activation")
+#: Hypotheses that are told of a site.
+_TOLD = 12
+#: Elements on which pairs are tried.
+PAIR_ELEMENTS = 1 << 11
+Load = Callable[[], Any]
+_MIXING = ("rows_before", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step")
+
+
+def row_edits(site: Site) -> Iterator[Variant]:
+    """Every single edit that explains something of what was seen, the nearest first."""
+    found = trial_of(site)
+    if found is not None:
+        trial, choices = found
+        yield from _edited(trial, single(trial, edits_of(trial.formula, choices)))
+        yield from (_mapped(site, one) for one in maps_of(site))
+
+
+def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]) -> Iterator[Variant]:
+    """Hypotheses that explained the same operation in other layers, each with its layer: of the tensors that stand
+    alike to this one."""
+    found = trial_of(site)
+    if found is None:
+        return
+    trial = found[0]
+    for layer, edits in known:
+        by = (site.layer or 0) - (layer or 0)
+        moved = tuple(replace(one, detail=tuple(_moved(x, by) for x in one.detail)) for one in edits)
+        solved = solve(trial, moved) if _readable(trial, moved) else None
+        if solved is not None:
+            yield from _edited(trial, [solved])
+
+
+def _moved(detail: str | float | None, by: int) -> str | float | None:
+    return moved_name(detail, by) if isinstance(detail, str) else detail
+
+
+def _readable(trial: RowTrial, edits: Sequence[Edit]) -> bool:
+    """Whether all that the edits name is there."""
+    if any(one.kind == "map" for one in edits):
+        return False
+    read = leaves(together(edits, trial.formula))
+    return all(name in trial.tokens or name in trial.others for name in read)
+
+
+def row_maps(site: Site) -> Iterator[Variant]:
+    """Rows or columns of an operand in another order."""
+    if site.seen.shape != site.expected.shape:
+        return
+    if site.operation == "residual":
+        yield from (_mapped(site, one) for one in rows_of_terms(site, site.inputs))
+    if site.operation == "activation":
+        gate, up, right = site.inputs["gate"], site.inputs["up"], site.expected
+        pools = ((np.ones_like(right), right, "the result"), (silu(gate), up, "up"), (up, silu(gate), "gate"))
+        for kept, pool, what in pools:
+            yield from (_mapped(site, one) for one in columns_paired(site, kept, pool, (what,)))
+        if len(site.taps.ranks) > 1:
+            for kept, role in ((silu(gate), "up"), (up, "gate")):
+                whole = site.taps.whole(site.near(f"mlp.{role}"), site.passes)
+                if whole is not None and len(whole) == len(kept):
+                    pool = silu(whole) if role == "gate" else whole
+                    found = columns_paired(site, kept, pool, (f"{role} of all ranks",))
+                    yield from (_mapped(site, one) for one in found)
+
+
+def row_edit_pairs(site: Site) -> Iterator[Variant]:
+    """Two edits at once."""
+    found = trial_of(site)
+    if found is None:
+        return
+    trial, choices = found
+    few = replace(trial, elements=PAIR_ELEMENTS)
+    again = [
+        solve(trial, one.open, one.numbers) for one in pairs(few, edits_of(trial.formula, choices))[:_TOLD]
+    ]
+    yield from _edited(trial, [one for one in again if one is not None])
+
+
+def row_free_maps(site: Site) -> Iterator[Variant]:
+    """A number of its own for each row, or each column."""
+    if site.operation == "residual" and site.seen.shape == site.expected.shape:
+        yield from (_mapped(site, one) for one in factors_of_terms(site, site.inputs))
+    yield from (_mapped(site, one) for one in free_maps_of(site))
+
+
+def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
+    for solved in found[:_TOLD]:
+        tree, words = together(solved.edits, trial.formula), told(trial.site, solved.edits)
+        yield Variant(
+            words.name, words.kind, words.text, words.fitted, trial.whole(tree), solved.cost,
+            noise=trial.noise_of(tree), edits=solved.edits,
+        )  # fmt: skip
+
+
+def _mapped(site: Site, found: Mapped) -> Variant:
+    edit, predicted, fitted = found
+    words = told(site, [edit])
+    return Variant(words.name, words.kind, words.text, words.fitted, predicted, fitted, edits=(edit,))
+
+
+def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
+    """The operation with all that its formula may read; None where what came out has another shape."""
+    shape = site.expected.shape
+    if site.seen.shape != shape or any(x.size != site.expected.size for x in site.inputs.values()):
+        return None
+    own = {role: np.reshape(x, shape) for role, x in site.inputs.items()}
+    others = recorded(site, shape)
+    operands = {
+        role: [name for name, load in others.items() if not np.array_equal(load(), x)]
+        for role, x in own.items()
+    }  # fmt: skip
+    tokens: dict[str, Load] = {**{role: partial(np.asarray, x) for role, x in own.items()}, **others}
+    weights, choices = _SPECIAL[site.operation](site, tokens)
+    added = [
+        name
+        for name in others
+        if site.operation == "residual" and all(name in one for one in operands.values())
+    ]
+    formula = FORMULAS[site.operation]  # type: ignore[index]
+    return RowTrial(site, formula, Lazy(tokens), Lazy(weights)), replace(
+        choices,
+        operands={**operands, **choices.operands},
+        results=[name for name in tokens if name not in own],
+        added=added,
+        together=[names for names in _elsewhere(site) if all(one in others for one in names)],
+        dtypes=tuple(narrower(site.facts.dtype)),
+        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0],
+        rows=_MIXING,
+    )
+
+
+def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
+    """Its weight, other norms' weights and epsilons; of heads, the rotation that comes after it."""
+    own, model, width = site.weights["weight"], site.facts.model, site.expected.shape[-1]
+    names = list(norm_weights(site.facts, own, width))
+    weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}
+    weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: model.rms_eps}
+    inserted: list[Detail] = []
+    if site.expected.ndim == 3:
+        positions = np.array([row.position for row in site.rows], dtype=np.float64)
+        tokens["angles"] = lambda: positions[:, None, None] * frequencies(model, lengths_of(site.rows))
+        weights["factor"] = lambda: magnitude(model)
+        inserted = [("rope",)]
+    return weights, Choices(
+        operands={"weight": names}, numbers={"eps": KNOWN_EPS}, vectors=("weight",), inserted=inserted
+    )
+
+
+def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
+    """The norms that a term may go through; in place of the sum, what the norm that reads it makes of it."""
+    names = [f"model.layers.{site.layer}.{one.module}.weight" for one in LAYER.values() if one.kind == "norm"]
+    vectors = {name: site.facts.vector(name) for name in (*names, f"{OUTSIDE['final_norm'].module}.weight")}
+    weights: dict[str, Load] = {
+        name: partial(np.asarray, x)
+        for name, x in vectors.items()
+        if x is not None and x.shape == site.expected.shape[-1:]
+    }
+    reader = _reader_of(site)
+    normed = site.rows_of(reader)
+    if normed is None or normed.shape != site.expected.shape:
+        normed = normalise(site.facts, weight_names(reader, "norm", site.facts)["weight"], site.expected)
+    tokens.pop(reader, None)
+    if normed is not None and normed.shape == site.expected.shape:
+        tokens[READER] = partial(np.asarray, normed)
+    known = dict.fromkeys((site.facts.model.rms_eps, 1e-5, 1e-6, 0.0))
+    return weights, Choices(inserted=[("norm", name, eps) for name in ("", *weights) for eps in known])
+
+
+def _reader_of(site: Site) -> str:
+    """The norm that reads a residual sum."""
+    if site.kind == "attn_residual":
+        return site.near("mlp_norm")
+    layer = (site.layer or 0) + 1
+    return "final_norm" if layer == site.facts.model.num_layers else f"layers.{layer}.attn_norm"
+
+
+_SPECIAL: Mapping[str, Callable[[Site, dict[str, Load]], tuple[dict[str, Load], Choices]]] = {
+    "norm": _of_norm,
+    "residual": _of_residual,
+    "activation": lambda site, tokens: ({}, Choices()),
+}
+
+
+def _elsewhere(site: Site) -> Iterator[tuple[str, ...]]:
+    """What the operation reads in other layers and on other ranks, by the names of operands."""
+    declared = operation_at(site.tap)
+    if declared is None or len(declared.inputs) < 2:
+        return
+    layers, ranks = site.facts.model.num_layers, site.taps.ranks
+    for layer in range(layers):
+        if layer != site.layer:
+            yield tuple(near(tap, layer, layers) for tap in declared.inputs.values())
+    for rank in ranks:
+        if rank != site.rank:
+            yield tuple(operand_name(site.near(tap), rank) for tap in declared.inputs.values())

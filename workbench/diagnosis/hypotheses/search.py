@@ -1,0 +1,72 @@
+"""The search among edits: each is screened on the sample, what explains something of it is ranked, and where none
+explains all of it the best are tried two by two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
+from lockstep.workbench.diagnosis.hypotheses.trial import Tried
+from lockstep.workbench.diagnosis.variants.variant import PARTLY
+
+#: Edits to each of which every other is added; those to which others with numbers to solve for are.
+FIRST, FIRST_SOLVED = 8, 4
+#: A pair is worth telling if it leaves less than this share of what its better half does.
+_BETTER = 0.5
+#: At the numbers that each has alone a pair has to leave less than this share for others to be looked for.
+_PROMISING = 0.9
+#: Two hypotheses whose predictions are that near, over the error, are the same numbers.
+_SAME = 1e-9
+
+
+def single(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
+    """All edits that explain something of the sample, what leaves least first."""
+    found = [one for one in _screened(tried, edits) if one.left <= PARTLY]
+    return _distinct(tried, found)
+
+
+def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
+    """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, and
+    any other."""
+    alone = sorted(_screened(tried, edits), key=lambda one: one.left)
+    firsts = _distinct(tried, [one for one in alone if one.left < 1])[:FIRST]
+    found = []
+    for i, one in enumerate(firsts):
+        for other in alone:
+            if other.numbers and i >= FIRST_SOLVED:
+                continue  # to solve for two numbers costs more
+            alone_left = min(one.left, other.left, PARTLY)
+            numbers = (*one.numbers, *other.numbers)
+            both = _solved(tried, (*one.open, *other.open), numbers, _PROMISING * alone_left)
+            if both is not None and both.left <= _BETTER * alone_left:
+                found.append(both)
+    return _distinct(tried, found)
+
+
+def _screened(tried: Tried, edits: Iterable[Edit]) -> Iterator[Solved]:
+    for edit in edits:
+        found = _solved(tried, (edit,))
+        if found is not None:
+            yield found
+
+
+def _solved(
+    tried: Tried, edits: Sequence[Edit], near: Sequence[float] = (), enough: float = math.inf
+) -> Solved | None:
+    try:
+        return solve(tried, edits, near, enough)
+    except IndexError:  # the formula has no such place
+        return None
+
+
+def _distinct(tried: Tried, found: Sequence[Solved]) -> list[Solved]:
+    """What leaves least first; of those that predict the same numbers the shortest, of these the first."""
+    kept: list[Solved] = []
+    for one in sorted(found, key=lambda one: one.cost):
+        if not any(np.linalg.norm(one.rest - other.rest) <= _SAME * tried.error for other in kept):
+            kept.append(one)
+    return sorted(kept, key=lambda one: one.left)

@@ -1,0 +1,184 @@
+"""A wrong row-wise operation, on which edited formulas are tried: on a sample of its wrong rows, and then on all.
+
+What an edit costs is the same however many rows were recorded: only those that explain something of the sample are
+evaluated whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.graph.formula import Node
+from lockstep.workbench.diagnosis.hypotheses.edits import nodes, put
+from lockstep.workbench.diagnosis.hypotheses.functions import ACTIVATIONS, CANCELLING, FUNCTIONS
+from lockstep.workbench.diagnosis.operations.recorded import Row
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+#: Elements of the sample, at which pairs are tried as well, and rows of it at the least.
+ELEMENTS, _ROWS = 1 << 14, 8
+
+
+class Tried(Protocol):
+    """What formulas are tried on, whatever the operation: `search` and `solve` need no more."""
+
+    @property
+    def formula(self) -> Node:
+        """The right one."""
+
+    @property
+    def error(self) -> float:
+        """The norm of the error on the sample."""
+
+    @property
+    def noise(self) -> float:
+        """The norm of the noise on the sample."""
+
+    def rest(self, tree: Node, numbers: Mapping[str, Any]) -> Array | None:
+        """What the formula leaves of the sample, seen less predicted, in one axis; None where it gives no such tensor.
+        `numbers` are the values of leaves that are solved for."""
+
+    def value(self, node: Node) -> Array | None:
+        """A node of the right formula on the sample; None where it has no value by itself."""
+
+
+class Lazy:
+    """Tensors by name, each loaded when it is first asked for."""
+
+    def __init__(self, load: Mapping[str, Callable[[], Any]]) -> None:
+        self._load, self._held = dict(load), dict[str, Any]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._load
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._held:
+            self._held[name] = self._load[name]()
+        return self._held[name]
+
+
+@dataclass(eq=False)
+class RowTrial:
+    """`tokens` are leaves with an axis of tokens, `others` those without: weights, numbers."""
+
+    site: Site
+    formula: Node
+    tokens: Lazy
+    others: Lazy
+    elements: int = ELEMENTS
+    _own: dict[int, Any] = field(default_factory=dict, init=False)
+    _whole: dict[int, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        deviation = self.site.deviation
+        assert deviation is not None, "what is right needs no hypothesis"
+        self.scope = deviation.scopes[0]
+        wrong = np.flatnonzero(self.scope.any(tuple(range(1, self.scope.ndim))))
+        width = max(1, self.scope[0].size)
+        count = min(len(wrong), max(_ROWS, self.elements // width))
+        self.rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, count).astype(int))]
+        self._inside = self.scope[self.rows]
+        self._seen = self.site.seen[self.rows]
+        rest = self._left(self.site.expected[self.rows])
+        self.error = math.inf if rest is None else float(np.linalg.norm(rest))
+        self.noise = float(np.linalg.norm(self.site.parts[0].noise[self.rows][self._inside]))
+        self.functions = {**FUNCTIONS, **_mixing(self.site.rows)}
+        self._kept = {id(node) for _, node in nodes(self.formula)}  # edited formulas share them
+
+    def _left(self, predicted: Array) -> Array | None:
+        """Infinite numbers that were seen, and are predicted, leave nothing."""
+        seen, guess = self._seen[self._inside], predicted[self._inside]
+        rest = np.where(seen == guess, 0.0, seen - guess)
+        rest[np.isnan(seen) & np.isnan(guess)] = 0.0
+        return np.asarray(rest) if np.isfinite(rest).all() else None
+
+    def rest(self, tree: Node, numbers: Mapping[str, Any]) -> Array | None:
+        with np.errstate(all="ignore"):
+            try:
+                found = np.asarray(self._evaluate(tree, numbers, self.rows))
+                predicted = np.broadcast_to(found, self._seen.shape)
+            except (ValueError, IndexError):  # operands that do not fit together
+                return None
+            return self._left(predicted) if found.ndim == self._seen.ndim else None
+
+    def value(self, node: Node) -> Array | None:
+        if not node.args and node.name not in self.tokens and node.name not in self.others:
+            return None
+        return np.asarray(self._evaluate(node, {}, self.rows))
+
+    def whole(self, tree: Node) -> Array:
+        """The formula on all rows."""
+        with np.errstate(all="ignore"):
+            found = np.asarray(self._evaluate(tree, {}, None), dtype=np.float64)
+        return np.broadcast_to(found, self.site.expected.shape)
+
+    def noise_of(self, tree: Node) -> Array | None:
+        """What rounding may leave where the formula takes differences that the right one does not: it is of the size of
+        their terms. None where it takes none."""
+        known = {node.name for _, node in nodes(self.formula)}
+        new = [
+            (path, node) for path, node in nodes(tree) if node.name in CANCELLING and node.name not in known
+        ]
+        if not new:
+            return None
+        right, noise = self.whole(tree), np.array(self.site.parts[0].noise)
+        for path, node in new:
+            unit = 4 * self.site.facts.sum_unit if node.name in ACTIVATIONS else self.site.facts.unit
+            with np.errstate(all="ignore"):
+                terms = [np.abs(np.asarray(self._evaluate(one, {}, None))) for one in node.args]
+                off = self._evaluate(node, {}, None) + unit * terms[0].max(-1, keepdims=True)
+                moved = self._evaluate(put(tree, path, Node("?")), {"?": off}, None)
+                noise += np.nan_to_num(np.abs(moved - right), posinf=0.0)
+        return noise
+
+    def _evaluate(self, node: Node, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
+        """On some rows, or all: what mixes tokens on all of them in either case."""
+        if not node.args:
+            return self._leaf(node.name, numbers, rows)
+        kept = self._own if rows is not None else self._whole
+        if id(node) in kept:
+            return kept[id(node)]
+        mixes = node.name.startswith("rows_")
+        args = [self._evaluate(one, numbers, None if mixes else rows) for one in node.args]
+        found = self.functions[node.name](*args)
+        if mixes and rows is not None:
+            found = found[rows]
+        if id(node) in self._kept:
+            kept[id(node)] = found
+        return found
+
+    def _leaf(self, name: str, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
+        if name in numbers:
+            return numbers[name]
+        if name in self.tokens:
+            return self.tokens[name] if rows is None else self.tokens[name][rows]
+        return self.others[name] if name in self.others else float(name)
+
+
+def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
+    """Functions that mix the tokens of these rows."""
+    of_sequence = [(row.step, row.seq) for row in rows]
+    of_step = [(row.step, 0) for row in rows]
+    own = np.arange(len(rows))
+    before = np.maximum(own - 1, 0)
+    after = np.minimum(own + 1, len(rows) - 1)
+    return {
+        "rows_before": lambda x: x[before],
+        "rows_after": lambda x: x[after],
+        "rows_mean_of_sequence": lambda x: _over_groups(x, of_sequence),
+        "rows_mean_of_step": lambda x: _over_groups(x, of_step),
+    }
+
+
+def _over_groups(x: Array, groups: Sequence[tuple[int, int]]) -> Array:
+    ids, found = np.array(groups), np.empty_like(x)
+    for group in np.unique(ids, axis=0):
+        there = (ids == group).all(1)
+        found[there] = x[there].mean(0)
+    return found

@@ -1,0 +1,311 @@
+"""What an edit is called: its sentence, its class and its figures, made here and nowhere else, and made last.
+
+A sentence says what ran and what should have: in words where there are plain ones, else by the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.engine.graph.formula import FORMULAS, Node
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
+from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
+from lockstep.workbench.diagnosis.operations.shares import whose
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.views.causes import numbers_in_words
+
+#: Functions that round, and how that is said.
+PRECISIONS = ("bfloat16", "float16", "float32")
+#: Operation -> what its leaves are called in formulas, and what they are in a sentence.
+_LEAVES: Mapping[str, Mapping[str, str]] = {
+    "norm": {"weight": "w"},
+    "residual": {"x": "stream", "y": "branch"},
+}
+_SENTENCES: Mapping[str, Mapping[str, str]] = {
+    "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
+    "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
+}
+#: The input of a norm at one of its two places.
+_READ = {
+    (0, 0): "the norm's input, but for its root mean square,",
+    (0, 1, 0, 0, 0, 0): "the norm's input for its root mean square",
+}
+#: Operation -> plain words for a change at a place, by the kind of the edit and the first of its detail.
+_PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
+    "norm": {
+        ((), "left_out", 0.0): "{weight} is not applied",
+        ((), "before", "x"): "{weight} is multiplied before the norm, not after it",
+        ((), "skipped", "x"): "the norm is skipped: its input goes on as it is",
+        ((), "repeated", "x"): "the row is normalised twice, with the weight both times",
+        ((0,), "left_out", 0.0): "the row is not normalised, only multiplied by the weight",
+        ((0,), "function", "multiply"): "the row is divided by the reciprocal of its root mean square",
+        ((0, 1), "left_out", 0.0): "the mean square is divided by, not its root",
+        ((0, 1, 0), "left_out", 0.0): "no epsilon is added (it is {eps:g})",
+        ((0, 1, 0, 0), "function", "total"): "squares are summed, not averaged",
+        ((0, 1, 0, 0), "function", "mean_of_n_less_1"): "squares are averaged over one element less",
+        ((0, 1, 0, 0), "function", "mean_over_heads"):
+            "the root mean square is taken over all heads of the rank, not each head's own",
+        ((0, 1, 0, 0), "function", "mean_of_each_part"):
+            "each of {a:g} parts of the row is divided by its own root mean square, as on shards never reduced",
+        ((0, 1, 0, 0), "function", "mean_of_part"): "the root mean square is that of part {b:g} of {a:g} of the row",
+        **{
+            ((0, 1, *inner), "applied", function): f"{how}{whose}"
+            for inner in ((), (0,), (0, 0))
+            for function, how, whose in (
+                ("rows_before", "each token is divided by the root mean square ", "of the token before"),
+                ("rows_after", "each token is divided by the root mean square ", "of the token after it"),
+                ("rows_mean_of_sequence", "the root mean square is taken over all tokens ", "of the sequence's step"),
+                ("rows_mean_of_step", "the root mean square is taken over all tokens ", "of the step"),
+            )
+        },
+        ((0, 1), "outside", 0.0): "the epsilon is added outside of the root",
+        ("x", "applied", "centred"): "the mean is subtracted first, as LayerNorm does",
+        ((0, 0), "applied", "centred"): "the mean is subtracted after the root mean square was taken",
+        ((0, 1, 0, 0, 0, 0), "applied", "centred"): "the row is divided by its standard deviation",
+        ((1,), "applied", "plus_one"): "{weight} is applied as 1 + w",
+        ((1,), "applied", "minus_one"): "{weight} is applied as w - 1",
+        ((1,), "applied", "squared"): "{weight} is applied twice",
+        ((1,), "applied", "inverted"): "{weight} is divided by",
+        ((1,), "applied", "first_half_twice"): "{weight}'s first half is used for both",
+        ((1,), "applied", "second_half_twice"): "{weight}'s second half is used for both",
+        ((1,), "applied", "pairs_as_halves"): "{weight} is read as neighbouring pairs",
+        ((1,), "applied", "halves_as_pairs"): "{weight} is read as halves",
+        ((1,), "applied", "backwards"): "{weight} is read backwards",
+    },
+    "activation": {
+        ((0,), "left_out", 0.0): "no activation is applied",
+        ((), "left_out", 0.0): "up is never multiplied",
+        ((0,), "applied", "silu"): "silu is applied twice",
+    },
+    "residual": {
+        ((), "left_out", 0.0): "the {branch}'s output is not added to the residual stream",
+        ((), "repeated", "y"): "the residual stream is added 2 times",
+        ((), "repeated", "x"): "the {branch}'s output is added 2 times",
+        ((), "left_out", 1.0): "the residual stream is not added to the {branch}'s output",
+        ((), "function", "subtract"): "the {branch}'s output is subtracted from the residual stream",
+        ((0,), "applied", "negative"): "the residual stream is subtracted from the {branch}'s output",
+    },
+}  # fmt: skip
+#: Further words of what is done to a value, for any operation.
+_DONE: Mapping[str, str] = {
+    "centred": "the mean of the row is subtracted from {at}",
+    "scaled": "{at} is multiplied by {a:g}{then}",
+    "clamped_above": "{at} is clamped at {a:g} from above",
+    "clamped_below": "{at} is clamped at {a:g} from below",
+    "clamped_within": "{at} is clamped to ±{a:g}",
+    "dropped_below": "{at} is zero where it is below some {a:.2g} in size: small numbers are dropped",
+    "rows_before": "{at} is that of another token, the one before",
+    "rows_after": "{at} is that of another token, the one after",
+    "columns_moved": "the columns of {at} are out of order: moved by {a:g}",
+    "backwards": "{at} is read backwards",
+    "pairs_as_halves": "neighbouring columns of {at} are read as halves",
+    "halves_as_pairs": "halves of {at} are read as neighbouring columns",
+    "halves_exchanged": "the halves of {at} are exchanged",
+    "pairs_exchanged": "neighbouring columns of {at} are exchanged",
+    "first_half_twice": "the first half of {at} is read twice",
+    "second_half_twice": "the second half of {at} is read twice",
+    "overflowing": "{at} overflows in float16",
+}
+#: Maps of the result, or of a leaf.
+_MAPS: Mapping[str, str] = {
+    "rows_moved": "each of the wrong rows is that of another token",
+    "clamped": "the result is clamped to [{0:.5g}, {1:.5g}]",
+    "largest_kept": "of each token only the {0:g} largest numbers of the result are kept",
+    "columns_scaled":
+        "each channel is off by a factor of its own, {0:.4g} to {1:.4g}, as by another weight",
+    "row_added": "the same vector is added to every row, as by a bias",
+    "rows_scaled":
+        "each row is off by a factor of its own, {0:.4g} to {1:.4g}, as by another number to divide by",
+    "leaf_rows_moved": "{at} of another token is added",
+    "leaf_rows_scaled": "{at} of each token is multiplied by a number of its own, {0:.4g} to {1:.4g}",
+}  # fmt: skip
+#: What recorded tensors are called, seen from the layer of an operation; {0} is "" in the same layer.
+_TENSORS: Mapping[str, str] = {
+    "attn_norm": "the output of the attention's norm{0}",
+    "attn.o_proj": "the attention's output{0}",
+    "attn_residual": "the stream after the attention{0}",
+    "mlp_norm": "the output of the MLP's norm{0}",
+    "mlp.gate": "gate{0}",
+    "mlp.up": "up{0}",
+    "mlp.down": "the MLP's output{0}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`name` is a stable id, `kind` the class of bug, `text` one sentence, `fitted` what it is about."""
+
+    name: str
+    kind: str
+    text: str
+    fitted: Mapping[str, object]
+
+
+def told(site: Site, edits: Sequence[Edit]) -> Told:
+    """What edits of the operation of a site are called."""
+    formula = FORMULAS[site.operation]  # type: ignore[index]
+    names = {**_LEAVES.get(site.operation, {}), **_named_leaves(site, edits)}
+    right = formula_text(formula, names)
+    maps = any(one.kind == "map" for one in edits)
+    ran = right if maps else formula_text(together(edits, formula), names)
+    texts = [_sentence(site, one, formula) for one in edits]
+    text = "; ".join(one for one in texts if one)
+    if not all(texts) or (site.operation == "activation" and not maps):
+        text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
+    if (columns := _columns(site)) and edits[0].detail[:1] != ("single_columns_scaled",):
+        text = f"{text}, at {columns} alone"
+    kinds = [class_of(site, one) for one in edits]
+    kind = next((one for one in kinds if one != "precision"), kinds[0])
+    name = f"{site.operation}_{'_and_'.join(dict.fromkeys(map(_id, edits)))}"
+    return Told(name, kind, text, _figures(site, edits, ran))
+
+
+def _columns(site: Site) -> str:
+    """The only columns that are wrong, where they are few."""
+    columns = site.deviation.columns if site.deviation is not None else None
+    if columns is None:
+        return ""
+    return f"channel{'s' * (len(columns) > 1)} {numbers_in_words([site.first_out + one for one in columns])}"
+
+
+def _id(edit: Edit) -> str:
+    if edit.kind == "map":
+        return str(edit.detail[0])
+    return "precision" if _rounds(edit) else edit.kind
+
+
+def _figures(site: Site, edits: Sequence[Edit], formula: str) -> dict[str, object]:
+    """What was fitted, with the formula; of a weight whose it is instead."""
+    numbers = [one for edit in edits for one in edit.detail if isinstance(one, float)]
+    found: dict[str, object] = {"formula": formula, **({"numbers": numbers} if numbers else {})}
+    for edit in edits:
+        other = str(edit.detail[0]) if edit.kind == "operand" else ""
+        if other.endswith(".weight") and "weight" in site.weights:
+            found |= {"weight": site.weights["weight"], "is": other, "of": whose(other, site.layer)[0]}
+    return found
+
+
+def _named_leaves(site: Site, edits: Sequence[Edit]) -> dict[str, str]:
+    """Operands by what they are."""
+    read = [one.detail[0] for one in edits if one.kind == "operand"]
+    read += [one.detail[1] for one in edits if one.kind == "applied" and one.detail[0] == "plus"]
+    return {name: tensor_in_words(site, name) for name in read if isinstance(name, str)}
+
+
+def _sentence(site: Site, edit: Edit, formula: Node) -> str:
+    """One edit in plain words; "" where the formula says it best."""
+    numbers = [one for one in edit.detail if isinstance(one, float)]
+    fields = {
+        "weight": site.weights.get("weight", ""),
+        "eps": site.facts.model.rms_eps,
+        "then": " before it is added to the sum" if site.operation == "residual" and edit.place else "",
+        "branch": "attention" if site.kind == "attn_residual" else "MLP",
+        **dict(zip("abc", numbers, strict=False)),
+    }
+    first = edit.detail[0] if edit.detail else None
+    if edit.kind == "map":
+        return _map_in_words(site, str(first), edit.detail[1:], fields)
+    plain = _PLAIN.get(site.operation, {}).get((edit.place, edit.kind, first))
+    if plain is not None:
+        return plain.format(**fields)
+    at = _at(site, edit, formula).format(**fields)
+    if edit.kind == "number":
+        return f"{at} is {numbers[0]:g} instead of {fields['eps']:g}"
+    if edit.kind == "operand" and edit.place == ():
+        return f"{tensor_in_words(site, str(first))} goes on in place of the {site.operation}"
+    if edit.kind == "operand":
+        return f"{tensor_in_words(site, str(first))} is read instead of {at}"
+    if _rounds(edit):
+        return f"{at} is rounded to {first}" if edit.kind == "applied" else f"{at} is computed in {first}"
+    if edit.kind == "inserted" and first == "rope":
+        return "the norm is taken of rotated heads: the rotation runs before the norm, not after it"
+    if edit.kind == "inserted":
+        weight = f" and multiplied by {tensor_in_words(site, str(edit.detail[1]))}" if edit.detail[1] else ""
+        return f"{at} is normalised before it is used: divided by its root mean square{weight}"
+    if edit.kind == "applied" and first == "plus":
+        by = "" if numbers[-1] == 1 else f"{numbers[-1]:g} times "
+        return f"{by}{tensor_in_words(site, str(edit.detail[1]))} is added as well"
+    if edit.kind == "applied" and first in _DONE:
+        return _DONE[str(first)].format(at=at, **fields)
+    return ""
+
+
+def _map_in_words(site: Site, name: str, detail: Detail, fields: Mapping[str, object]) -> str:
+    at = ""
+    if detail and isinstance(detail[0], str):
+        at = _SENTENCES.get(site.operation, {}).get(detail[0], detail[0]).format(**fields)
+    numbers = [one for one in detail if isinstance(one, float)]
+    if name == "rows_moved" and numbers:
+        by = f"{abs(numbers[0]):g} {'before' if numbers[0] < 0 else 'after'} it"
+        return f"each of the wrong rows is that of another token, the token {by}"
+    if name == "single_columns_scaled":
+        told = [f"{column:g} is {by:.5g} times what it should be" for column, by in _pairs(numbers)[:4]]
+        more = f", {len(numbers) // 2 - 4} more" if len(numbers) > 8 else ""
+        of = f", as with another {fields['weight']}" if fields["weight"] else ""
+        return f"single channels differ: {', '.join(told)}{more}{of}"
+    if name == "columns_paired":
+        column, other, many, *moved = numbers
+        how = f", {moved[0]:g} after it" if moved else ""
+        return f"the columns of {at} are out of order{how}: column {column:g} gets column {other:g}, {many:g} differ"
+    return _MAPS[name].format(*numbers, at=at)
+
+
+def _pairs(numbers: Sequence[float]) -> list[tuple[float, float]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _at(site: Site, edit: Edit, formula: Node) -> str:
+    """The place of an edit: a leaf by what it is, else its formula."""
+    place = edit.place
+    if site.operation == "norm" and place in _READ:
+        return _READ[place]
+    node = Node(place) if isinstance(place, str) else dict(nodes(formula))[place]
+    if not node.args:
+        return _SENTENCES.get(site.operation, {}).get(node.name, node.name)
+    return "the result" if place == () else formula_text(node, _LEAVES.get(site.operation, {}))
+
+
+def tensor_in_words(site: Site, name: str) -> str:
+    """An operand: a tap, perhaps of another rank, or a weight of the checkpoint."""
+    if name.endswith(".weight"):
+        of, tensor = whose(name, site.layer)
+        return f"{tensor} of {of}"
+    if name == READER:
+        return "the output of the norm that reads the sum"
+    tap, rank = place_of(name)
+    layer, at = layer_of(tap), f" of rank {rank}" if rank is not None else ""
+    if tap == "embed":
+        return "the embedding"
+    if local_name(tap) == "mlp_residual":
+        own = site.facts.model.num_layers if site.layer is None else site.layer
+        return f"the stream that enters layer {own}" if layer == own - 1 else f"the output of layer {layer}"
+    of = "" if layer == site.layer else f" of layer {layer}"
+    return _TENSORS.get(local_name(tap), f"{local_name(tap)}{{0}}").format(of) + at
+
+
+def _rounds(edit: Edit) -> bool:
+    return edit.kind in ("applied", "throughout") and edit.detail[0] in PRECISIONS
+
+
+def class_of(site: Site, edit: Edit) -> str:
+    """The class of bug: the operation's own, but for precision, loading and the stream."""
+    first = str(edit.detail[0]) if edit.detail else ""
+    if _rounds(edit):
+        return "precision"
+    if first == "overflowing":
+        return "overflow"
+    if edit.detail[:1] == ("rope",):
+        return "rope"
+    if edit.kind == "operand" and first.endswith(".weight") and "weight" in site.weights:
+        own = whose(site.weights["weight"], site.layer)[1]
+        return "weight" if whose(first, site.layer)[1] == own else site.operation
+    if edit.kind == "operand" and site.operation == "norm" and place_of(first)[0] != site.near("<"):
+        return (
+            "residual"
+            if local_name(first) in ("mlp_residual", "attn.o_proj", "mlp.down", "embed")
+            else "norm"
+        )
+    return site.operation
