@@ -19,8 +19,8 @@ from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
+from lockstep.workbench.diagnosis.search import Search
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.search import Search
 from lockstep.workbench.diagnosis.variants.variant import Fit
 
 

@@ -1,6 +1,6 @@
 """Hypotheses about norm, residual sum and activation: edits of their formulas.
 
-for variant in row_edits(site): ...      # a bank, as `variants.search` takes them
+for variant in row_edits(site): ...      # a bank, as `diagnosis.search` takes them
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounde
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.search import Search
+from lockstep.workbench.diagnosis.search import Search
 from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, fit, preference
 
 Array = NDArray[np.float64]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.workbench.diagnosis.banks import stages
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.banks import stages
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
