@@ -17,6 +17,7 @@ from lockstep.engine.graph.formula import FORMULAS, silu
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
+from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.maps import (
     Mapped,
@@ -36,13 +37,12 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.layers import normalise
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import narrower
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Epsilons that engines have built in.
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
