@@ -15,13 +15,13 @@ import numpy as np
 from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.variant import Fit
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.search import Search
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.variant import Fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
 
 @dataclass(slots=True)

@@ -65,6 +65,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "norm_function:x * sqrt(mean(x²) + eps) * w": "norm=divided",
     "norm_precision": "norm=bfloat16",
     "norm_function:x / sqrt(mean_over_heads(x²) + eps) * w": "norm=heads_together",
+    "norm_operand:x / sqrt(mean(x²) + eps) * w": "sum_squares=own",
     "norm_skipped": "norm=no_heads",
     "head_untrained": "lm_head=missing",
     "head_unnormed": "head_input=unnormed",

@@ -12,8 +12,7 @@ import torch
 
 from lockstep.sessions import Session, limits
 from lockstep.workbench.cli.main import run
-from lockstep.workbench.diagnosis import search_time
-from lockstep.workbench.diagnosis.variants import search
+from lockstep.workbench.diagnosis import search, search_time
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings

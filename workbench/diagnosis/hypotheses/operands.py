@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from lockstep.engine.graph import LAYER, LAYER_OUTPUT
+from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -20,6 +21,13 @@ from lockstep.workbench.diagnosis.recording import Array
 _RANK = " @ rank "
 #: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
 READER = "reader"
+
+
+def formula_at(site: Site) -> Node:
+    """What the operation of a site computes, as its model has it."""
+    if site.declared is None:
+        return FORMULAS[site.operation]  # type: ignore[index]
+    return formula_of(site.declared, site.facts.model)
 
 
 def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried
-from lockstep.workbench.diagnosis.variants.variant import PARTLY
+from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY
 
 #: Edits to each of which every other is added; those to which others with numbers to solve for are.
 FIRST, FIRST_SOLVED = 8, 4

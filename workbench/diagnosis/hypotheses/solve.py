@@ -10,9 +10,9 @@ import numpy as np
 
 from lockstep.engine.graph.formula import Node
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, node_at, together
+from lockstep.workbench.diagnosis.hypotheses.fits import simple
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import simple
 
 #: Steps of a line search, rounds of it over several numbers, and Gauss-Newton steps.
 _LINE, _ROUNDS, _NEWTON = 24, 2, 4

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.engine.graph.formula import FORMULAS, Node
+from lockstep.engine.graph.formula import Node
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.fits import differing_replica, named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
-from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import READER, formula_at, place_of
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import differing_replica, named
 from lockstep.workbench.views.causes import numbers_in_words
 
 #: Functions that round, and how that is said.
@@ -68,6 +68,7 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
                 ("rows_mean_of_step", "the root mean square is taken over all tokens ", "of the step"),
             )
         },
+        ("whole", "operand", "x"): "the root mean square is that of the rank's own channels, not of all ranks'",
         ((0, 1), "outside", 0.0): "the epsilon is added outside of the root",
         ("x", "applied", "centred"): "the mean is subtracted first, as LayerNorm does",
         ((0, 0), "applied", "centred"): "the mean is subtracted after the root mean square was taken",
@@ -148,7 +149,7 @@ class Told:
 
 def told(site: Site, edits: Sequence[Edit]) -> Told:
     """What edits of the operation of a site are called."""
-    formula = FORMULAS[site.operation]  # type: ignore[index]
+    formula = formula_at(site)
     names = {**_LEAVES.get(site.operation, {}), **_named_leaves(site, edits)}
     right = formula_text(formula, names)
     maps = any(one.kind == "map" for one in edits)

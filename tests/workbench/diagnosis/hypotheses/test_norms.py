@@ -20,6 +20,7 @@ from tests.workbench.diagnosis.variants.made import (
     drawn,
     made_site,
     names,
+    of_model,
 )
 
 RNG = np.random.default_rng(0)
@@ -133,9 +134,10 @@ def test_heads_are_normalised_together() -> None:
     name = "layers.1.attn.q_norm"
     weights = {"model.layers.1.self_attn.q_norm.weight": w, "model.layers.1.self_attn.k_norm.weight": other_w}
     inputs = {"x": x.reshape(len(x), -1)}
-    assert names(made_site("norm", name, inputs, seen, weights=weights)) == {"norm_function"}
+    model = of_model(family="qwen3", qk_norm=True)
+    assert names(made_site("norm", name, inputs, seen, weights=weights, model=model)) == {"norm_function"}
     other = F.rms_norm(torch.tensor(x), (16,), torch.tensor(other_w), EPS).numpy()
-    found = best(made_site("norm", name, inputs, other, weights=weights))
+    found = best(made_site("norm", name, inputs, other, weights=weights, model=model))
     assert "self_attn.k_norm.weight of the same layer is read" in " ".join(one.variant.text for one in found)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, fit, preference
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
@@ -17,7 +18,6 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search import Search
-from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, fit, preference
 
 Array = NDArray[np.float64]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -18,7 +19,6 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     shaped,
     usual_noise,
 )
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def contexts(site: Site) -> Iterator[Variant]:

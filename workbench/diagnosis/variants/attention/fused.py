@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -24,7 +25,6 @@ from lockstep.workbench.diagnosis.variants.attention.score_biases import paper_s
 from lockstep.workbench.diagnosis.variants.attention.scores import SOFT_CAPS, meanings, other_operands
 from lockstep.workbench.diagnosis.variants.attention.softmax import FORMS, coarse
 from lockstep.workbench.diagnosis.variants.blocks import by_head, places, positions
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Factors of the right scale among which the one that fits is looked for.
 _FACTORS = (*(-(10.0**x) for x in np.linspace(-2, 2, 9)), *(10.0**x for x in np.linspace(-2.5, 2.5, 61)))

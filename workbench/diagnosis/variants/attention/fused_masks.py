@@ -12,6 +12,7 @@ from itertools import islice
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.recording import Array
@@ -19,7 +20,6 @@ from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside
 from lockstep.workbench.diagnosis.variants.attention.mask import NUMBERS
 from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
 from lockstep.workbench.diagnosis.variants.blocks import positions
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Forms that are tried, of more that the numbers give.
 _MOST = 64

@@ -9,11 +9,11 @@ import numpy as np
 from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import KNOWN_BASES
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
 from lockstep.workbench.diagnosis.variants.blocks import history, others, positions, shaped, unrotated
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: What is done to x [N, heads, D] at positions [N], in a pass.
 _Turn = Callable[[Array, Array, int], Array]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.head_maps import Reading, exchanged, kv_head_maps
@@ -14,7 +15,6 @@ from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside
 from lockstep.workbench.diagnosis.variants.attention.softmax import softmax
 from lockstep.workbench.diagnosis.variants.blocks import cached
 from lockstep.workbench.diagnosis.variants.caches.caches import other_rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Others = Sequence[Array | None]
 #: Which rows are others than they should be, in words.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import visible
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -17,7 +18,6 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     products,
     scopes,
 )
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def masks(site: Site) -> Iterator[Variant]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.blocks import all_wrong_heads, places, positions
-from lockstep.workbench.diagnosis.variants.fits import factor_of
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Cells that a table of fitted numbers must explain with each of them.
 CELLS_EACH = 3

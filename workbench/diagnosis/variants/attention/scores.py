@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, resolution
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
@@ -31,8 +33,6 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     unrotated,
     wrong_heads,
 )
-from lockstep.workbench.diagnosis.variants.fits import factor_of, resolution
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Soft caps of published models; another one is fitted.
 SOFT_CAPS = (50.0, 30.0, 20.0, 100.0)
