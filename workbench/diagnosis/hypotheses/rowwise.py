@@ -180,7 +180,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         added=added,
         together=[names for names in _elsewhere(site) if all(one in others for one in names)],
         dtypes=tuple(narrower(site.facts.dtype)),
-        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0],
+        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not whole],
         rows=_MIXING,
     )
 

@@ -141,6 +141,18 @@ def test_heads_are_normalised_together() -> None:
     assert "self_attn.k_norm.weight of the same layer is read" in " ".join(one.variant.text for one in found)
 
 
+def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
+    model = of_model(family="olmo2", qk_norm=True, qk_norm_whole=True)
+    whole, w = drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32), 1 + drawn(RNG, 64) / 4
+    x, own = torch.tensor(whole[:, 32:]), torch.tensor(w[32:])
+    found = made_site(
+        "norm", "layers.1.attn.q_norm", {"x": whole[:, 32:], "whole": whole}, F.rms_norm(x, (32,), own, EPS).numpy(),
+        weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
+    )  # fmt: skip
+    (told,) = best(found)
+    assert "that of the rank's own channels, not of all ranks'" in told.variant.text
+
+
 def test_rounding_before_the_weight_in_a_float32_engine() -> None:
     seen = (F.rms_norm(T, (64,), None, EPS).bfloat16().double() * torch.tensor(W)).numpy()
     (found,) = best(site(seen))
