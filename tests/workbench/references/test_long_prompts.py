@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.engine.taps import names
 from lockstep.sessions import Session
 from lockstep.workbench.references import attention, steps
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence
@@ -29,9 +30,9 @@ def test_made_by_rows_it_is_the_same(
     """Every tensor to float64's rounding, of attention those rows that are kept, and the statistics of all of them."""
     model_dir = tiny_variant(tmp_path, variant)
     with recorded(tmp_path / "whole.session", model_dir, chunk) as whole:
-        monkeypatch.setattr(attention, "WHOLE", 1)
+        monkeypatch.setattr(names, "_WHOLE", 1)
+        monkeypatch.setattr(names, "_ELEMENTS", 5 * 37 * (whole.meta.model.num_heads or 0))
         monkeypatch.setattr(attention, "TILE", 700)
-        monkeypatch.setattr(attention, "KEPT", 5 * 37 * whole.meta.model.num_heads)
         monkeypatch.setattr(steps, "WAITING", 10_000)
         with recorded(tmp_path / "rows.session", model_dir, chunk) as rows:
             cut = set()
